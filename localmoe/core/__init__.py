@@ -1,0 +1,1 @@
+"""Types, configuration, events, statistics and errors. Imports no torch and knows no device."""

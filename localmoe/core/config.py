@@ -1,0 +1,140 @@
+"""Frozen settings of an engine and of one request, checked where they are made. Reads no environment,
+probes nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from localmoe.core.errors import ConfigError
+from localmoe.core.types import Message
+
+MAX_DRAFT_LENGTH = 64
+DraftLength = int | Literal["auto"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
+def check_draft_length(value: DraftLength) -> DraftLength:
+    """The value itself, if it is "auto" or 0..64.
+
+    Raises:
+        ConfigError: otherwise.
+    """
+    if value == "auto" or (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DRAFT_LENGTH
+    ):
+        return value
+    raise ConfigError(f"Draft length {value} is out of range: use auto, 0 (off) or 1 to {MAX_DRAFT_LENGTH}.")
+
+
+def parse_draft_length(text: str) -> DraftLength:
+    """ "auto" or a number, as typed by a user.
+
+    Raises:
+        ConfigError: neither, or out of range.
+    """
+    text = text.strip().lower()
+    if text == "auto":
+        return "auto"
+    try:
+        return check_draft_length(int(text))
+    except ValueError:
+        raise ConfigError(f"Draft length '{text}' is not a number: use auto, 0 (off) or 1 to 64.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is loaded.
+
+    Attributes:
+        vram_budget_bytes: device memory that the engine may use; None lets the planner take what is free.
+        context: tokens of prompt plus answer that the KV cache holds; None means min(4096, the model's own
+            limit).
+        policy: name of the prefetch policy.
+        draft_length: "auto", 0 (off) or a fixed number of drafted tokens a step.
+        draft_dir: a draft to use instead of the default place.
+        emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
+            emulated).
+    """
+
+    vram_budget_bytes: int | None = None
+    context: int | None = None
+    policy: str = "moe-speq"
+    draft_length: DraftLength = "auto"
+    draft_dir: Path | None = None
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+    emulated_link_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_draft_length(self.draft_length)
+        if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
+            raise ConfigError(
+                f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."
+            )
+        if self.context is not None and self.context < 16:
+            raise ConfigError(f"Context {self.context} is too small: give at least 16 tokens.")
+        link = self.emulated_link_bytes_per_s
+        if link is not None and not (math.isfinite(link) and link > 0):
+            raise ConfigError(
+                f"Emulated link speed {link} is out of range: give a positive rate such as 2GB/s."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How a token is chosen from the target's logits. temperature 0 is greedy; seed None draws a fresh
+    one."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("Temperature", self.temperature, 0.0, 10.0)
+        _check("Top-p", self.top_p, 0.0, 1.0, low_open=True)
+        _check("Top-k", self.top_k, 0, 1_000_000)
+        _check("Min-p", self.min_p, 0.0, 1.0)
+        _check("Repetition penalty", self.repetition_penalty, 0.1, 10.0)
+        if self.seed is not None:
+            _check("Seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the argmax."""
+        return self.temperature == 0.0
+
+
+def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+        above = "above" if low_open else "at least"
+        raise ConfigError(
+            f"{name} {value} is out of range: use a value {above} {low:g} and at most {high:g}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer: chat messages, or a raw prompt text. Draft length and policy may differ from the
+    engine's."""
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    max_new_tokens: int | None = None  # None: until the model stops or the context is full
+    sampling: SamplingConfig = SamplingConfig()
+    draft_length: DraftLength | None = None
+    policy: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.messages) == (self.prompt is not None):
+            raise ConfigError("A request needs either messages or a prompt, and not both.")
+        if self.draft_length is not None:
+            check_draft_length(self.draft_length)
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigError(f"Max new tokens {self.max_new_tokens} is out of range: give at least 1.")

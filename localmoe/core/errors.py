@@ -1,0 +1,60 @@
+"""Every error that a user can mend: one clear sentence with the numbers and the remedy. Programmer errors
+are asserts."""
+
+from __future__ import annotations
+
+
+class LocalMoeError(Exception):
+    """Root of all user-facing errors; the command line turns it into one sentence and exit code 1."""
+
+
+class ModelNotFoundError(LocalMoeError):
+    """The given folder, repo id or name is no model that is on this machine."""
+
+
+class UnsupportedModelError(LocalMoeError):
+    """The checkpoint is readable, but not a Mixture-of-Experts model that the engine can take over."""
+
+
+class CheckpointError(LocalMoeError):
+    """A weight file is missing, truncated or not what its index says."""
+
+
+class BudgetError(LocalMoeError):
+    """The VRAM budget or the host RAM does not hold what the request needs."""
+
+
+class DraftError(LocalMoeError):
+    """A draft is missing, damaged, or belongs to another model."""
+
+
+class DraftingRefusedError(LocalMoeError):
+    """The model cannot be drafted for, e.g. because its recurrent state cannot be rolled back."""
+
+
+class ContextLengthError(LocalMoeError):
+    """The prompt does not fit the context."""
+
+
+class ConfigError(LocalMoeError):
+    """A setting is out of range."""
+
+
+class EngineClosedError(LocalMoeError):
+    """The engine was closed, or is busy with another answer."""
+
+
+class TransferError(LocalMoeError):
+    """A host-to-device copy failed; the step that waited for it was abandoned and the state rolled back."""
+
+
+class HardwareError(LocalMoeError):
+    """The requested device is not there."""
+
+
+class LoadCancelledError(LocalMoeError):
+    """The user stopped a load."""
+
+
+class EngineBusyError(LocalMoeError):
+    """Another answer is being written."""

@@ -1,0 +1,101 @@
+"""What happens during an answer, as told to prefetch policies. Plain facts; a policy answers with requests.
+
+Within a step come StepStarted, then DraftRouted for each drafted token and layer, DraftFinished, then for each
+layer LayerDemanded and LayerFinished, then StepFinished. Plain decoding is a step with draft_length 0. A prompt
+arrives as PrefillStarted followed by LayerDemanded / LayerFinished for each chunk and layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localmoe.core.types import ExpertKey
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    """A chunk of the prompt is about to run through the target."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """A step begins; up to `draft_length` tokens will be drafted."""
+
+    step: int
+    draft_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRouted:
+    """The draft's router chose `experts` for window token `token` at `layer`; confidences are its weights."""
+
+    token: int
+    layer: int
+    experts: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFinished:
+    """All tokens of the step are drafted; the verify pass comes next."""
+
+    drafted: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDemanded:
+    """The target asks for these distinct experts of a layer, now."""
+
+    layer: int
+    experts: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFinished:
+    """The target is done with a layer."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """The verify pass is over; `accepted` of `drafted` tokens were kept."""
+
+    drafted: int
+    accepted: int
+
+
+Event = (
+    PrefillStarted | StepStarted | DraftRouted | DraftFinished | LayerDemanded | LayerFinished | StepFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRequest:
+    """A policy's wish: have `key` in a slot. Smaller `deadline` is copied first (use the layer that needs
+    it first)."""
+
+    key: ExpertKey
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWanted:
+    """A copy of `key` needs a slot.
+
+    Attributes:
+        candidates: experts that may be evicted, least recently used first.
+        num_free: free slots.
+        layer_slots: slots that the key's layer holds now.
+        is_demand: the target waits for it (otherwise a prefetch).
+    """
+
+    key: ExpertKey
+    candidates: Sequence[ExpertKey]
+    num_free: int
+    layer_slots: int
+    is_demand: bool

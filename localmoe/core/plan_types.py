@@ -1,0 +1,45 @@
+"""The memory plan: who gets which device bytes. Made by hardware.plan, obeyed by the engine, shown by the
+page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Division of the VRAM budget, in bytes; `total_bytes` never exceeds `budget_bytes`.
+
+    Attributes:
+        shared_bytes: attention, norms, embeddings, routers, shared experts (used by draft and target alike).
+        draft_bytes: INT4 experts of all layers; 0 when drafting is off.
+        kv_bytes: KV cache for `context` tokens (shared by draft and target).
+        workspace_bytes: reserve for activations.
+        slot_bytes, num_slots: size of one expert slot and how many there are.
+        resident_share: num_slots / all routed experts, at most 1.
+        drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
+        host_bytes: host RAM for the expert records.
+    """
+
+    budget_bytes: int
+    context: int
+    shared_bytes: int
+    draft_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    slot_bytes: int
+    num_slots: int
+    resident_share: float
+    drafting: bool
+    drafting_reason: str
+    host_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Device bytes that the plan uses."""
+        fixed = self.shared_bytes + self.draft_bytes + self.kv_bytes + self.workspace_bytes
+        return fixed + self.slot_bytes * self.num_slots
+
+    def as_dict(self) -> dict[str, int | float | bool | str]:
+        """Plain values for --json."""
+        return {**asdict(self), "total_bytes": self.total_bytes}

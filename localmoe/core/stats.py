@@ -1,0 +1,110 @@
+"""Statistics of one answer, computed from what ran. Counters are filled by the loop; nothing here is
+estimated."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(slots=True)
+class GenerationCounters:
+    """Raw counts and times of one answer. Expert counts are of decode steps; prefill is counted apart."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens whose KV was still there from the last turn
+    new_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    # per (step, layer, distinct expert) that the target asked for
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    # per (token, layer, chosen expert)
+    token_hits: int = 0
+    token_demands: int = 0
+    # per (token, layer) that both draft and target routed
+    routed_pairs: int = 0
+    matched_pairs: int = 0
+    prefetched: int = 0
+    wasted: int = 0
+    prefill_h2d_bytes: int = 0
+    decode_h2d_bytes: int = 0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0  # first token to last token
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    stall_s: float = 0.0  # compute waiting for a copy
+    peak_device_bytes: int = 0
+    vram_budget_bytes: int = 0
+
+    def freeze(self) -> GenerationStats:
+        """The published statistics; a ratio over nothing is None."""
+        demands = self.hits + self.late + self.misses
+        tpot_s = _ratio(self.decode_s, max(0, self.new_tokens - 1))
+        return GenerationStats(
+            prompt_tokens=self.prompt_tokens, reused_tokens=self.reused_tokens, new_tokens=self.new_tokens,
+            ttft_s=self.ttft_s, tpot_s=tpot_s, tokens_per_s=_ratio(1.0, tpot_s) if tpot_s else None,
+            steps=self.steps, drafted=self.drafted, accepted=self.accepted,
+            acceptance_rate=_ratio(self.accepted, self.drafted),
+            mean_draft_length=_ratio(self.drafted, self.steps),
+            expert_demands=demands, hits=self.hits, late=self.late, misses=self.misses,
+            hit_rate=_ratio(self.hits, demands), token_hit_rate=_ratio(self.token_hits, self.token_demands),
+            expert_match_rate=_ratio(self.matched_pairs, self.routed_pairs),
+            prefetched=self.prefetched, wasted=self.wasted,
+            h2d_bytes=self.prefill_h2d_bytes + self.decode_h2d_bytes,
+            prefill_h2d_bytes=self.prefill_h2d_bytes,
+            h2d_bytes_per_token=_ratio(self.decode_h2d_bytes, max(0, self.new_tokens - 1)),
+            draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
+            peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What `generate --json` prints under "stats" and the live panel shows. None: nothing ran that could
+    be measured.
+
+    tpot_s = decode time / (new tokens - 1); acceptance_rate = accepted / drafted; hit_rate = hits /
+    expert_demands, where hit = in device memory when asked for, late = its copy was in flight, miss =
+    neither; token_hit_rate counts every (token, layer, chosen expert) instead; expert_match_rate = share of
+    (token, layer) whose draft top-k set equals the target's; wasted = prefetched and not used before
+    eviction; h2d_bytes_per_token counts decode copies only.
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    new_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+    tokens_per_s: float | None
+    steps: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    mean_draft_length: float | None
+    expert_demands: int
+    hits: int
+    late: int
+    misses: int
+    hit_rate: float | None
+    token_hit_rate: float | None
+    expert_match_rate: float | None
+    prefetched: int
+    wasted: int
+    h2d_bytes: int
+    prefill_h2d_bytes: int
+    h2d_bytes_per_token: float | None
+    draft_s: float
+    verify_s: float
+    stall_s: float
+    peak_device_bytes: int
+    vram_budget_bytes: int
+
+    def as_dict(self) -> dict[str, int | float | None]:
+        """Plain values in declaration order."""
+        return asdict(self)

@@ -1,0 +1,31 @@
+"""The streaming contract between the engine and whoever shows its answer: one flat event a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from localmoe.core.stats import GenerationStats
+
+FinishReason = Literal[
+    "stop", "length", "cancelled"
+]  # stop: the model ended; length: token limit or context full
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What one step added. The last event of an answer carries a finish reason (and may carry no text).
+
+    Attributes:
+        text: new text since the last event; never half a character.
+        token_ids: tokens that this step emitted.
+        drafted: how many of them the draft had proposed (the rest are the target's own).
+        stats: statistics so far.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    drafted: int
+    finish_reason: FinishReason | None
+    stats: GenerationStats
+    prompt_token_ids: tuple[int, ...] = ()  # on the first event only

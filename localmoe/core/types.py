@@ -1,0 +1,92 @@
+"""The nouns that every package shares: expert keys, shapes of a model, progress. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Phase = Literal["prefill", "draft", "verify"]
+
+
+class ExpertKey(NamedTuple):
+    """A routed expert: MoE layer (0-based among the MoE layers) and expert index in that layer."""
+
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFootprint:
+    """What a model needs, in bytes and counts, known from its config and weight-file headers alone.
+
+    Attributes:
+        name: display name.
+        architecture: the config's model_type.
+        num_layers: MoE layers (dense layers are not counted).
+        num_experts: routed experts a MoE layer.
+        experts_per_token: experts that the router picks (top-k).
+        expert_params: parameters of one routed expert (weights; biases stay with the shared part).
+        expert_bytes: one routed expert in its 16-bit (or original) host record.
+        shared_params: parameters of everything else (attention, norms, embeddings, routers, shared
+            experts, biases).
+        shared_bytes: bytes of the same in the checkpoint's dtype.
+        kv_bytes_per_token: KV cache bytes a token, all layers, in the checkpoint's dtype.
+        draft_expert_bytes: one expert's INT4 codes and scales on the device.
+        max_context: longest context that the model's config allows.
+        hidden_size, vocab_size: dimensions that size the workspace.
+        can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
+    """
+
+    name: str
+    architecture: str
+    num_layers: int
+    num_experts: int
+    experts_per_token: int
+    expert_params: int
+    expert_bytes: int
+    shared_params: int
+    shared_bytes: int
+    kv_bytes_per_token: int
+    draft_expert_bytes: int
+    max_context: int
+    hidden_size: int
+    vocab_size: int
+    can_rollback: bool
+
+    @property
+    def total_experts(self) -> int:
+        """Routed experts of all layers."""
+        return self.num_layers * self.num_experts
+
+    @property
+    def total_params(self) -> int:
+        """All parameters."""
+        return self.shared_params + self.total_experts * self.expert_params
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token touches."""
+        return self.shared_params + self.num_layers * self.experts_per_token * self.expert_params
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report of a long task (load, draft build, download): `done` of `total` in `unit`, within
+    `stage`."""
+
+    stage: str
+    done: int
+    total: int
+    unit: Literal["bytes", "experts", "layers", "files"]
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str

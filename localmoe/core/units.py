@@ -1,0 +1,63 @@
+"""Parse and print sizes and speeds ("12GiB", "2GB/s"). Knows nothing of what they measure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from localmoe.core.errors import ConfigError
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "12GiB", "800 MB" or "4096".
+
+    Raises:
+        ConfigError: the text is no size, or the size is zero.
+    """
+    match = _NUMBER.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"'{text}' is not a size: write for example 12GiB, 800MB or 4096.")
+    value = float(match.group(1)) * factor
+    if not math.isfinite(value) or not 1 <= value < 2**60:
+        raise ConfigError(f"'{text}' is out of range: a size lies between 1 byte and 1 EiB.")
+    return int(value)
+
+
+def parse_speed(text: str) -> float:
+    """Bytes a second of "2GB/s" (the "/s" may be left out).
+
+    Raises:
+        ConfigError: the text is no speed.
+    """
+    bare = text.strip()
+    bare = bare[:-2] if bare.lower().endswith("/s") else bare
+    try:
+        return float(parse_bytes(bare))
+    except ConfigError:
+        raise ConfigError(f"'{text}' is not a speed: write for example 2GB/s or 500MB/s.") from None
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Human form in binary units, e.g. "11.3 GiB"."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def format_count(count: int) -> str:
+    """Human form of a parameter count, e.g. "14.3 B"."""
+    for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return str(count)
