@@ -1,0 +1,1 @@
+"""What the machine has, how a memory budget is divided, and what physics allows. Loads no model."""

@@ -1,0 +1,102 @@
+"""Device bytes that each part of a model needs, from its footprint. Divides no budget; see plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localmoe.core.types import ModelFootprint
+from localmoe.kernels.attention import KV_BLOCK
+from localmoe.kernels.rows import CANDIDATES
+
+PREFILL_CHUNK = 256  # tokens of a prompt in one pass, at most
+_ATTENTION_ROWS = 128  # query rows that attention handles at once
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNeeds:
+    """Bytes on the device; `draft_bytes` count only when drafting."""
+
+    shared_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    draft_bytes: int
+    slot_bytes: int
+    min_slots: int
+    max_slots: int
+
+    def fixed_bytes(self, *, drafting: bool) -> int:
+        """Everything but the slots."""
+        draft = self.draft_bytes if drafting else 0
+        return self.shared_bytes + self.kv_bytes + self.workspace_bytes + draft
+
+    def least_bytes(self, *, drafting: bool) -> int:
+        """The smallest budget that works."""
+        return self.fixed_bytes(drafting=drafting) + self.min_slots * self.slot_bytes
+
+    def most_bytes(self, *, drafting: bool) -> int:
+        """The budget with which every expert has a slot; more would lie idle."""
+        return self.fixed_bytes(drafting=drafting) + self.max_slots * self.slot_bytes
+
+
+def kv_positions(context: int) -> int:
+    """Positions to allocate for a context: a pass may be padded past its end by rows that are dropped again,
+    and attention reads whole blocks."""
+    return -(-(context + max(CANDIDATES) - 1) // KV_BLOCK) * KV_BLOCK
+
+
+def device_needs(
+    footprint: ModelFootprint,
+    *,
+    context: int,
+    compute_bytes: int,
+    checkpoint_bytes_per_weight: int,
+    max_window: int,
+    library_bytes: int = 0,
+) -> DeviceNeeds:
+    """Needs for one sequence of `context` tokens.
+
+    Args:
+        compute_bytes: bytes a weight on the device.
+        checkpoint_bytes_per_weight: bytes a weight in the checkpoint, which the footprint's bytes count.
+        max_window: most tokens verified in one pass.
+        library_bytes: what the matrix library takes for itself.
+    """
+
+    def on_device(checkpoint_bytes: int) -> int:
+        return -(-checkpoint_bytes * compute_bytes // checkpoint_bytes_per_weight)
+
+    positions = kv_positions(context)
+    slot_bytes = footprint.expert_params * compute_bytes
+    kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
+    tokens = max(min(PREFILL_CHUNK, context), max_window)
+    activations = _activation_bytes(footprint, tokens)
+    attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
+    # logits as computed, as float32, and the probabilities of draft and target for sampling
+    logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
+    return DeviceNeeds(
+        shared_bytes=on_device(footprint.shared_bytes),
+        kv_bytes=on_device(footprint.kv_bytes_per_token) * positions,
+        # a slot's worth: an unpacked expert
+        workspace_bytes=activations + attention + logits + slot_bytes + library_bytes,
+        draft_bytes=footprint.total_experts * footprint.draft_expert_bytes,
+        slot_bytes=slot_bytes,
+        min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
+        max_slots=footprint.total_experts,
+    )
+
+
+def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
+    """A layer's activations in float32: some sixteen tensors of the hidden size (residual, norms, q, k, v,
+    attention output, shared expert), and for each chosen expert gate, up and product, its input and its
+    output. The expert's inner size follows from its three matrices."""
+    hidden = footprint.hidden_size
+    inner = -(-footprint.expert_params // (3 * hidden))
+    return tokens * (16 * hidden + footprint.experts_per_token * (3 * inner + 2 * hidden)) * _FLOAT_BYTES
+
+
+def _attention_bytes(footprint: ModelFootprint, rows: int, positions: int, kv_layer_floats: int) -> int:
+    """Float32 scores of one layer (three tensors at the peak), and its keys and values as float32. A
+    footprint does not count heads; one for every 40 of the hidden size is as many as real models have."""
+    heads = -(-footprint.hidden_size // 40)
+    return (3 * heads * min(rows, _ATTENTION_ROWS) + kv_layer_floats) * positions * _FLOAT_BYTES

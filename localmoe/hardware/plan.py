@@ -1,0 +1,190 @@
+"""Divides a memory budget: shared weights, KV cache and workspace first, then the draft, and the rest is
+slots. Measures nothing and allocates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from localmoe.core.errors import BudgetError, HardwareError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
+from localmoe.core.units import format_bytes
+from localmoe.hardware.facts import Hardware
+from localmoe.hardware.needs import DeviceNeeds, device_needs
+
+_MIN_CONTEXT = 16
+_RAM_SHARE = 0.8  # of what is available, for everything on a machine without a GPU
+_VRAM_RESERVE_SHARE = 0.05  # of the device, for libraries, fragmentation and the display
+_VRAM_RESERVE_BYTES = 512 << 20  # at least
+
+
+def plan_memory(
+    footprint: ModelFootprint,
+    *,
+    budget_bytes: int,
+    context: int,
+    compute_bytes: int,
+    checkpoint_bytes_per_weight: int,
+    max_window: int,
+    drafting: bool,
+    drafting_reason: str = "",
+    drafting_required: bool = False,
+    host_available_bytes: int | None = None,
+    library_bytes: int = 0,
+) -> MemoryPlan:
+    """The division of `budget_bytes` for one sequence of `context` tokens.
+
+    Args:
+        compute_bytes: bytes a weight on the device (2 or 4).
+        checkpoint_bytes_per_weight: bytes a weight in the checkpoint.
+        max_window: most tokens verified in one pass.
+        drafting: whether a draft is wanted; `drafting_reason` says why not.
+        drafting_required: refuse, rather than plan without a draft, where it does not fit.
+        host_available_bytes: host RAM for the expert records; None skips the check.
+        library_bytes: device memory that the matrix library takes for itself.
+
+    Raises:
+        BudgetError: the device budget or the host RAM is too small.
+    """
+
+    needs_at = partial(
+        device_needs,
+        footprint,
+        compute_bytes=compute_bytes,
+        checkpoint_bytes_per_weight=checkpoint_bytes_per_weight,
+        max_window=max_window,
+        library_bytes=library_bytes,
+    )
+    host_bytes = _check_host(footprint, host_available_bytes)
+    needs = needs_at(context=context)
+    drafted, reason = drafting, "" if drafting else drafting_reason
+    if drafting and not drafting_required and needs.least_bytes(drafting=True) > budget_bytes:
+        drafted, reason = False, _why_no_draft(budget_bytes, needs)
+    if needs.least_bytes(drafting=drafted) > budget_bytes:
+        shorter = _longest_context(budget_bytes, context, needs_at, drafting=drafted)
+        raise BudgetError(_too_small(budget_bytes, context, needs, shorter, drafting=drafted))
+    free = budget_bytes - needs.fixed_bytes(drafting=drafted)
+    num_slots = min(free // max(1, needs.slot_bytes), needs.max_slots)
+    return MemoryPlan(
+        budget_bytes=budget_bytes,
+        context=context,
+        shared_bytes=needs.shared_bytes,
+        draft_bytes=needs.draft_bytes if drafted else 0,
+        kv_bytes=needs.kv_bytes,
+        workspace_bytes=needs.workspace_bytes,
+        slot_bytes=needs.slot_bytes,
+        num_slots=num_slots,
+        resident_share=num_slots / needs.max_slots,
+        drafting=drafted,
+        drafting_reason=reason,
+        host_bytes=host_bytes,
+    )
+
+
+def automatic_budget(
+    hardware: Hardware,
+    footprint: ModelFootprint,
+    *,
+    device: Literal["cpu", "cuda"],
+    context: int,
+    compute_bytes: int,
+    checkpoint_bytes_per_weight: int,
+    max_window: int,
+    drafting: bool,
+    gpu_index: int = 0,
+    held_bytes: int = 0,
+    library_bytes: int = 0,
+) -> int:
+    """The budget to use when the user names none: what is free, less a reserve, and never more than the model
+    can use. On CPU the "device" is RAM too, beside the expert records. May be less than the model needs;
+    `plan_memory` says so.
+
+    Args:
+        held_bytes: what of that memory the caller holds for this model already (on CPU with its expert
+            records) and will use again; 0 before loading.
+
+    Raises:
+        HardwareError: there is no such GPU.
+    """
+    needs = device_needs(
+        footprint,
+        context=context,
+        compute_bytes=compute_bytes,
+        checkpoint_bytes_per_weight=checkpoint_bytes_per_weight,
+        max_window=max_window,
+        library_bytes=library_bytes,
+    )
+    if device == "cpu":
+        available = hardware.ram_available_bytes + held_bytes
+        room = int(available * _RAM_SHARE) - host_record_bytes(footprint)
+    else:
+        gpu = next((gpu for gpu in hardware.gpus if gpu.index == gpu_index), None)
+        if gpu is None:
+            note = f" ({hardware.gpu_note})" if hardware.gpu_note else ""
+            raise HardwareError(f"There is no CUDA device {gpu_index}{note}: use --device cpu.")
+        room = (
+            gpu.free_bytes + held_bytes - max(_VRAM_RESERVE_BYTES, int(gpu.total_bytes * _VRAM_RESERVE_SHARE))
+        )
+    return max(1, min(room, needs.most_bytes(drafting=drafting)))
+
+
+def host_record_bytes(footprint: ModelFootprint) -> int:
+    """Host RAM for the expert records, in the checkpoint's dtype."""
+    return footprint.total_experts * footprint.expert_bytes
+
+
+def _check_host(footprint: ModelFootprint, available_bytes: int | None) -> int:
+    needed = host_record_bytes(footprint)
+    if available_bytes is not None and needed > available_bytes:
+        raise BudgetError(
+            f"The experts of {footprint.name} need {format_bytes(needed)} of host RAM, and "
+            f"{format_bytes(available_bytes)} are available: close other programs or use a smaller model."
+        )
+    return needed
+
+
+def _why_no_draft(budget_bytes: int, needs: DeviceNeeds) -> str:
+    return (
+        f"the INT4 draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
+        f"{format_bytes(budget_bytes)}; {size_at_least(needs.least_bytes(drafting=True))} would do"
+    )
+
+
+def _longest_context(
+    budget_bytes: int, context: int, needs_at: Callable[..., DeviceNeeds], *, drafting: bool
+) -> int | None:
+    """The longest context that fits the budget; None if not even the shortest does."""
+
+    def fits(tokens: int) -> bool:
+        return needs_at(context=tokens).least_bytes(drafting=drafting) <= budget_bytes
+
+    low, high = _MIN_CONTEXT, context  # needs grow with the context, and `context` does not fit
+    if low >= high or not fits(low):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _too_small(
+    budget_bytes: int, context: int, needs: DeviceNeeds, shorter: int | None, *, drafting: bool
+) -> str:
+    draft = f"the INT4 draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
+    remedy = f"give a budget of at least {size_at_least(needs.least_bytes(drafting=drafting))}"
+    if shorter is not None:
+        remedy += f", or a context of at most {shorter} tokens"
+    return (
+        f"The memory budget of {format_bytes(budget_bytes)} is too small: the shared weights need "
+        f"{format_bytes(needs.shared_bytes)}, the KV cache for {context} tokens "
+        f"{format_bytes(needs.kv_bytes)}, {draft}the workspace {format_bytes(needs.workspace_bytes)} and "
+        f"{needs.min_slots} expert slots {format_bytes(needs.min_slots * needs.slot_bytes)}; {remedy}."
+    )
+
+
+def size_at_least(num_bytes: int) -> str:
+    """A size that a user can type, rounded up so that it suffices."""
+    unit, name = (1 << 20, "MiB") if num_bytes >= 64 << 20 else (1 << 10, "KiB")
+    return f"{-(-num_bytes // unit)}{name}"
