@@ -1,0 +1,111 @@
+"""A read-only view of a model folder's weight files, from their headers alone. Does not know which tensor
+is an expert, and loads no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from localmoe.core.errors import CheckpointError
+from localmoe.hub.safetensors_header import FileHeader, TensorHeader, read_file_header, shown
+from localmoe.hub.weight_files import find_weights, read_config
+
+__all__ = ["Checkpoint", "TensorHeader"]
+
+FINGERPRINT_EDGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checked model folder.
+
+    Attributes:
+        config: what config.json says.
+        tensors: every tensor of the weight files, by name.
+        files: the weight files, in name order.
+        total_bytes: bytes of all tensors.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, TensorHeader]
+    files: tuple[Path, ...]
+    total_bytes: int
+    _headers: tuple[FileHeader, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read and check config, index and headers; reads no weights.
+
+        Raises:
+            ModelNotFoundError: the folder is missing, empty or no model.
+            UnsupportedModelError: the weights are not safetensors.
+            CheckpointError: a file is missing, damaged or truncated.
+        """
+        config = read_config(folder)
+        files, index = find_weights(folder)
+        headers = tuple(read_file_header(file) for file in files)
+        tensors = _merge(headers)
+        _check_index(index, tensors)
+        total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+        return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over each weight file's name, size, header and the first and last 64 KiB of its
+        data: tells models apart without reading gigabytes; it is no proof against forgery.
+
+        Raises:
+            CheckpointError: a file is gone or has another size than when it was opened.
+        """
+        digest = hashlib.sha256()
+        for header in self._headers:
+            name = header.file.name.encode("utf-8", "surrogateescape")
+            digest.update(len(name).to_bytes(8, "little") + name)
+            digest.update(header.num_bytes.to_bytes(8, "little"))
+            _hash_edges(digest.update, header)
+        return digest.hexdigest()
+
+
+def _merge(headers: tuple[FileHeader, ...]) -> dict[str, TensorHeader]:
+    tensors: dict[str, TensorHeader] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            other = tensors.setdefault(tensor.name, tensor)
+            if other is not tensor:
+                raise CheckpointError(
+                    f"Tensor {shown(tensor.name)} is in both {other.file} and {tensor.file.name}: "
+                    "remove the file that does not belong to the model."
+                )
+    return tensors
+
+
+def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
+    for name, file_name in index.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.file.name != file_name:
+            raise CheckpointError(
+                f"The index places tensor {shown(name)} in {file_name}, which does not hold it: "
+                "download the model again."
+            )
+
+
+def _hash_edges(update: Callable[[bytes], None], header: FileHeader) -> None:
+    """Header, first and last data bytes of one file; edges that meet are hashed once."""
+    try:
+        with header.file.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size != header.num_bytes:
+                raise CheckpointError(
+                    f"Weight file {header.file} has changed since it was opened: load the model again."
+                )
+            update(stream.read(header.data_start + FINGERPRINT_EDGE_BYTES))
+            stream.seek(max(stream.tell(), header.num_bytes - FINGERPRINT_EDGE_BYTES))
+            update(stream.read(FINGERPRINT_EDGE_BYTES))
+    except OSError as error:
+        raise CheckpointError(
+            f"Weight file {header.file} cannot be read: {error.strerror or error}."
+        ) from error

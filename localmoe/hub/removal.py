@@ -1,0 +1,107 @@
+"""Removes a model and its drafts from disk. Touches nothing outside localmoe's home and the Hugging Face
+cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from localmoe.core.errors import ConfigError, LocalMoeError, ModelNotFoundError
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.draft_places import drafts_home
+from localmoe.hub.hf_cache import cache_folder, folder_names, repo_folder, snapshots
+from localmoe.hub.local_models import DEMO_NAME, list_models, models_folder
+from localmoe.hub.names import is_repo_id, safe_name
+from localmoe.hub.safetensors_header import shown
+
+_REMOVING = ".removing-"  # a removal that was cut short leaves this, which no list shows
+
+
+def remove_model(name: str) -> int:
+    """Delete one of localmoe's own models, or else a Mixture-of-Experts model of the Hugging Face cache with
+    all its revisions, and the drafts made for it. Returns the bytes freed.
+
+    Raises:
+        ConfigError: it is the embedded model, or lies outside the folders that localmoe may delete from.
+        ModelNotFoundError: there is no such model.
+        LocalMoeError: the disk refuses.
+    """
+    if name == DEMO_NAME:
+        raise ConfigError("The embedded model is part of localmoe and cannot be removed.")
+    if not is_repo_id(name):
+        raise ConfigError(
+            f"{shown(name)} is not the name of a listed model: localmoe removes only models of its own and "
+            "of the Hugging Face cache; delete other folders yourself."
+        )
+    own = models_folder() / safe_name(name)
+    if os.path.lexists(own):
+        drafts = _draft_homes(name, [own])
+        freed = _remove_folder(own)
+    elif any(model.name == name and model.source == "huggingface" for model in list_models()):
+        drafts = _draft_homes(name, snapshots(repo_folder(name)))
+        freed = _remove_from_cache(name)
+    else:
+        raise ModelNotFoundError(
+            f"Model {name} is not among the models that localmoe lists: 'localmoe models' shows them."
+        )
+    if all(model.name != name for model in list_models()):  # else another copy may use the drafts
+        freed += sum(_remove_folder(home) for home in drafts)
+    return freed
+
+
+def _draft_homes(name: str, folders: Iterable[Path]) -> list[Path]:
+    """Existing draft folders of exactly these models; none for a model too damaged to tell."""
+    homes: set[Path] = set()
+    for folder in folders:
+        with suppress(LocalMoeError):
+            homes.add(drafts_home(name, Checkpoint.open(folder).fingerprint()))
+    return sorted(home for home in homes if home.is_dir())
+
+
+def _remove_folder(folder: Path) -> int:
+    """Rename out of sight, then delete, so that no half of it is ever taken for a model."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is a link or a file, not a folder of localmoe's own: delete it yourself."
+        )
+    for leftover in folder_names(folder.parent):
+        if leftover.startswith(_REMOVING):
+            shutil.rmtree(folder.parent / leftover, ignore_errors=True)
+    freed = _bytes_under(folder)
+    doomed = folder.with_name(_REMOVING + folder.name)
+    try:
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise LocalMoeError(f"{folder} cannot be removed: {error.strerror or error}.") from error
+    return freed
+
+
+def _bytes_under(folder: Path) -> int:
+    """Bytes of the files in a folder, not following links."""
+    return sum(
+        os.lstat(os.path.join(root, file)).st_size for root, _, files in os.walk(folder) for file in files
+    )
+
+
+def _remove_from_cache(repo_id: str) -> int:
+    """By the Hugging Face library itself, which knows what repos share."""
+    from huggingface_hub import scan_cache_dir
+
+    info = scan_cache_dir(cache_folder())
+    revisions = [
+        revision.commit_hash
+        for repo in info.repos
+        if repo.repo_type == "model" and repo.repo_id == repo_id
+        for revision in repo.revisions
+    ]
+    plan = info.delete_revisions(*revisions)
+    plan.execute()
+    if not revisions or snapshots(repo_folder(repo_id)):
+        raise LocalMoeError(
+            f"Model {repo_id} could not be removed from {cache_folder()}: try 'hf cache rm model/{repo_id}'."
+        )
+    return plan.expected_freed_size
