@@ -1,0 +1,176 @@
+"""The life of a draft's folder: a temporary sibling, cleaned up after killed builds, swapped in at the end.
+Does not know what the files hold."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from localmoe.core.errors import DraftError
+from localmoe.core.units import format_bytes
+from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
+
+_OUR_FILES = re.compile(
+    r"(localmoe_draft|config|quantize_config|model\.safetensors\.index)\.json"
+    r"|model(-\d{5}-of-\d{5})?\.safetensors"
+)
+_START_TOLERANCE_MS = 2000  # a process's start time is derived from clocks that may be adjusted
+_MARGIN_BYTES = 16 << 20  # JSON files and the file system's own blocks
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Bytes that this user may still write below `folder`."""
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def write_errors(out: Path) -> Iterator[None]:
+    """Turn an operating system's refusal into a DraftError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise DraftError(
+            f"Writing the draft to {out} failed ({error.strerror or error}), and nothing was kept: "
+            f"{'free some disk space' if full else 'choose another folder'} and build it again."
+        ) from error
+
+
+class DraftFolder:
+    """A draft folder under construction; `out` changes only in `publish`.
+
+    The temporary names carry the process id and its start time, so that leftovers of a killed build are told
+    from a build that still runs.
+    """
+
+    def __init__(self, out: Path, provenance: DraftProvenance) -> None:
+        self.out = out.resolve()
+        self._provenance = provenance
+        self._mark = f"{os.getpid()}-{_start_ms(os.getpid())}"
+        self.path = self._sibling("building")
+        self._old = self._sibling("replaced")
+
+    def create(self, needed_bytes: int, free_bytes: Callable[[Path], int]) -> None:
+        """Check the place and make the temporary folder.
+
+        Raises:
+            DraftError: `out` holds something else, is being built already, or the disk is too full.
+        """
+        self._check_target()
+        with write_errors(self.out):
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            free = free_bytes(self.out.parent)
+        if free < needed_bytes + _MARGIN_BYTES:
+            raise DraftError(
+                f"The draft needs {format_bytes(needed_bytes + _MARGIN_BYTES)} of disk space and "
+                f"{self.out.parent} has {format_bytes(free)} free: free some, or choose a folder on another "
+                "disk."
+            )
+        with write_errors(self.out):
+            self.path.mkdir()
+
+    def publish(self) -> Path:
+        """Swap the finished folder in; an older draft of the same model is removed."""
+        self._check_target()
+        with write_errors(self.out):
+            _sync_folder(self.path)
+            self._swap()
+            _sync_folder(self.out.parent)
+        shutil.rmtree(self._old, ignore_errors=True)  # what stays is removed by the next build
+        return self.out
+
+    def discard(self) -> None:
+        """Remove what was written so far."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _swap(self) -> None:
+        had_old = self.out.exists()
+        if had_old:
+            self.out.rename(self._old)
+        try:
+            self.path.rename(self.out)
+        except OSError:
+            if had_old:
+                self._old.rename(self.out)
+            raise
+
+    def _sibling(self, purpose: str) -> Path:
+        return self.out.parent / f".{self.out.name}.{purpose}-{self._mark}"
+
+    def _remove_leftovers(self) -> None:
+        pattern = re.compile(rf"\.{re.escape(self.out.name)}\.(building|replaced)-(\d+)-(\d+)")
+        for path in list(self.out.parent.iterdir()):
+            match = pattern.fullmatch(path.name)
+            if match is None:
+                continue
+            if match[1] == "building" and _is_running(int(match[2]), int(match[3])):
+                raise DraftError(
+                    f"The draft {self.out} is being built by process {match[2]}: wait for it, or end it "
+                    "first."
+                )
+            shutil.rmtree(path)
+
+    def _check_target(self) -> None:
+        """`out` may be absent, empty, or a draft of the same model."""
+        if not os.path.lexists(self.out):
+            return
+        if self.out.is_dir():
+            names = {path.name for path in self.out.iterdir()}
+            if not names:
+                return
+            if PROVENANCE_FILE in names and all(_OUR_FILES.fullmatch(name) for name in names):
+                self._check_same_model()
+                return
+        raise DraftError(
+            f"{self.out} holds something that is not a draft, and is left as it is: choose another folder."
+        )
+
+    def _check_same_model(self) -> None:
+        try:
+            values = json.loads((self.out / PROVENANCE_FILE).read_text("utf-8"))
+            found = DraftProvenance.from_json(values if isinstance(values, dict) else {})
+        except (OSError, ValueError):
+            return  # a damaged draft may be replaced
+        if self._provenance.base_model != found.base_model and (
+            self._provenance.base_fingerprint != found.base_fingerprint
+        ):
+            raise DraftError(
+                f"{self.out} holds a draft of {found.base_model}, not of {self._provenance.base_model}: "
+                "choose another folder, or remove it first."
+            )
+
+
+def _start_ms(pid: int) -> int:
+    return int(psutil.Process(pid).create_time() * 1000)
+
+
+def _is_running(pid: int, start_ms: int) -> bool:
+    """Whether the very process that was given this id at that time still runs."""
+    try:
+        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return False
+        return abs(_start_ms(pid) - start_ms) <= _START_TOLERANCE_MS
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
