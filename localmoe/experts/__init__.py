@@ -1,0 +1,1 @@
+"""Where expert weights live: host records, device slots, the residency table and the copies between them."""

@@ -1,0 +1,245 @@
+"""ExpertMemory: hand the target the experts that it asks for, from slots or by copies that a worker thread
+makes.
+
+The owner of residency table, copy queue and worker. WHICH expert is prefetched or evicted is a policy's
+decision, asked for through `choose_victim`; this file keeps the rules that no policy may break: an expert
+being read or written is never evicted, a prefetch never evicts an unused prefetch (it waits), one copy at a
+time so that a demand waits for at most one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from localmoe.core.errors import TransferError
+from localmoe.core.events import RoomWanted
+from localmoe.core.types import ExpertKey
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.link import Link
+from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
+from localmoe.experts.residency import ResidencyTable
+from localmoe.experts.slots import DeviceSlots
+
+VictimChooser = Callable[[RoomWanted], ExpertKey | None]  # None: take a free slot, or wait if there is none
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """Totals since load."""
+
+    h2d_bytes: int = 0
+    prefetched: int = 0
+    wasted: int = 0
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemandReport:
+    """How the experts of one demand were found, by expert index."""
+
+    hits: frozenset[int]
+    late: frozenset[int]
+    misses: frozenset[int]
+
+
+class ExpertMemory:
+    """Device-side cache of experts, filled by demand and by prefetch. Thread-safe; close() ends the
+    worker."""
+
+    def __init__(
+        self, store: HostStore, slots: DeviceSlots, link: Link, choose_victim: VictimChooser
+    ) -> None:
+        self.store = store
+        self.slots = slots
+        self.link = link
+        self._choose_victim = choose_victim
+        self._table = ResidencyTable(slots.num_slots)
+        self._queue = CopyQueue()
+        self._wanted: set[ExpertKey] = set()  # demanded and not yet pinned by their reader
+        self._failed: dict[ExpertKey, BaseException] = {}
+        self._counters = TransferCounters()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._worker = threading.Thread(target=self._run, name="localmoe-transfer", daemon=True)
+        self._worker.start()
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Held while a policy is asked or told anything, since the worker asks it too. Reentrant."""
+        return self._changed
+
+    def counters(self) -> TransferCounters:
+        """A copy of the totals."""
+        with self._changed:
+            return replace(self._counters)
+
+    def resident_keys(self) -> list[ExpertKey]:
+        """Experts in slots now."""
+        with self._changed:
+            return self._table.resident_keys()
+
+    def prefetch(self, key: ExpertKey, deadline: float) -> None:
+        """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
+        with self._changed:
+            if not (self._table.is_resident(key) or self._table.is_loading(key)):
+                self._queue.push(key, deadline)
+                self._changed.notify_all()
+
+    def drop_prefetches(self) -> None:
+        """Withdraw the prefetches that have not started."""
+        with self._changed:
+            self._queue.drop_prefetches()
+
+    @contextmanager
+    def demand(
+        self, layer: int, experts: Sequence[int]
+    ) -> Iterator[tuple[DemandReport, Iterator[ExpertView]]]:
+        """Ask for a layer's experts now. Yields how they were found, and an iterator over their weights as
+        they become readable, those already here first. Each view is valid until the iterator advances.
+
+        Raises:
+            TransferError: a copy failed.
+        """
+        keys = [ExpertKey(layer, expert) for expert in experts]
+        with self._changed:
+            hits = [key for key in keys if self._table.is_resident(key)]
+            late = [key for key in keys if self._table.is_loading(key)]
+            misses = [key for key in keys if key not in hits and key not in late]
+            self._wanted.update(late, misses)
+            for key in hits:
+                self._table.pin(key)
+            for key in misses:
+                self._queue.push(key, DEMAND_DEADLINE)
+            self._changed.notify_all()
+        report = DemandReport(*(frozenset(key.expert for key in group) for group in (hits, late, misses)))
+        pinned = list(hits)
+        views = self._views(pinned, late + misses)
+        try:
+            yield report, views
+        finally:
+            views.close()
+            self._withdraw(pinned, late + misses)
+
+    def _withdraw(self, pinned: list[ExpertKey], awaited: list[ExpertKey]) -> None:
+        with self._changed:
+            for key in pinned:
+                self._table.unpin(key)
+            self._wanted.difference_update(awaited)
+            for key in awaited:
+                self._queue.remove(key)
+            self._changed.notify_all()
+
+    def _views(self, pinned: list[ExpertKey], awaited: list[ExpertKey]) -> Generator[ExpertView, None, None]:
+        """Consume `pinned` (which shrinks as views are done with), then each awaited key as it arrives."""
+        remaining = set(awaited)
+        while pinned or remaining:
+            if not pinned:
+                key = self._wait_for_any(remaining)
+                remaining.discard(key)
+                pinned.append(key)
+            key = pinned[0]
+            with self._changed:
+                slot = self._table.slot(key)
+            gate_up, down = self.slots.views(slot, self.store.layouts[key.layer])
+            yield ExpertView(key.expert, gate_up, down)
+            self.link.after_read(slot)
+            with self._changed:
+                self._table.unpin(pinned.pop(0))
+                self._changed.notify_all()
+
+    def _wait_for_any(self, remaining: set[ExpertKey]) -> ExpertKey:
+        started = time.perf_counter()
+        with self._changed:
+            while True:
+                for key in remaining:
+                    if key in self._failed:
+                        error = self._failed.pop(key)
+                        raise TransferError(
+                            f"Copying expert {key.expert} of layer {key.layer} failed: {error}"
+                        ) from error
+                    if self._table.is_resident(key):
+                        self._table.pin(key)
+                        self._wanted.discard(key)
+                        self._counters.stall_s += time.perf_counter() - started
+                        return key
+                if self._closed:
+                    raise TransferError("The engine was closed while an answer was being written.")
+                self._changed.wait()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (claim := self._claim()) is None:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                assert claim is not None
+            key, slot, is_demand = claim
+            try:
+                self.link.copy(self.store.record(key), self.slots, slot)
+            except (RuntimeError, OSError, MemoryError) as error:
+                self._finish(key, is_demand, error)
+            else:
+                self._finish(key, is_demand, None)
+
+    def _finish(self, key: ExpertKey, is_demand: bool, error: BaseException | None) -> None:
+        with self._changed:
+            if error is None:
+                self._table.finish_copy(key, prefetch=not is_demand)
+                self._counters.h2d_bytes += self.store.layouts[key.layer].num_bytes(self.store.dtype)
+                self._counters.prefetched += not is_demand
+            else:
+                self._table.abort_copy(key)
+                if key in self._wanted:
+                    self._failed[key] = error
+            self._changed.notify_all()
+
+    def _claim(self) -> tuple[ExpertKey, int, bool] | None:
+        """The most urgent copy for which there is a slot; evicts for it. None: nothing to do, or nothing
+        can start."""
+        for key, is_demand in self._queue.in_order():
+            if self._table.is_resident(key) or self._table.is_loading(key):
+                self._queue.remove(key)
+                continue
+            # an expert that waits for its reader must not be evicted before it was read
+            evictable = [
+                k
+                for k in self._table.evictable(spare_unused_prefetches=not is_demand)
+                if k not in self._wanted
+            ]
+            room = RoomWanted(
+                key, evictable, self._table.num_free, self._table.slots_of_layer(key.layer), is_demand
+            )
+            victim = self._choose_victim(room)
+            if victim is None and is_demand and not self._table.num_free and evictable:
+                victim = evictable[0]  # a demand must go on
+            if victim is None and not self._table.num_free:
+                continue
+            if victim is not None:
+                assert victim in evictable, f"the policy chose {victim}, which may not be evicted"
+                self._counters.wasted += self._table.evict(victim)
+            self._queue.remove(key)
+            return key, self._table.begin_copy(key), is_demand
+        return None
+
+    def close(self) -> None:
+        """End the worker; a copy that is running is finished first."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._worker.join()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertView:
+    """A readable expert: its index in the layer and views of its matrices in a slot."""
+
+    expert: int
+    gate_up: Tensor
+    down: Tensor

@@ -1,0 +1,56 @@
+"""Order in which wanted experts are copied: demands first, then prefetches by deadline. Single-threaded; the
+owner holds the lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from localmoe.core.types import ExpertKey
+
+DEMAND_DEADLINE = float("-inf")
+
+
+class CopyQueue:
+    """A priority queue of expert keys in which an entry can be hastened or withdrawn."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, ExpertKey]] = []
+        self._deadline: dict[ExpertKey, float] = {}
+        self._count = 0  # ties: first come, first served
+
+    def __len__(self) -> int:
+        return len(self._deadline)
+
+    def push(self, key: ExpertKey, deadline: float) -> None:
+        """Add a key, or bring its deadline forward if it waits already."""
+        if deadline >= self._deadline.get(key, float("inf")):
+            return
+        self._deadline[key] = deadline
+        heapq.heappush(self._heap, (deadline, self._count, key))
+        self._count += 1
+
+    def remove(self, key: ExpertKey) -> None:
+        """Withdraw a key, if it waits."""
+        self._deadline.pop(key, None)
+
+    def drop_prefetches(self) -> None:
+        """Withdraw all but demands."""
+        self._deadline = {key: d for key, d in self._deadline.items() if d == DEMAND_DEADLINE}
+        self._heap = [entry for entry in self._heap if self._is_current(entry)]
+        heapq.heapify(self._heap)
+
+    def in_order(self) -> Iterator[tuple[ExpertKey, bool]]:
+        """(key, is a demand) from the most urgent on. Remove what is taken before asking for the next."""
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._heap:
+            return
+        head = self._heap[0]
+        yield head[2], head[0] == DEMAND_DEADLINE
+        for entry in sorted(entry for entry in self._heap if entry is not head and self._is_current(entry)):
+            yield entry[2], entry[0] == DEMAND_DEADLINE
+
+    def _is_current(self, entry: tuple[float, int, ExpertKey]) -> bool:
+        return self._deadline.get(entry[2]) == entry[0]

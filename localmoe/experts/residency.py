@@ -1,0 +1,93 @@
+"""Which expert is in which slot, which slots are being written, which are being read. Single-threaded data
+structure: its owner (ExpertMemory) holds the lock. Decides no eviction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from localmoe.core.types import ExpertKey
+
+
+class ResidencyTable:
+    """States of an expert: absent, loading (slot assigned, copy running), resident. Pinned experts may not
+    be evicted."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._resident: OrderedDict[ExpertKey, int] = OrderedDict()  # oldest use first
+        self._loading: dict[ExpertKey, int] = {}
+        self._pins: dict[ExpertKey, int] = {}
+        self._unused_prefetches: set[ExpertKey] = set()
+        self._slots_of_layer: Counter[int] = Counter()
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    def slots_of_layer(self, layer: int) -> int:
+        """Slots that hold, or are being filled with, experts of a layer."""
+        return self._slots_of_layer[layer]
+
+    def is_resident(self, key: ExpertKey) -> bool:
+        """Whether the expert can be computed with now."""
+        return key in self._resident
+
+    def is_loading(self, key: ExpertKey) -> bool:
+        """Whether a copy of the expert is running."""
+        return key in self._loading
+
+    def resident_keys(self) -> list[ExpertKey]:
+        """All resident experts, least recently used first."""
+        return list(self._resident)
+
+    def slot(self, key: ExpertKey) -> int:
+        """The slot of a resident expert."""
+        return self._resident[key]
+
+    def evictable(self, *, spare_unused_prefetches: bool) -> list[ExpertKey]:
+        """Experts that may be evicted, least recently used first."""
+        spared = self._unused_prefetches if spare_unused_prefetches else ()
+        return [key for key in self._resident if key not in self._pins and key not in spared]
+
+    def evict(self, key: ExpertKey) -> bool:
+        """Free an expert's slot; True if it was prefetched and never used."""
+        assert key not in self._pins, f"{key} is being read"
+        self._free.append(self._resident.pop(key))
+        self._slots_of_layer[key.layer] -= 1
+        wasted = key in self._unused_prefetches
+        self._unused_prefetches.discard(key)
+        return wasted
+
+    def begin_copy(self, key: ExpertKey) -> int:
+        """Assign a free slot to an absent expert."""
+        assert key not in self._resident and key not in self._loading, f"{key} is here already"
+        slot = self._loading[key] = self._free.pop()
+        self._slots_of_layer[key.layer] += 1
+        return slot
+
+    def finish_copy(self, key: ExpertKey, *, prefetch: bool) -> None:
+        """The copy is complete: the expert becomes resident."""
+        self._resident[key] = self._loading.pop(key)
+        if prefetch:
+            self._unused_prefetches.add(key)
+
+    def abort_copy(self, key: ExpertKey) -> None:
+        """The copy failed: its slot is free again."""
+        self._free.append(self._loading.pop(key))
+        self._slots_of_layer[key.layer] -= 1
+
+    def pin(self, key: ExpertKey) -> None:
+        """Protect a resident expert while it is read, and count this as a use."""
+        self._pins[key] = self._pins.get(key, 0) + 1
+        self._resident.move_to_end(key)
+        self._unused_prefetches.discard(key)
+
+    def unpin(self, key: ExpertKey) -> None:
+        """Undo one pin."""
+        if self._pins[key] == 1:
+            del self._pins[key]
+        else:
+            self._pins[key] -= 1

@@ -1,0 +1,36 @@
+"""The device arena cut into expert-sized slots, in the compute dtype. Knows no expert; see residency."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localmoe.experts.records import RecordLayout
+
+
+class DeviceSlots:
+    """`num_slots` slots of `slot_elements` weights on `device` (on CPU: ordinary RAM standing in for
+    device memory)."""
+
+    def __init__(self, num_slots: int, slot_elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.dtype = dtype
+        self.device = device
+        self._arena = torch.empty(num_slots, slot_elements, dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self._arena.numel() * self._arena.element_size()
+
+    def release(self) -> None:
+        """Give the memory back; the slots hold nothing from here on."""
+        self._arena = self._arena.new_empty(0, 0)
+
+    def write(self, slot: int, record: Tensor) -> None:
+        """Copy a flat host record into a slot, converting to the compute dtype (exact from 16 to 32 bits)."""
+        self._arena[slot, : record.numel()].copy_(record, non_blocking=True)
+
+    def views(self, slot: int, layout: RecordLayout) -> tuple[Tensor, Tensor]:
+        """(gate_up, down) of the expert that lies in a slot."""
+        return layout.views(self._arena[slot])
