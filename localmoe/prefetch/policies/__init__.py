@@ -1,0 +1,1 @@
+"""One small file a policy; see registry for their names."""

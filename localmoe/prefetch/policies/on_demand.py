@@ -1,0 +1,39 @@
+"""on-demand: Mixtral-Offloading's cache (Eliseev and Mazur 2023): one LRU a layer with a fixed share of the
+slots, copies only when the target asks. Does not prefetch.
+
+The original also copies the evicted expert back to the host; the host keeps every expert here, so that is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localmoe.core.events import Event, PrefetchRequest, RoomWanted
+from localmoe.core.types import ExpertKey
+from localmoe.prefetch.policy import CacheShape
+
+
+class OnDemandPolicy:
+    """LRU within a layer. With fewer slots than layers the layers share one LRU."""
+
+    name = "on-demand"
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+
+    def observe(self, event: Event) -> Sequence[PrefetchRequest]:
+        """Never asks for anything."""
+        return ()
+
+    def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
+        """A free slot while the layer is below its share; then the layer's least recently used expert."""
+        if room.num_free and room.layer_slots < self._quota(room.key.layer):
+            return None
+        own = (key for key in room.candidates if key.layer == room.key.layer)
+        return next(own, None)
+
+    def _quota(self, layer: int) -> int:
+        """Slots of a layer: an equal share, the first layers taking the remainder; at least one."""
+        share, rest = divmod(self._shape.num_slots, self._shape.num_layers)
+        return max(1, share + (layer < rest))

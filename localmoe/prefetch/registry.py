@@ -1,0 +1,36 @@
+"""Names of the policies, as used by the command line, the page and the benchmarks. To add one: a file and a
+line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from localmoe.core.errors import ConfigError
+from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
+from localmoe.prefetch.policies.on_demand import OnDemandPolicy
+from localmoe.prefetch.policy import CacheShape, Policy, PolicyFactory
+
+POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
+    {OnDemandPolicy.name: OnDemandPolicy, MoeSpeqPolicy.name: MoeSpeqPolicy}
+)
+
+
+def check_policy(name: str) -> str:
+    """The name itself, if there is such a policy.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in POLICIES:
+        raise ConfigError(f"There is no policy '{name}': choose one of {', '.join(POLICIES)}.")
+    return name
+
+
+def make_policy(name: str, shape: CacheShape) -> Policy:
+    """A fresh policy.
+
+    Raises:
+        ConfigError: there is no policy of that name.
+    """
+    return POLICIES[check_policy(name)](shape)

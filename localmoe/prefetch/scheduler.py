@@ -1,0 +1,44 @@
+"""The one place where prefetch happens: tell the policy what happened, hand its requests to the expert
+memory, and answer the memory's question for a victim. Decides nothing itself (the policy does) and copies
+nothing (the memory does).
+"""
+
+from __future__ import annotations
+
+from localmoe.core.events import Event, RoomWanted, StepStarted
+from localmoe.core.types import ExpertKey
+from localmoe.experts.memory import ExpertMemory
+from localmoe.prefetch.policy import Policy
+
+
+class Scheduler:
+    """Between one policy and one expert memory. The memory's lock guards the policy, since the worker asks
+    it too."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._memory: ExpertMemory | None = None
+
+    def attach(self, memory: ExpertMemory) -> None:
+        """Name the memory that requests go to (it needs `choose_victim` before it exists)."""
+        self._memory = memory
+
+    def use(self, policy: Policy) -> None:
+        """Change the policy between answers."""
+        assert self._memory is not None, "attach() comes first"
+        with self._memory.lock:
+            self.policy = policy
+
+    def notify(self, event: Event) -> None:
+        """Pass an event on, and queue the prefetches that the policy wants. A new step withdraws the old
+        step's."""
+        assert self._memory is not None, "attach() comes first"
+        with self._memory.lock:
+            if isinstance(event, StepStarted):
+                self._memory.drop_prefetches()
+            for request in self.policy.observe(event):
+                self._memory.prefetch(request.key, request.deadline)
+
+    def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
+        """The policy's choice; the memory calls this under its lock."""
+        return self.policy.choose_victim(room)
