@@ -1,0 +1,148 @@
+"""What a MoE layer's experts do in each phase: INT4 codes when drafting, 16-bit weights through slots in
+the target.
+
+One object a layer stands in for the transformers experts module. It records the draft's routing in the
+lookahead buffer, asks the expert memory for what the target's router chose, and counts how that went.
+Decides neither prefetch nor eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localmoe.core.events import DraftRouted, LayerDemanded, LayerFinished
+from localmoe.core.lookahead import LookaheadBuffer, LookaheadEntry
+from localmoe.core.stats import GenerationCounters
+from localmoe.core.types import Phase
+from localmoe.experts.memory import DemandReport, ExpertMemory
+from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
+from localmoe.kernels.int4 import Int4Linear
+from localmoe.kernels.rows import RowPadding
+from localmoe.prefetch.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class DraftExpert:
+    """One expert's INT4 matrices, ready to multiply; gate_up has the row order of the module's own
+    gate_up."""
+
+    gate_up: Int4Linear
+    down: Int4Linear
+
+
+@dataclass(slots=True)
+class PassState:
+    """What the layers need to know of the pass that is running. One object, shared by all layers of a
+    model."""
+
+    memory: ExpertMemory
+    scheduler: Scheduler
+    lookahead: LookaheadBuffer
+    rows: RowPadding
+    draft: Sequence[Sequence[DraftExpert]] | None = None  # [layer][expert]
+    phase: Phase = "prefill"
+    live_rows: int = 0  # rows after these are padding
+    draft_token: int = 0  # window token that the draft is at
+    counters: GenerationCounters = field(default_factory=GenerationCounters)
+
+
+class RoutedExperts:
+    """Computes the routed experts of MoE layer `layer`."""
+
+    def __init__(self, layer: int, module: Any, state: PassState) -> None:
+        self._layer = layer
+        self._state = state
+        self._gate: Callable[[Tensor], Tensor] = module._apply_gate
+        self._transposed = bool(module.is_transposed)
+        self._biases = (getattr(module, "gate_up_proj_bias", None), getattr(module, "down_proj_bias", None))
+
+    def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, H), (T, K), (T, K) -> (T, H); padding rows come out as zeros and demand nothing."""
+        live = self._state.live_rows
+        x, index, weights = hidden[:live], top_k_index[:live], top_k_weights[:live]
+        chosen: list[list[int]] = index.tolist()
+        if self._state.phase == "draft":
+            self._record_draft(chosen, weights)
+            out = self._draft(x, chosen)
+        else:
+            out = self._target(x, chosen)
+        combined = combine(out, index, weights, hidden.dtype)
+        if live == hidden.shape[0]:
+            return combined
+        return torch.cat([combined, combined.new_zeros(hidden.shape[0] - live, hidden.shape[1])])
+
+    def _record_draft(self, chosen: list[list[int]], weights: Tensor) -> None:
+        state = self._state
+        for row, (experts, confidences) in enumerate(zip(chosen, weights.tolist(), strict=True)):
+            entry = LookaheadEntry(tuple(experts), tuple(confidences))
+            state.lookahead.record(state.draft_token + row, self._layer, entry)
+            state.scheduler.notify(
+                DraftRouted(state.draft_token + row, self._layer, entry.experts, entry.confidences)
+            )
+
+    def _draft(self, x: Tensor, chosen: list[list[int]]) -> Tensor:
+        assert self._state.draft is not None, "no draft is loaded"
+        experts = self._state.draft[self._layer]
+        rows = _rows_by_expert(chosen, len(experts))
+        out = x.new_zeros(len(chosen), len(chosen[0]), x.shape[1])
+        flat = out.view(-1, x.shape[1])
+        for expert, positions in rows.items():
+            gate_up_bias, down_bias = self._bias(expert)
+            hidden = experts[expert].gate_up(x[[p // len(chosen[0]) for p in positions]])
+            hidden = hidden if gate_up_bias is None else hidden + gate_up_bias
+            y = experts[expert].down(self._gate(hidden))
+            flat[positions] = y if down_bias is None else y + down_bias
+        return out
+
+    def _target(self, x: Tensor, chosen: list[list[int]]) -> Tensor:
+        state = self._state
+        rows = _rows_by_expert(chosen, state.memory.store.num_experts)
+        wanted = tuple(sorted(rows))
+        top_k = len(chosen[0])
+        state.scheduler.notify(LayerDemanded(self._layer, wanted, len(chosen)))
+        out = x.new_zeros(len(chosen), top_k, x.shape[1])
+        flat = out.view(-1, x.shape[1])
+        with state.memory.demand(self._layer, wanted) as (report, views):
+            for view in views:
+                positions = rows[view.expert]
+                weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
+                tokens = x[[p // top_k for p in positions]]
+                flat[positions] = expert_mlp(tokens, weights, self._gate, state.rows.multiple)
+        state.scheduler.notify(LayerFinished(self._layer))
+        if state.phase == "verify":
+            self._count(chosen, report)
+        return out
+
+    def _bias(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        gate_up, down = self._biases
+        return (None if gate_up is None else gate_up[expert]), (None if down is None else down[expert])
+
+    def _count(self, chosen: list[list[int]], report: DemandReport) -> None:
+        counters, lookahead = self._state.counters, self._state.lookahead
+        counters.hits += len(report.hits)
+        counters.late += len(report.late)
+        counters.misses += len(report.misses)
+        counters.token_demands += sum(len(experts) for experts in chosen)
+        counters.token_hits += sum(expert in report.hits for experts in chosen for expert in experts)
+        for token, experts in enumerate(chosen):
+            entry = lookahead.get(token, self._layer)
+            if entry is not None:
+                counters.routed_pairs += 1
+                counters.matched_pairs += set(entry.experts) == set(experts)
+
+
+def _rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
+    """expert -> flat (token, k) positions that chose it; indices past the experts mean "none" and are
+    skipped."""
+    rows: dict[int, list[int]] = {}
+    top_k = len(chosen[0])
+    for token, experts in enumerate(chosen):
+        for k, expert in enumerate(experts):
+            if expert < num_experts:
+                rows.setdefault(expert, []).append(token * top_k + k)
+    return rows

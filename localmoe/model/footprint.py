@@ -1,0 +1,91 @@
+"""What a model needs in bytes, from its skeleton and headers: no weight is read. Decides no division of
+memory."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from localmoe.core.types import ModelFootprint
+from localmoe.experts.records import RecordLayout
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.skeleton import Skeleton
+
+_MEASURE_ONLY = "localmoe_measure_only"
+
+
+def measure_footprint(
+    name: str, checkpoint: Checkpoint, skeleton: Skeleton, group_size: int = 128
+) -> ModelFootprint:
+    """Counts and bytes of a checkpoint, in its own dtype."""
+    layout = skeleton.experts[0].layout
+    weight_bytes = checkpoint_dtype(checkpoint).itemsize
+    expert_bytes = layout.elements * weight_bytes
+    total_experts = len(skeleton.experts) * skeleton.num_experts
+    expert_params = layout.elements
+    all_params = sum(p.numel() for p in skeleton.model.parameters())  # tied weights once
+    shared_params = all_params - total_experts * expert_params
+    text = skeleton.text_config
+    return ModelFootprint(
+        name=name,
+        architecture=skeleton.config.model_type,
+        num_layers=len(skeleton.experts),
+        num_experts=skeleton.num_experts,
+        experts_per_token=skeleton.experts_per_token,
+        expert_params=expert_params,
+        expert_bytes=expert_bytes,
+        shared_params=shared_params,
+        shared_bytes=shared_params * weight_bytes,
+        kv_bytes_per_token=_kv_elements_per_token(skeleton) * weight_bytes,
+        draft_expert_bytes=_draft_expert_bytes(layout, group_size),
+        max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
+        hidden_size=int(text.hidden_size),
+        vocab_size=int(text.vocab_size),
+        can_rollback=skeleton.can_rollback,
+    )
+
+
+def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype that most of the checkpoint's bytes have."""
+    weight: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        weight[tensor.dtype] = weight.get(tensor.dtype, 0) + tensor.num_bytes
+    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    main = max(weight, key=lambda dtype: weight[dtype], default="")
+    return names.get(main, torch.bfloat16)
+
+
+def _draft_expert_bytes(layout: RecordLayout, group_size: int) -> int:
+    gate_up, down = layout.gate_up_shape, layout.down_shape
+    if layout.transposed:
+        gate_up, down = (gate_up[1], gate_up[0]), (down[1], down[0])
+    return sum(_int4_bytes(out, inner, group_size) for out, inner in (gate_up, down))
+
+
+def _int4_bytes(out: int, inner: int, group_size: int) -> int:
+    """Codes of half a byte, and two 16-bit numbers (scale and zero point) a group as the CPU kernel keeps
+    them."""
+    groups = -(-inner // group_size)
+    return out * groups * (group_size // 2 + 4)
+
+
+def _kv_elements_per_token(skeleton: Skeleton) -> int:
+    """Run one token through the meta model and look at what it caches: right for every attention design."""
+    ALL_EXPERTS_FUNCTIONS.register(
+        _MEASURE_ONLY, lambda module, hidden, index, weights: torch.zeros_like(hidden)
+    )
+    model = skeleton.model
+    model.set_experts_implementation(_MEASURE_ONLY)
+    cache = transformers.DynamicCache(config=skeleton.text_config)
+    token = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
+    elements = 0
+    for layer in cache.layers:
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if tensor is not None:
+                elements += math.prod(tensor.shape)
+    return elements

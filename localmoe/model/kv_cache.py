@@ -1,0 +1,102 @@
+"""The KV cache that draft and target share: preallocated, written in place, rolled back by setting a length.
+
+Every layer keeps all positions (a sliding window is a matter of the mask), so any number of the last tokens
+can be dropped. Keys and values are handed out in whole blocks of kernels.attention.KV_BLOCK positions; what
+lies past the written length is hidden by the causal mask. Does not decide what is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from localmoe.kernels.attention import KV_BLOCK
+
+
+def round_up_to_block(length: int) -> int:
+    """The length in whole blocks."""
+    return -(-length // KV_BLOCK) * KV_BLOCK
+
+
+class KVLayer(CacheLayerMixin):
+    """Keys and values of one decoder layer, (1, kv_heads, capacity, head_dim) each; allocated at the first
+    update."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = round_up_to_block(capacity)
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeros: hidden positions are read and multiplied by zero, so they must be finite."""
+
+        def allocate(like: Tensor) -> Tensor:
+            _, heads, _, dim = like.shape
+            return torch.zeros(1, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
+
+        self.keys, self.values = allocate(key_states), allocate(value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append (1, kv_heads, T, head_dim) and return all whole blocks written so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        assert end <= self.capacity, f"{end} positions in a cache of {self.capacity}"
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        visible = round_up_to_block(end)
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(mask columns, offset) for a pass of `query_length` tokens."""
+        return round_up_to_block(self.length + query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Tokens written."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Tokens that fit."""
+        return self.capacity
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.length = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+        if not self.is_initialized:
+            return 0
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
+
+
+class KVCache(Cache):
+    """One KVLayer a decoder layer, always of equal length between passes."""
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        super().__init__(layers=[KVLayer(capacity) for _ in range(num_layers)])
+
+    @property
+    def length(self) -> int:
+        """Tokens that all layers hold."""
+        return min(int(layer.length) for layer in self.layers)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens; also evens out layers after an interrupted pass."""
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        for layer in self.layers:
+            layer.length = length
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(layer.num_bytes for layer in self.layers)

@@ -1,0 +1,108 @@
+"""One pass of tokens through the model, as draft or target, over the shared KV cache. Chooses no tokens.
+
+Target passes are padded to a multiple of rows, so that a token's logits do not depend on how many tokens are
+verified with it (kernels.rows). Padding rows demand no experts and leave nothing in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import transformers
+from torch import Tensor
+
+from localmoe.core.types import Phase
+from localmoe.model.experts_runtime import PassState
+
+
+class SequenceState(Protocol):
+    """The model's memory of the tokens so far: KVCache, or RecurrentState where nothing can be dropped."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+
+
+class RecurrentState(transformers.DynamicCache):
+    """State of a model with recurrent layers: it can be extended or forgotten, but not shortened."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self._config = config
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return int(self.get_seq_length())
+
+    def truncate(self, length: int) -> None:
+        """Keep all, or nothing."""
+        if length == self.length:
+            return
+        assert length == 0, "recurrent state cannot be rolled back"
+        self.layers = transformers.DynamicCache(config=self._config).layers
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of every tensor in the state."""
+        total = 0
+        for layer in self.layers:
+            for value in vars(layer).values():
+                tensors = value if isinstance(value, (list, tuple)) else [value]
+                total += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+        return total
+
+
+class ModelRunner:
+    """Runs passes of one model over one sequence state."""
+
+    def __init__(self, model: Any, state: SequenceState, passes: PassState, device: torch.device) -> None:
+        self.sequence = state
+        self.passes = passes
+        self.device = device
+        self._model = model
+        self._pad = isinstance(state, transformers.Cache) and not isinstance(state, RecurrentState)
+
+    @torch.inference_mode()
+    def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:
+        """Append tokens to the sequence and return their logits.
+
+        Args:
+            tokens: n token ids that follow what the sequence state holds.
+            phase: "draft" uses the INT4 experts, anything else the target's.
+            last_only: return the last token's logits alone.
+
+        Returns:
+            float32 (n, V), or (1, V) with last_only.
+        """
+        start, count = self.sequence.length, len(tokens)
+        multiple = self.passes.rows.multiple if self._pad and phase != "draft" else 1
+        padding = -count % multiple
+        self.passes.phase, self.passes.live_rows = phase, count
+        ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self.device)
+        positions = torch.arange(start, start + count + padding, device=self.device)[None]
+        keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
+        try:
+            logits: Tensor = self._model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.sequence,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits[0]
+        except BaseException:
+            self.sequence.truncate(start if self._pad else 0)
+            raise
+        if padding:
+            self.sequence.truncate(start + count)
+            logits = logits[:-padding]
+        return logits[-1:].float() if last_only else logits.float()

@@ -1,0 +1,149 @@
+"""Build a model from its config with no weights, and find its routed experts. Decides whether it can be
+taken over."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from localmoe.core.errors import UnsupportedModelError
+from localmoe.experts.records import RecordLayout
+from localmoe.hub.checkpoint import Checkpoint
+
+_RECURRENT_LAYER_TYPES = {
+    "linear_attention",
+    "mamba",
+    "mamba2",
+    "conv",
+    "recurrent",
+    "hybrid",
+    "sliding_recurrent",
+}
+_LAYER_INDEX = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsModule:
+    """The fused experts of one MoE layer: module path, index of its decoder layer, the module and its
+    record layout."""
+
+    path: str
+    decoder_layer: int
+    module: nn.Module
+    layout: RecordLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A transformers model on the meta device."""
+
+    model: Any  # a PreTrainedModel
+    config: Any
+    experts: tuple[ExpertsModule, ...]
+    num_experts: int
+    experts_per_token: int
+    can_rollback: bool
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the config that describes the language model."""
+        return self.config.get_text_config()
+
+
+def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
+    """Instantiate the checkpoint's architecture without weights.
+
+    Raises:
+        UnsupportedModelError: unknown architecture, custom code, quantised weights, a dense model, or
+            experts of a form that the takeover does not know.
+    """
+    folder = checkpoint.folder
+    _refuse_by_config(checkpoint)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            )
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, OSError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UnsupportedModelError(f"transformers cannot build the model in {folder}: {reason}") from error
+    model.eval()
+    experts = _find_experts(model)
+    text = config.get_text_config()
+    if not experts:
+        raise UnsupportedModelError(
+            f"The model in {folder} ({config.model_type}) has no routed experts that localmoe can take over: "
+            "it is a dense model or a Mixture-of-Experts of an unsupported form."
+        )
+    return Skeleton(
+        model=model,
+        config=config,
+        experts=experts,
+        num_experts=int(str(experts[0].module.num_experts)),
+        experts_per_token=_experts_per_token(text),
+        can_rollback=_can_rollback(text),
+    )
+
+
+def _refuse_by_config(checkpoint: Checkpoint) -> None:
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        raise UnsupportedModelError(
+            f"The weights in {checkpoint.folder} are quantised ({method}): localmoe needs the original "
+            "16-bit weights as the target and makes its own INT4 draft."
+        )
+    if checkpoint.config.get("auto_map"):
+        raise UnsupportedModelError(
+            f"The model in {checkpoint.folder} needs Python code of its own, which localmoe never runs: "
+            "choose a model that transformers supports itself."
+        )
+
+
+def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
+    found = []
+    for path, module in model.named_modules():
+        if not (hasattr(module, "is_transposed") and hasattr(module, "is_concatenated")):
+            continue
+        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+            raise UnsupportedModelError(
+                f"The experts of {type(module).__name__} have no gate, or a norm of their own: "
+                "this form is not supported."
+            )
+        layout = RecordLayout(
+            tuple(module.gate_up_proj.shape[1:]),
+            tuple(module.down_proj.shape[1:]),
+            bool(module.is_transposed),
+        )
+        match = _LAYER_INDEX.search(path)
+        assert match is not None, f"experts outside a layer: {path}"
+        found.append(ExpertsModule(path, int(match.group(1)), module, layout))
+    return tuple(found)
+
+
+def _experts_per_token(text_config: Any) -> int:
+    for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
+        value = getattr(text_config, name, None)
+        if isinstance(value, int):
+            return value
+    raise UnsupportedModelError(
+        f"The config of this {text_config.model_type} model does not say how many experts a token uses."
+    )
+
+
+def _can_rollback(text_config: Any) -> bool:
+    """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
+    types = set(getattr(text_config, "layer_types", None) or ())
+    types |= set(getattr(text_config, "layers_block_type", None) or ())
+    if types & _RECURRENT_LAYER_TYPES:
+        return False
+    return all(
+        getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")
+        for layer in transformers.DynamicCache(config=text_config).layers
+    )

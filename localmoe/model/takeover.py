@@ -1,0 +1,89 @@
+"""Register localmoe's functions with transformers and hand a model's experts and attention to them.
+
+After `take_over`, every routed-expert computation of the model calls the object given for its layer, and
+attention goes through kernels.attention. Decides nothing about where experts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from localmoe.core.errors import UnsupportedModelError
+from localmoe.kernels.attention import blocked_attention
+from localmoe.model.skeleton import Skeleton
+
+NAME = "localmoe"
+
+
+class ExpertLayer(Protocol):
+    """Computes one MoE layer's routed experts."""
+
+    def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, H), (T, K), (T, K) -> (T, H)."""
+
+
+def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, replace_attention: bool) -> None:
+    """Route the model's experts to `layers` (one a MoE layer, in order) and drop the fused expert parameters.
+
+    With `replace_attention`, attention goes through kernels.attention, which needs a model.kv_cache.KVCache.
+
+    Raises:
+        UnsupportedModelError: the architecture does not let its attention or experts be replaced.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
+    for experts, layer in zip(skeleton.experts, layers, strict=True):
+        experts.module.localmoe_layer = layer  # type: ignore[assignment]
+        for name in ("gate_up_proj", "down_proj"):
+            empty = torch.empty_like(experts.module._parameters[name], device="meta")  # type: ignore[arg-type]
+            experts.module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+    try:
+        skeleton.model.set_experts_implementation(NAME)
+        if replace_attention:
+            skeleton.model.set_attn_implementation(NAME)
+    except (ValueError, NotImplementedError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"{skeleton.config.model_type} does not let its attention or experts be replaced: {error}"
+        ) from error
+
+
+def _experts(module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    out: Tensor = module.localmoe_layer(hidden, top_k_index, top_k_weights)
+    return out
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor:
+    """A boolean mask (1, 1, T, L), never skipped: the cache hands out whole blocks, whose tail it must
+    hide."""
+    kwargs["allow_is_causal_skip"] = False
+    kwargs["allow_is_bidirectional_skip"] = False
+    mask: Tensor = sdpa_mask(*args, **kwargs)
+    return mask
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = blocked_attention(
+        query[0], key[0], value[0], attention_mask[0], scale, softcap=softcap, sinks=s_aux
+    )
+    return out[None], None
