@@ -1,0 +1,1 @@
+"""Drafting, verifying, accepting, and choosing how far to draft."""

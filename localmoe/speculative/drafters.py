@@ -1,0 +1,69 @@
+"""Who proposes tokens: the protocol, and the INT4 self-draft that shares weights and KV cache with the
+target. Does not decide how many are proposed, nor which are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from localmoe.model.runner import ModelRunner
+from localmoe.speculative.sampling import TokenSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafted tokens and, when sampling, the distribution (V,) that each was drawn from (empty when
+    greedy)."""
+
+    tokens: list[int]
+    distributions: list[Tensor]
+
+
+class Drafter(Protocol):
+    """Proposes up to `count` tokens that may follow `history`, leaving the sequence state as it found it."""
+
+    def propose(
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+    ) -> Proposal:
+        """`history` ends with a token that the sequence state does not hold yet."""
+
+
+class SelfDrafter:
+    """The model itself with its INT4 experts, one token at a time."""
+
+    def __init__(self, runner: ModelRunner, end_tokens: frozenset[int]) -> None:
+        self._runner = runner
+        self._end_tokens = end_tokens
+
+    def propose(
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+    ) -> Proposal:
+        """Draft until `count` tokens, an end token, or `stop`; the draft's keys and values are dropped at
+        the end."""
+        runner, base = self._runner, self._runner.sequence.length
+        proposal = Proposal([], [])
+        token = history[-1]
+        try:
+            for position in range(count):
+                if stop is not None and stop.is_set():
+                    break
+                runner.passes.draft_token = position
+                logits = runner.run([token], "draft", last_only=True)
+                context = [*history, *proposal.tokens]
+                if sampler.config.greedy:
+                    token = sampler.greedy_choices(logits, context, ())[0]
+                else:
+                    q = sampler.distribution(logits[0], context)
+                    token = sampler.draw(q)
+                    proposal.distributions.append(q)
+                proposal.tokens.append(token)
+                if token in self._end_tokens:
+                    break
+        finally:
+            runner.sequence.truncate(base)
+        return proposal

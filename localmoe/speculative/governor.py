@@ -1,0 +1,105 @@
+"""Who picks the draft length: fixed, or the one whose expected tokens a second are highest (MoE-SpeQ 3.2,
+equations 2 to 4).
+
+Expected tokens of a step with draft length g: 1 + sum of products of the conditional acceptance rates. Time
+of a step: g draft passes plus one verify pass of g + 1 tokens. Rates and times are running averages of what
+was measured; times of windows not yet seen are interpolated. Output never depends on the choice, only speed
+does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+_SMOOTHING = 0.2  # weight of a new measurement
+_WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
+_REVISIT_STEPS = (
+    48  # every so many steps a neighbour is tried, since an unused length would never be measured again
+)
+
+
+class Governor(Protocol):
+    """Chooses before each step, and learns after it."""
+
+    def choose(self) -> int:
+        """Draft length of the next step."""
+
+    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+        """What the step took."""
+
+
+class FixedGovernor:
+    """Always the same draft length."""
+
+    def __init__(self, draft_length: int) -> None:
+        self._draft_length = draft_length
+
+    def choose(self) -> int:
+        """The fixed length."""
+        return self._draft_length
+
+    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+        """Learns nothing."""
+
+
+class AutoGovernor:
+    """Maximises expected tokens a second; turns drafting off when it does not pay. Keeps what it learnt
+    across answers."""
+
+    def __init__(self, max_draft_length: int) -> None:
+        self._candidates = [g for g in CANDIDATES if g <= max_draft_length]
+        self._steps = 0
+        self._draft_token_s: float | None = None
+        self._verify_s: dict[int, float] = {}  # window -> seconds
+        self._acceptance = [
+            0.8
+        ] * max_draft_length  # of drafted token i, given that those before were accepted
+
+    def choose(self) -> int:
+        """Warm-up lengths first, then the best, now and then a neighbour of the best."""
+        if self._steps < len(_WARM_UP):
+            return min(_WARM_UP[self._steps], self._candidates[-1])
+        best = max(self._candidates, key=self.expected_tokens_per_s)
+        if self._steps % _REVISIT_STEPS == 0:
+            index = self._candidates.index(best)
+            direction = 1 if (self._steps // _REVISIT_STEPS) % 2 else -1
+            return self._candidates[min(max(index + direction, 0), len(self._candidates) - 1)]
+        return best
+
+    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+        """Update the running averages."""
+        self._steps += 1
+        self._verify_s[drafted + 1] = _average(self._verify_s.get(drafted + 1), verify_s)
+        if drafted:
+            self._draft_token_s = _average(self._draft_token_s, draft_s / drafted)
+        for i in range(
+            min(accepted + 1, drafted)
+        ):  # the first rejection is evidence too; what follows it is not
+            self._acceptance[i] += 0.05 * ((i < accepted) - self._acceptance[i])
+
+    def expected_tokens_per_s(self, draft_length: int) -> float:
+        """The objective of equation 2."""
+        tokens, survives = 1.0, 1.0
+        for rate in self._acceptance[:draft_length]:
+            survives *= rate
+            tokens += survives
+        return tokens / max(
+            1e-9, draft_length * (self._draft_token_s or 0.0) + self._verify_time(draft_length + 1)
+        )
+
+    def _verify_time(self, window: int) -> float:
+        """Measured, or on the straight line through the nearest measured windows."""
+        known = sorted(self._verify_s)
+        if window in self._verify_s or len(known) == 1:
+            return self._verify_s.get(window, self._verify_s[known[0]])
+        upper = next((w for w in known if w > window), known[-1])
+        lower = known[max(0, known.index(upper) - 1)]
+        if lower == upper:
+            upper = known[1]
+        slope = (self._verify_s[upper] - self._verify_s[lower]) / (upper - lower)
+        return self._verify_s[lower] + max(0.0, slope) * (window - lower)
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + _SMOOTHING * (new - old)
