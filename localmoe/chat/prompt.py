@@ -1,0 +1,72 @@
+"""Turn a request into prompt token ids: the model's chat template for messages, plain tokenising for a raw
+prompt. Decides no truncation: a prompt that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import transformers
+
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError
+from localmoe.core.types import Message
+
+
+class PromptEncoder:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (ValueError, KeyError, OSError, TypeError, ImportError) as error:
+            first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"The tokenizer in {folder} cannot be read: {first}") from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model comes with a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def encode(self, request: GenerationRequest, context: int) -> list[int]:
+        """Prompt token ids.
+
+        Raises:
+            ConfigError: the template does not accept the messages, or the prompt is empty.
+            ContextLengthError: no room is left for an answer.
+        """
+        ids = self._raw(request.prompt) if request.prompt is not None else self._chat(request.messages)
+        if not ids:
+            raise ConfigError("The prompt is empty: write something.")
+        if len(ids) >= context:
+            raise ContextLengthError(
+                f"The prompt has {len(ids)} tokens, but the context holds {context} and the answer needs "
+                f"room too: shorten the prompt or load the model with a context of at least {len(ids) + 64}."
+            )
+        return ids
+
+    def _raw(self, prompt: str) -> list[int]:
+        ids: list[int] = self.tokenizer(prompt)["input_ids"]
+        return ids
+
+    def _chat(self, messages: Sequence[Message]) -> list[int]:
+        if not self.has_template:
+            return self._raw(_plain_dialogue(messages))
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise ConfigError(f"The model's chat template refuses this conversation: {error}") from error
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def _plain_dialogue(messages: Sequence[Message]) -> str:
+    """For base models without a template: a lone user message as it is, a dialogue as labelled lines."""
+    if len(messages) == 1:
+        return messages[0].content
+    lines = [f"{message.role.capitalize()}: {message.content}" for message in messages]
+    return "\n".join([*lines, "Assistant:"])
