@@ -1,0 +1,20 @@
+"""Which tokens end an answer: what the model's generation config, config and tokenizer say. Ends nothing
+itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def find_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Union of the eos tokens of generation_config.json, config.json and the tokenizer."""
+    found: set[int | None] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [value])
+    found.add(getattr(tokenizer, "eos_token_id", None))
+    return frozenset(token for token in found if isinstance(token, int))

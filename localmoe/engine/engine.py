@@ -1,0 +1,282 @@
+"""The engine: load a model, stream answers, say what it holds, close. The page, the command line and the
+API sit on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+
+import torch
+
+from localmoe.chat.detokenise import Detokeniser
+from localmoe.chat.prompt import PromptEncoder
+from localmoe.chat.session import Session
+from localmoe.core.config import MAX_DRAFT_LENGTH, DraftLength, EngineConfig, GenerationRequest
+from localmoe.core.errors import DraftError, DraftingRefusedError, EngineBusyError, EngineClosedError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.stats import GenerationCounters
+from localmoe.core.stream import StreamEvent
+from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.end_tokens import find_end_tokens
+from localmoe.engine.info import EngineInfo, describe_exactness
+from localmoe.engine.loading import EngineParts, assemble, cache_shape, make_memory
+from localmoe.engine.meter import Meter
+from localmoe.engine.planning import PreparedModel, divide_memory, prepare_model
+from localmoe.engine.settings import describe_link
+from localmoe.experts.memory import TransferCounters
+from localmoe.model.footprint import checkpoint_dtype
+from localmoe.prefetch.registry import make_policy
+from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
+from localmoe.speculative.loop import SpeculativeLoop
+from localmoe.speculative.sampling import TokenSampler
+
+
+class Engine:
+    """A loaded model. One answer at a time; `close()` frees everything. Use `Engine.load`."""
+
+    def __init__(self, parts: EngineParts, config: EngineConfig, encoder: PromptEncoder) -> None:
+        self._parts: EngineParts | None = parts
+        self._encoder = encoder
+        self.config = config
+        self.plan = parts.prepared.plan
+        self._busy = threading.Lock()
+        self._longest_draft = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
+        self._governor = AutoGovernor(self._longest_draft)
+        self._policy = config.policy
+        self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
+        self._end_tokens = find_end_tokens(parts.prepared.source.folder, encoder.tokenizer)
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        config: EngineConfig | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Engine:
+        """Load a model folder, a Hub repo id that is on this machine, or "demo".
+
+        Raises:
+            LocalMoeError: with one sentence for the user; what does not fit is refused before weights are
+                read.
+        """
+        config = config or EngineConfig()
+        prepared = prepare_model(model, config)
+        encoder = PromptEncoder(prepared.source.folder)
+        return cls(assemble(prepared, config, progress=progress, cancel=cancel), config, encoder)
+
+    @property
+    def _loaded(self) -> EngineParts:
+        if self._parts is None:
+            raise EngineClosedError("The engine is closed: load a model first.")
+        return self._parts
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """What was known before loading."""
+        return self._loaded.prepared
+
+    @property
+    def footprint(self) -> ModelFootprint:
+        """Sizes of the model."""
+        return self.prepared.footprint
+
+    def stream(
+        self, request: GenerationRequest, stop: threading.Event | None = None
+    ) -> Iterator[StreamEvent]:
+        """Write one answer, an event a step. Closing the generator at any point leaves the engine consistent.
+
+        Raises:
+            EngineBusyError: another answer is being written.
+            ContextLengthError, ConfigError, DraftError: the request cannot be served.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError("Another answer is being written: stop it first, or wait.")
+        try:
+            yield from self._answer(request, stop)
+        finally:
+            self._busy.release()
+
+    def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
+        started = time.perf_counter()
+        parts = self._loaded
+        prompt = self._encoder.encode(request, self.plan.context)
+        governor, use_draft = self._governor_for(request)
+        self._use_policy(request.policy or self.config.policy)
+        counters = GenerationCounters(vram_budget_bytes=self.plan.budget_bytes)
+        parts.passes.counters = counters
+        parts.passes.lookahead.clear()
+        counters.prompt_tokens = len(prompt)
+        counters.reused_tokens = self._session.begin(prompt)
+        loop = SpeculativeLoop(
+            parts.runner,
+            SelfDrafter(parts.runner, self._end_tokens) if use_draft else None,
+            governor,
+            TokenSampler(request.sampling),
+            self._end_tokens,
+            stop,
+        )
+        limit = self.plan.context - len(prompt)
+        steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
+        text = Detokeniser(self._encoder.tokenizer)
+        meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
+        first = True
+        for step in steps:
+            meter.update()
+            self._session.extend(step.tokens)
+            piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
+            yield StreamEvent(
+                text=piece,
+                token_ids=tuple(step.tokens),
+                drafted=step.from_draft,
+                finish_reason=step.finish_reason,
+                stats=counters.freeze(),
+                prompt_token_ids=tuple(prompt) if first else (),
+            )
+            first = False
+
+    def _governor_for(self, request: GenerationRequest) -> tuple[Governor, bool]:
+        length: DraftLength = (
+            self.config.draft_length if request.draft_length is None else request.draft_length
+        )
+        has_draft = self._loaded.passes.draft is not None
+        if length == 0 or (length == "auto" and not has_draft):
+            return FixedGovernor(0), False
+        if not has_draft:
+            reason = self.plan.drafting_reason
+            if not self.footprint.can_rollback:
+                raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use draft length 0 or auto.")
+            raise DraftError(f"No draft is loaded ({reason}): load the model again with drafting on.")
+        return (self._governor if length == "auto" else FixedGovernor(int(length))), True
+
+    def _use_policy(self, name: str) -> None:
+        if name != self._policy:
+            parts = self._loaded
+            parts.passes.scheduler.use(make_policy(name, cache_shape(parts.prepared, self.plan.num_slots)))
+            self._policy = name
+
+    def transfer_counters(self) -> TransferCounters:
+        """Copies since the slots were made."""
+        return self._loaded.passes.memory.counters()
+
+    def device_memory(self) -> dict[str, int]:
+        """Bytes of device memory by owner, as allocated now (on CPU: of the memory that stands in for it)."""
+        parts = self._loaded
+        return {
+            "shared": parts.shared_bytes,
+            "draft": parts.draft_bytes,
+            "kv": parts.runner.sequence.num_bytes,
+            "slots": parts.passes.memory.slots.num_bytes,
+        }
+
+    def peak_device_bytes(self) -> int:
+        """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory` (activations are not
+        counted)."""
+        device = self.prepared.compute.device
+        if device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(device))
+        return sum(self.device_memory().values())
+
+    def residency(self) -> list[list[int]]:
+        """[MoE layer][expert] -> 1 if the expert is in a slot now."""
+        footprint = self.footprint
+        table = [[0] * footprint.num_experts for _ in range(footprint.num_layers)]
+        for layer, expert in self._loaded.passes.memory.resident_keys():
+            table[layer][expert] = 1
+        return table
+
+    def info(self) -> EngineInfo:
+        """A description for people."""
+        parts = self._loaded
+        device = parts.prepared.compute.device
+        return EngineInfo(
+            name=parts.prepared.source.name,
+            architecture=self.footprint.architecture,
+            device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
+            dtype=str(parts.prepared.compute.dtype).removeprefix("torch."),
+            policy=self._policy,
+            draft=parts.draft_description or f"off: {self.plan.drafting_reason}",
+            link=describe_link(self.config, device),
+            context=self.plan.context,
+            has_chat_template=self._encoder.has_template,
+            exactness=describe_exactness(parts.row_padding),
+        )
+
+    def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
+        """Divide another budget, without reading the weights again: slots are made anew (and start empty).
+
+        Raises:
+            BudgetError: the draft and the cache that are loaded do not fit into it.
+            EngineBusyError: an answer is being written.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError("An answer is being written: stop it before changing the VRAM budget.")
+        try:
+            return self._resize(vram_budget_bytes)
+        finally:
+            self._busy.release()
+
+    def _resize(self, budget: int | None) -> MemoryPlan:
+        parts = self._loaded
+        config = replace(self.config, vram_budget_bytes=budget, context=self.plan.context)
+        if self.plan.drafting and config.draft_length == "auto":
+            config = replace(config, draft_length=1)  # the loaded draft stays, so the plan must hold it
+        elif not self.plan.drafting:
+            config = replace(config, draft_length=0)
+        stored_bytes = checkpoint_dtype(parts.prepared.checkpoint).itemsize
+        held_bytes = sum(self.device_memory().values())
+        if parts.prepared.compute.device.type == "cpu":
+            held_bytes += parts.store.num_bytes
+        plan = divide_memory(
+            self.footprint, config, parts.prepared.compute, stored_bytes, held_bytes=held_bytes
+        )
+        plan = replace(plan, drafting_reason=self.plan.drafting_reason)
+        self._new_slots(plan.num_slots)
+        self.config = replace(self.config, vram_budget_bytes=budget)
+        self.plan = plan
+        return plan
+
+    def reset(self) -> None:
+        """Forget the conversation, what was learnt about draft lengths, and which experts were in slots.
+
+        Raises:
+            EngineBusyError: an answer is being written.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError("An answer is being written: stop it first.")
+        try:
+            self._session.forget()
+            self._governor = AutoGovernor(self._longest_draft)
+            self._new_slots(self.plan.num_slots)
+        finally:
+            self._busy.release()
+
+    def _new_slots(self, num_slots: int) -> None:
+        """Empty slots of another number, and a policy that has seen nothing."""
+        parts, passes = self._loaded, self._loaded.passes
+        passes.memory.close()
+        passes.memory.slots.release()  # before the new ones are made: both together might not fit
+        passes.memory = make_memory(
+            parts.prepared, passes.memory.link, parts.store, passes.scheduler, num_slots
+        )
+        passes.scheduler.use(make_policy(self._policy, cache_shape(parts.prepared, num_slots)))
+
+    def close(self) -> None:
+        """Stop the transfer worker and free the memory. A second call does nothing."""
+        if self._parts is not None:
+            self._parts.passes.memory.close()
+            self._parts.store.close()
+            self._parts = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

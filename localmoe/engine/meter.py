@@ -1,0 +1,44 @@
+"""Fill the counters that come from clocks and from the expert memory. Counts nothing that a layer counts
+itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from localmoe.core.stats import GenerationCounters
+from localmoe.experts.memory import TransferCounters
+
+
+class Meter:
+    """One answer's clock. `update` is called after each step."""
+
+    def __init__(
+        self,
+        counters: GenerationCounters,
+        totals: Callable[[], TransferCounters],
+        peak_bytes: Callable[[], int],
+        started: float,
+    ) -> None:
+        self._counters = counters
+        self._totals = totals
+        self._peak_bytes = peak_bytes
+        self._started = started
+        self._first_token_at: float | None = None
+        self._at_start = totals()
+        self._at_first = self._at_start
+
+    def update(self) -> None:
+        """Bring times, copies and memory up to now; the first call is the first token."""
+        counters, now = self._counters, time.perf_counter()
+        totals = self._totals()
+        if self._first_token_at is None:
+            self._first_token_at, self._at_first = now, totals
+            counters.ttft_s = now - self._started
+            counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
+        counters.decode_s = now - self._first_token_at
+        counters.decode_h2d_bytes = totals.h2d_bytes - self._at_first.h2d_bytes
+        counters.stall_s = totals.stall_s - self._at_first.stall_s
+        counters.prefetched = totals.prefetched - self._at_start.prefetched
+        counters.wasted = totals.wasted - self._at_start.wasted
+        counters.peak_device_bytes = self._peak_bytes()

@@ -1,0 +1,77 @@
+"""Choose device, dtypes and context from what the user asked for and what is there. Loads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from localmoe.core.config import DeviceName, DtypeName, EngineConfig
+from localmoe.core.errors import ConfigError, HardwareError
+from localmoe.core.types import ModelFootprint
+from localmoe.core.units import format_bytes
+
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """Where and in which dtype the target computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def choose_compute(device: DeviceName, dtype: DtypeName, stored: torch.dtype) -> ComputeSettings:
+    """On CUDA the checkpoint's own 16 bits (bfloat16 for other dtypes); on CPU float32, to which 16 bits
+    convert exactly.
+
+    Raises:
+        HardwareError: CUDA was asked for and is not there.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise HardwareError("No CUDA device was found: use --device cpu, or install the NVIDIA driver.")
+    on_cuda = device == "cuda" or (device == "auto" and has_cuda)
+    if dtype != "auto":
+        chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    elif on_cuda:
+        chosen = torch.float16 if stored == torch.float16 else torch.bfloat16
+    else:
+        chosen = torch.float32
+    if chosen.itemsize < stored.itemsize:
+        chosen = stored if dtype == "auto" else chosen
+    return ComputeSettings(torch.device("cuda", 0) if on_cuda else torch.device("cpu"), chosen)
+
+
+def choose_context(requested: int | None, footprint: ModelFootprint) -> int:
+    """Tokens of prompt and answer together.
+
+    Raises:
+        ConfigError: more than the model was made for.
+    """
+    if requested is None:
+        return min(DEFAULT_CONTEXT, footprint.max_context)
+    if requested > footprint.max_context:
+        raise ConfigError(
+            f"{footprint.name} was made for at most {footprint.max_context} tokens of context, "
+            f"not {requested}."
+        )
+    return requested
+
+
+def check_emulation(config: EngineConfig, device: torch.device) -> None:
+    """An emulated link makes sense on CPU only.
+
+    Raises:
+        ConfigError: it was asked for on a GPU.
+    """
+    if config.emulated_link_bytes_per_s is not None and device.type != "cpu":
+        raise ConfigError("An emulated link needs --device cpu: a GPU has a real one.")
+
+
+def describe_link(config: EngineConfig, device: torch.device) -> str:
+    """For people: "emulated 2.0 GB/s", "PCIe" or "memory copy"."""
+    if config.emulated_link_bytes_per_s is not None:
+        return f"emulated {format_bytes(config.emulated_link_bytes_per_s)}/s"
+    return "PCIe" if device.type == "cuda" else "memory copy"
