@@ -1,0 +1,159 @@
+"""The command line's grammar: subcommands, options, and how their texts become values. Runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from localmoe import __version__
+from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.errors import ConfigError
+from localmoe.core.units import parse_bytes, parse_speed
+
+T = TypeVar("T")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `localmoe`."""
+    parser = argparse.ArgumentParser(
+        prog="localmoe", description="Run Mixture-of-Experts models larger than the GPU's memory, exactly."
+    )
+    parser.add_argument("--version", action="version", version=f"localmoe {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add(commands, "hw", "what was detected and measured")
+    plan = _add(commands, "plan", "what a model needs and how the memory would be divided")
+    _add_model(plan)
+    _add_load_options(plan)
+    _add(commands, "models", "models on this machine")
+    remove = _add(commands, "rm", "delete a downloaded model and its drafts", json=False)
+    _add_model(remove)
+    draft = _add(commands, "draft", "build the INT4 draft of a model", json=False)
+    _add_model(draft)
+    draft.add_argument("--method", default="rtn", choices=["rtn"], help="rtn: round to nearest")
+    draft.add_argument("--bits", type=int, default=4, choices=[4])
+    draft.add_argument("--group-size", type=int, default=128, choices=[32, 64, 128, 256])
+    draft.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
+    )
+    generate = _add(commands, "generate", "answer prompts")
+    _add_model(generate)
+    _add_generate_options(generate)
+    bench = _add(commands, "bench", "measure policies and draft lengths on real prompts")
+    _add_model(bench)
+    _add_bench_options(bench)
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, *, json: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="a model folder, a Hub repo id on this machine, or demo"
+    )
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vram-budget", type=_checked(parse_bytes), metavar="SIZE", help="e.g. 12GiB")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer together")
+    parser.add_argument(
+        "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
+    )
+    parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument(
+        "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
+    )
+
+
+def _add_generate_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT")
+    what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
+    parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
+    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="on-demand or moe-speq")
+    defaults = SamplingConfig()
+    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
+    parser.add_argument("--top-p", type=float, default=defaults.top_p)
+    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 is off")
+    parser.add_argument("--min-p", type=float, default=defaults.min_p)
+    parser.add_argument("--repetition-penalty", type=float, default=defaults.repetition_penalty)
+    parser.add_argument("--seed", type=int, default=None, metavar="N")
+    _add_load_options(parser)
+
+
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE.jsonl", help="default: 60 prompts that come with localmoe"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="use the first N prompts only")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--policy", action="append", metavar="NAME", help="repeat to compare; default: all")
+    parser.add_argument(
+        "--draft-lengths",
+        type=_checked(_draft_lengths),
+        default=(0, 4, "auto"),
+        metavar="A,B,...",
+        help="default: 0,4,auto",
+    )
+    _add_load_options(parser)
+
+
+def _draft_lengths(text: str) -> tuple[int | str, ...]:
+    return tuple(parse_draft_length(part) for part in text.split(","))
+
+
+def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """argparse shows a ConfigError's sentence as a usage error (exit code 2)."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> EngineConfig:
+    """The EngineConfig that load options describe.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return EngineConfig(
+        vram_budget_bytes=args.vram_budget,
+        context=args.context,
+        policy=policy,
+        draft_length=args.draft_length,
+        draft_dir=args.draft,
+        emulated_link_bytes_per_s=args.emulated_link,
+        device=args.device,
+        dtype=args.dtype,
+    )
+
+
+def sampling_config(args: argparse.Namespace) -> SamplingConfig:
+    """The SamplingConfig that generate's options describe.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return SamplingConfig(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+    )

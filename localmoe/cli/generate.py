@@ -1,0 +1,76 @@
+"""`localmoe generate`: answer one prompt or a file of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from localmoe.cli.arguments import engine_config, sampling_config
+from localmoe.cli.output import ProgressBars, note, number, percent, print_json
+from localmoe.cli.prompts import Prompt, read_prompts
+from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.stats import GenerationStats
+from localmoe.core.stream import StreamEvent
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+
+
+def run_generate(args: argparse.Namespace) -> None:
+    """Load, answer, print: text as it streams, or a JSON line a prompt.
+
+    Raises:
+        LocalMoeError: for one sentence to the user.
+    """
+    sampling = sampling_config(args)
+    prompts = read_prompts(args.prompts) if args.prompts else [Prompt("prompt", args.prompt)]
+    requests = [_request(prompt, args, sampling) for prompt in prompts]
+    config = engine_config(args, policy=args.policy)
+    with ProgressBars() as progress:
+        engine = Engine.load(args.model, config, progress=progress)
+    with engine:
+        for prompt, request in zip(prompts, requests, strict=True):
+            if args.json:
+                print_json(_answer(engine, prompt, request))
+            else:
+                _show(engine, prompt, request, titled=len(prompts) > 1)
+
+
+def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:
+    if args.raw:
+        return GenerationRequest(prompt=prompt.text, max_new_tokens=args.max_new_tokens, sampling=sampling)
+    message = Message("user", prompt.text)
+    return GenerationRequest(messages=(message,), max_new_tokens=args.max_new_tokens, sampling=sampling)
+
+
+def _answer(engine: Engine, prompt: Prompt, request: GenerationRequest) -> dict[str, object]:
+    events = list(engine.stream(request))
+    last = events[-1]
+    return {
+        "id": prompt.id,
+        "text": "".join(event.text for event in events),
+        "prompt_token_ids": list(events[0].prompt_token_ids),
+        "token_ids": [token for event in events for token in event.token_ids],
+        "finish_reason": last.finish_reason,
+        "stats": last.stats.as_dict(),
+    }
+
+
+def _show(engine: Engine, prompt: Prompt, request: GenerationRequest, *, titled: bool) -> None:
+    if titled:
+        sys.stdout.write(f"== {prompt.id}\n")
+    event: StreamEvent | None = None
+    for event in engine.stream(request):
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    assert event is not None, "an answer has at least one event"
+    note(_summary(event.stats, engine))
+
+
+def _summary(stats: GenerationStats, engine: Engine) -> str:
+    parts = [
+        f"{stats.new_tokens} tokens", f"{number(stats.tokens_per_s)} tok/s", f"TTFT {stats.ttft_s:.2f} s",
+        f"hit rate {percent(stats.hit_rate)}", f"accepted {percent(stats.acceptance_rate)}",
+        f"link: {engine.info().link}",
+    ]  # fmt: skip
+    return "[" + ", ".join(parts) + "]"
