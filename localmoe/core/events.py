@@ -1,8 +1,8 @@
 """What happens during an answer, as told to prefetch policies. Plain facts; a policy answers with requests.
 
-Within a step come StepStarted, then DraftRouted for each drafted token and layer, DraftFinished, then for each
-layer LayerDemanded and LayerFinished, then StepFinished. Plain decoding is a step with draft_length 0. A prompt
-arrives as PrefillStarted followed by LayerDemanded / LayerFinished for each chunk and layer.
+Within a step come StepStarted, then DraftRouted for each drafted token and layer, DraftFinished, then for
+each layer LayerDemanded and LayerFinished, then StepFinished. Plain decoding is a step with draft_length 0. A
+prompt arrives as PrefillStarted followed by LayerDemanded / LayerFinished for each chunk and layer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import DraftError
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
 from localmoe.engine.drafts import GROUP_SIZE, HostExpertSource, expert_naming, load_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
@@ -70,7 +71,13 @@ def assemble(
     skeleton = prepared.skeleton
     store = load_weights(skeleton, prepared.checkpoint, device=device, progress=progress, cancel=cancel)
     try:
-        draft_description, draft = _draft(prepared, config, store, progress, cancel)
+        try:
+            draft_description, draft = _draft(prepared, config, store, progress, cancel)
+        except DraftError as error:
+            if config.draft_length != "auto" or config.draft_dir is not None:
+                raise
+            draft_description, draft = "", None  # chatting without a draft beats not chatting
+            prepared = replace(prepared, plan=_without_draft(prepared.plan, str(error)))
         if device.type == "cuda":
             store.pin()
         row_padding = _row_padding(prepared, store)
@@ -90,6 +97,10 @@ def assemble(
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
     )
+
+
+def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
+    return replace(plan, drafting=False, drafting_reason=reason, draft_bytes=0)
 
 
 def _draft(

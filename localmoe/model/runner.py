@@ -100,9 +100,15 @@ class ModelRunner:
                 logits_to_keep=keep,
             ).logits[0]
         except BaseException:
-            self.sequence.truncate(start if self._pad else 0)
+            self.rewind(start)
             raise
         if padding:
             self.sequence.truncate(start + count)
             logits = logits[:-padding]
         return logits[-1:].float() if last_only else logits.float()
+
+    def rewind(self, length: int) -> None:
+        """After an interrupted pass: go back to `length` tokens, or to none where the state cannot be
+        shortened."""
+        can_shorten = not isinstance(self.sequence, RecurrentState)
+        self.sequence.truncate(min(length, self.sequence.length) if can_shorten else 0)

@@ -90,7 +90,7 @@ class SpeculativeLoop:
             verdict = self._accept(logits, history, proposal)
             runner.sequence.truncate(base + 1 + verdict.accepted)
         except BaseException:
-            runner.sequence.truncate(min(base, runner.sequence.length))
+            runner.rewind(base)
             raise
         verify_s = time.perf_counter() - started
         drafted = len(proposal.tokens)
