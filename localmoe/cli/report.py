@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from localmoe.cli.arguments import engine_config
 from localmoe.cli.output import ProgressBars, print_json, print_pairs, print_table
-from localmoe.core.units import format_bytes, format_count
+from localmoe.core.units import format_bytes, format_count, format_rate
 from localmoe.engine import build_draft
 from localmoe.engine.planning import prepare_model
 from localmoe.hardware.limits import Limits, measured_rates, predict_limits
@@ -31,13 +31,13 @@ def run_hw(args: argparse.Namespace) -> None:
             "RAM",
             f"{format_bytes(hardware.ram_available_bytes)} free of {format_bytes(hardware.ram_total_bytes)}",
         ),
-        ("Memory copy", f"{format_bytes(rate)}/s measured" if rate else "-"),
+        ("Memory copy", f"{format_rate(rate)} measured" if rate else "-"),
         ("Disk free", format_bytes(hardware.disk_free_bytes)),
         ("System", f"{hardware.platform}, Python {hardware.python_version}, torch {hardware.torch_version}"),
     ]
     for gpu in hardware.gpus:
         link = f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}" if gpu.pcie_generation else "PCIe"
-        rates = f", {gpu.h2d_bytes_per_s / 1e9:.1f} GB/s measured" if gpu.h2d_bytes_per_s else ""
+        rates = f", {format_rate(gpu.h2d_bytes_per_s)} measured" if gpu.h2d_bytes_per_s else ""
         memory = f"{format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.total_bytes)}"
         pairs.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}, {link}{rates}"))
     if not hardware.gpus:

@@ -55,6 +55,16 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def format_rate(bytes_per_s: float) -> str:
+    """Human form in decimal units, as links are rated, e.g. "2.0 GB/s"."""
+    value = float(bytes_per_s)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.1f} {unit}/s"
+        value /= 1000
+    return f"{value:.1f} TB/s"
+
+
 def format_count(count: int) -> str:
     """Human form of a parameter count, e.g. "14.3 B"."""
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):

@@ -9,6 +9,7 @@ from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
 from localmoe.core.errors import DraftingRefusedError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
+from localmoe.engine.drafts import GROUP_SIZE
 from localmoe.engine.settings import ComputeSettings, check_emulation, choose_compute, choose_context
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
@@ -17,6 +18,7 @@ from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.prefetch.registry import check_policy
+from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 MAX_WINDOW = -(-(MAX_DRAFT_LENGTH + 1) // 16) * 16  # rows of the largest verify pass
 
@@ -47,7 +49,9 @@ def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
     compute = choose_compute(config.device, config.dtype, checkpoint_dtype(checkpoint))
     check_emulation(config, compute.device)
     skeleton = build_skeleton(checkpoint, compute.dtype)
-    footprint = measure_footprint(source.name, checkpoint, skeleton)
+    # a draft of the user's own may have smaller groups, and so more scales to hold
+    group_size = GROUP_SIZE if config.draft_dir is None else DraftCheckpoint.open(config.draft_dir).group_size
+    footprint = measure_footprint(source.name, checkpoint, skeleton, group_size)
     plan = divide_memory(footprint, config, compute, checkpoint_dtype(checkpoint).itemsize)
     return PreparedModel(source, checkpoint, skeleton, footprint, compute, plan)
 

@@ -9,7 +9,7 @@ import torch
 from localmoe.core.config import DeviceName, DtypeName, EngineConfig
 from localmoe.core.errors import ConfigError, HardwareError
 from localmoe.core.types import ModelFootprint
-from localmoe.core.units import format_bytes
+from localmoe.core.units import format_rate
 
 DEFAULT_CONTEXT = 4096
 
@@ -73,5 +73,5 @@ def check_emulation(config: EngineConfig, device: torch.device) -> None:
 def describe_link(config: EngineConfig, device: torch.device) -> str:
     """For people: "emulated 2.0 GB/s", "PCIe" or "memory copy"."""
     if config.emulated_link_bytes_per_s is not None:
-        return f"emulated {format_bytes(config.emulated_link_bytes_per_s)}/s"
+        return f"emulated {format_rate(config.emulated_link_bytes_per_s)}"
     return "PCIe" if device.type == "cuda" else "memory copy"

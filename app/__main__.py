@@ -1,0 +1,131 @@
+"""`python -m app`: reads the options, binds the port, starts the server. Decides no default of the engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+
+from app.address import PORT_TAKEN, PortTakenError, bind
+from app.engine_holder import EngineLike, EngineLoader
+from app.service import ChatService
+from app.settings import check_answers
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import LocalMoeError
+from localmoe.core.home import localmoe_home
+from localmoe.core.types import ProgressCallback
+from localmoe.core.units import format_bytes
+
+
+def load_engine(
+    model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
+) -> EngineLike:
+    """The real engine. Imported here, in the loading thread, because torch takes seconds."""
+    from localmoe.engine import Engine
+
+    return Engine.load(model, config, progress=progress, cancel=cancel)
+
+
+def local_models() -> list[tuple[str, str]]:
+    """(label, value) of the models on this computer."""
+    from localmoe.hub.catalogue import list_models
+
+    return [(f"{model.name} ({format_bytes(model.num_bytes)})", model.name) for model in list_models()]
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as texts; their values are checked with the settings."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app", description="Chat with a Mixture-of-Experts model."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address of this computer (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, default=7860, help="port of the page (default 7860; 0: a free one)"
+    )
+    parser.add_argument(
+        "--model", help="demo, a folder or a repo id on this computer (default: the last one)"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="do not open the page")
+    parser.add_argument("--vram-budget", metavar="SIZE", help="auto, or device memory to use, e.g. 12GiB")
+    parser.add_argument("--draft-length", metavar="auto|N", help="drafted tokens a step; 0: no drafting")
+    parser.add_argument("--policy", help="prefetch policy")
+    parser.add_argument("--context", metavar="N", help="tokens of prompt plus answer")
+    parser.add_argument("--emulated-link", metavar="SPEED", help="limit copies, e.g. 2GB/s (CPU only)")
+    return parser.parse_args(argv)
+
+
+def choose_settings(service: ChatService, options: argparse.Namespace) -> None:
+    """Lay the options over the kept settings, for this run.
+
+    Raises:
+        LocalMoeError: an option is out of range.
+    """
+    chosen = {
+        "model": options.model, "vram_budget": options.vram_budget, "context": options.context,
+        "emulated_link": options.emulated_link,
+    }  # fmt: skip
+    load = replace(service.load_settings, **{k: v for k, v in chosen.items() if v is not None})
+    answers = {"draft_length": options.draft_length, "policy": options.policy}
+    values = {**asdict(service.answers), **{k: v for k, v in answers.items() if v is not None}}
+    service.answers = check_answers(values)
+    load.engine_config(service.answers)
+    service.load_settings = load
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    engine_loader: EngineLoader = load_engine,
+    list_models: Callable[[], Sequence[tuple[str, str]]] = local_models,
+) -> int:
+    """Run the app; its exit code: 0, 1 (refused), 2 (bad usage) or 98 (port taken)."""
+    options = parse_arguments(argv)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the first import of gradio
+    home = localmoe_home()
+    try:
+        sock = bind(options.host, options.port)
+    except PortTakenError as error:
+        return _refuse(str(error), PORT_TAKEN)
+    except LocalMoeError as error:
+        return _refuse(str(error), 2)
+    with sock:
+        try:
+            service = ChatService(home, engine_loader, list_models)
+            choose_settings(service, options)
+        except LocalMoeError as error:
+            return _refuse(str(error), 2)
+        except OSError as error:
+            reason = f"{home} cannot be used for chats and settings ({error.strerror})"
+            return _refuse(f"{reason}: make it writable, or set LOCALMOE_HOME to another folder.", 1)
+        return _run(service, sock, options, home)
+
+
+def _run(service: ChatService, sock: socket.socket, options: argparse.Namespace, home: Path) -> int:
+    from app.server import serve  # here, because gradio takes seconds
+
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        serve(service, sock, options.host, home=home, open_browser=not options.no_browser)
+    except (KeyboardInterrupt, SystemExit):
+        return 0
+    return 0
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)  # so that everything open is closed in order
+
+
+def _refuse(sentence: str, code: int) -> int:
+    print(f"localmoe: {sentence}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

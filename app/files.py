@@ -1,0 +1,32 @@
+"""Small JSON files on disk, replaced whole or not at all. Knows nothing of what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write beside `path`, flush to the disk, then rename over it; readable by the owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be read so that nothing overwrites it; its new path."""
+    kept = path.with_name(f"{path.name}.{secrets.token_hex(3)}.damaged")
+    os.replace(path, kept)
+    return kept

@@ -1,0 +1,225 @@
+"""One answer being written, in a thread of its own that no page reload ends. Knows no gradio and picks no
+setting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
+from app.engine_holder import INTERNAL_ERROR, EngineLike
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import LocalMoeError
+from localmoe.core.stats import GenerationStats
+from localmoe.core.stream import StreamEvent
+
+SAVE_EVERY_S = 1.0
+STEP_EVERY_S = 0.25
+SPEED_EVERY_S = 0.2  # decode time between two points of the speed line
+MAX_SPEEDS = 120
+STOP_WAIT_S = 0.2
+
+
+class JobRunningError(LocalMoeError):
+    """An answer is being written already."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A snapshot of an answer.
+
+    Attributes:
+        finish: None while it is being written, else "stop", "length", "cancelled" or "error".
+        speeds: tokens/s between events, from the differences of their statistics, oldest first.
+    """
+
+    chat_id: str
+    started: float
+    revision: int
+    text: str
+    finish: str | None
+    error: str
+    stats: GenerationStats | None
+    speeds: tuple[float, ...]
+
+
+class GenerationJob:
+    """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
+    called now and then between two steps, and at the end: the moments when the engine can be asked."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        request: GenerationRequest,
+        chat_id: str,
+        chats: ChatStore,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine, self._request, self._chats, self._on_step = engine, request, chats, on_step
+        self._link = engine.info().link
+        self._lock = threading.Lock()  # guards the view and the names beside it
+        self._saving = threading.Lock()  # taken before the other: saves happen one after the other
+        self._frozen = False  # nothing is added to the text any more
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._created = time.time()
+        self._text: list[str] = []
+        self._speeds: list[float] = []
+        self._mark = (0.0, 1)  # decode seconds and tokens at the last point of the speed line
+        self._next_save = self._next_step = 0.0
+        self._view = JobView(chat_id, self._created, 0, "", None, "", None, ())
+
+    def view(self) -> JobView:
+        """How far the answer is."""
+        with self._lock:
+            return self._view
+
+    def start(self, after: GenerationJob | None = None) -> None:
+        """Begin, once the job before has let go of the engine."""
+        threading.Thread(target=self._run, args=(after,), name="answer", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the answer now and keep its text, even if the step under way takes longer."""
+        self._stop.set()
+        if not self._ended.wait(STOP_WAIT_S):
+            self._finish("cancelled", "")
+
+    def join(self) -> None:
+        """Wait until the engine is free again."""
+        self._ended.wait()
+
+    def _run(self, after: GenerationJob | None) -> None:
+        finish, error = "error", INTERNAL_ERROR
+        try:
+            if after is not None:
+                after.join()
+            finish, error = self._consume(), ""
+        except LocalMoeError as failure:
+            finish, error = "error", str(failure)
+        finally:
+            try:
+                self._finish(finish, error)
+            finally:
+                self._ended.set()
+
+    def _consume(self) -> str:
+        if self._stop.is_set():
+            return "cancelled"
+        stream = self._engine.stream(self._request, self._stop)
+        try:
+            for event in stream:
+                if not self._take(event):
+                    return "cancelled"
+                if event.finish_reason is not None:
+                    return event.finish_reason
+                if time.monotonic() >= self._next_save:
+                    self._save_safety_copy()
+                    self._next_save = time.monotonic() + SAVE_EVERY_S
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+        return "stop"
+
+    def _take(self, event: StreamEvent) -> bool:
+        """Add the event to the view; False if the answer was ended meanwhile."""
+        if event.finish_reason is not None or time.monotonic() >= self._next_step:
+            self._on_step()
+            self._next_step = time.monotonic() + STEP_EVERY_S
+        with self._lock:
+            view = self._view
+            if self._frozen:
+                return False
+            self._text.append(event.text)
+            self._add_speed(event.stats)
+            self._view = replace(
+                view, revision=view.revision + 1, text="".join(self._text), stats=event.stats,
+                speeds=tuple(self._speeds),
+            )  # fmt: skip
+        return True
+
+    def _add_speed(self, stats: GenerationStats) -> None:
+        decode_s = (stats.tpot_s or 0.0) * max(0, stats.new_tokens - 1)
+        then_s, then_tokens = self._mark
+        if decode_s - then_s >= SPEED_EVERY_S:
+            self._speeds.append((stats.new_tokens - then_tokens) / (decode_s - then_s))
+            self._mark = (decode_s, stats.new_tokens)
+            del self._speeds[:-MAX_SPEEDS]
+
+    def _finish(self, finish: str, error: str) -> None:
+        """Freeze the text, save it, and only then say that the answer has ended."""
+        with self._saving:
+            with self._lock:
+                if self._frozen:
+                    return
+                self._frozen = True
+                view = replace(self._view, finish=finish, error=error or self._view.error)
+            note = self._save(view)
+            with self._lock:
+                self._view = replace(view, revision=view.revision + 1, error=note or view.error)
+
+    def _save_safety_copy(self) -> None:
+        with self._saving:
+            with self._lock:
+                view, frozen = self._view, self._frozen
+            note = "" if frozen else self._save(view)
+        with self._lock:
+            if note and not self._frozen:
+                self._view = replace(self._view, error=note)
+
+    def _save(self, view: JobView) -> str:
+        """Write the answer to the disk; a sentence if that failed. A deleted chat ends the answer."""
+        stats = {} if view.stats is None else {**view.stats.as_dict(), "link": self._link}
+        answer = ChatMessage("assistant", view.text, self._created, view.finish, view.error, stats)
+        try:
+            self._chats.save_answer(view.chat_id, answer)
+        except ChatSaveError as failure:
+            return str(failure)
+        except ChatError:
+            self._stop.set()
+        return ""
+
+
+class JobRunner:
+    """At most one answer at a time; the last one stays visible after its end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._job: GenerationJob | None = None
+
+    def view(self) -> JobView | None:
+        """The running answer, or the last one."""
+        job = self._job
+        return None if job is None else job.view()
+
+    def running(self, chat_id: str | None = None) -> bool:
+        """Whether an answer (of this chat, or of any) is being written."""
+        view = self.view()
+        return view is not None and view.finish is None and chat_id in (None, view.chat_id)
+
+    def check_free(self) -> None:
+        """Raise JobRunningError if an answer is being written."""
+        if self.running():
+            raise JobRunningError("An answer is still being written: wait for its end, or press Stop first.")
+
+    def start(self, job: GenerationJob) -> None:
+        """Begin the job, unless one is running."""
+        with self._lock:
+            self.check_free()
+            previous, self._job = self._job, job
+            job.start(after=previous)
+
+    def stop(self) -> None:
+        """End the running answer and keep its text."""
+        job = self._job
+        if job is not None:
+            job.stop()
+
+    def stop_and_wait(self) -> None:
+        """The same, and wait until the engine is free."""
+        job = self._job
+        if job is not None:
+            job.stop()
+            job.join()

@@ -1,0 +1,60 @@
+"""Chat messages as the page's Chatbots want them. Text goes in untouched; the Chatbot sanitises the HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.chats import Chat, ChatMessage
+from app.jobs import JobView
+from app.words import answer_line
+
+Entry = dict[str, Any]
+WAITING = "…"
+_UNANSWERED = ChatMessage("assistant", "*(not answered yet: press Retry)*", finish="stop")
+
+
+def split_turns(chat: Chat | None) -> tuple[Sequence[ChatMessage], Sequence[ChatMessage]]:
+    """Finished history, and the last turn, which alone is drawn again while it grows."""
+    if chat is None:
+        return (), ()
+    last = chat.last_user_index()
+    cut = len(chat.messages) if last is None else last
+    return chat.messages[:cut], chat.messages[cut:]
+
+
+def history_entries(messages: Sequence[ChatMessage]) -> list[Entry]:
+    """Entries of finished turns."""
+    return [_entry(message) for message in messages]
+
+
+def turn_entries(messages: Sequence[ChatMessage], job: JobView | None) -> list[Entry]:
+    """Entries of the last turn; `job` is the answer being written in it, if one is."""
+    if job is None or job.finish is not None:
+        unanswered = [] if not messages or messages[-1].role == "assistant" else [_UNANSWERED]
+        return [_entry(message) for message in (*messages, *unanswered)]
+    return [
+        *(_entry(message) for message in messages if message.role == "user"),
+        {"role": "assistant", "content": [_text(job.text or WAITING)]},
+    ]
+
+
+def _entry(message: ChatMessage) -> Entry:
+    content = [_text(message.content)] if message.content else []
+    if message.role == "assistant":
+        line = answer_line(message.stats, message.finish)
+        if message.error:
+            content.append(_text(f'<p class="lm-error">{_escape(message.error)}</p>'))
+        if not content:
+            content.append(_text("*(an empty answer)*"))
+        if line:
+            content.append(_text(f'<p class="lm-line">{_escape(line)}</p>'))
+    return {"role": message.role, "content": content}
+
+
+def _text(text: str) -> Entry:
+    return {"type": "text", "text": text}
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

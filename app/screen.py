@@ -1,0 +1,154 @@
+"""What an open page shows, and what of it has changed since it was last told. The one place that turns the
+service's state into widget updates; every listener and the timer end here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from app.chats import Chat, ChatError
+from app.messages import history_entries, split_turns, turn_entries
+from app.panel import panel_html
+from app.service import ChatService
+from app.status_html import header_html, message_html, share_html
+from app.tabs.chat import ChatWidgets
+from app.tabs.settings import SettingsWidgets
+from app.tabs.sidebar import SidebarWidgets, chat_list_html
+from app.view import Seen, Updates, View
+from localmoe.core.errors import LocalMoeError
+
+BUSY_S, IDLE_S = 0.12, 1.5  # how often the page asks while something moves, and while nothing does
+
+
+@dataclass(frozen=True, slots=True)
+class Widgets:
+    """Everything that a refresh may change."""
+
+    chat: ChatWidgets
+    sidebar: SidebarWidgets
+    settings: SettingsWidgets
+    header: gr.HTML
+    panel: gr.HTML
+    timer: gr.Timer
+    last_chat: gr.BrowserState
+
+
+class Screen:
+    """Computes updates. `seen` says, by part, what the page shows. It lives in the page and not here: answers
+    can overtake each other, and whichever the page takes last brings its own `seen`, so that the next tick
+    mends what is out of date."""
+
+    def __init__(self, service: ChatService, widgets: Widgets) -> None:
+        self.service = service
+        self.widgets = widgets
+        self.view = gr.State(View())
+        self.seen = gr.Textbox("", visible=False, label="Shown")
+        chat = widgets.chat
+        self._outputs = [
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
+            chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.panel,
+            widgets.timer, widgets.last_chat,
+        ]  # fmt: skip
+
+    def listen(
+        self,
+        event: Callable[..., Any],
+        handler: Callable[..., Updates],
+        inputs: Sequence[Any],
+        extra: Sequence[Any] = (),
+    ) -> None:
+        """Attach a listener that may change anything above and `extra`; nothing waits in a queue."""
+        event(
+            handler, list(inputs), [*self._outputs, *extra], queue=False, show_progress="hidden",
+            api_visibility="private",
+        )  # fmt: skip
+
+    def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
+        """Do what the user asked; a refusal becomes the notice and changes nothing else."""
+        try:
+            new_view, extra = action()
+        except LocalMoeError as error:
+            return self.updates(replace(view, notice=str(error), good=False), seen)
+        return {**self.updates(replace(new_view, notice=""), seen), **extra}
+
+    def updates(self, view: View, seen: Seen) -> Updates:
+        """A refresh after an action: like `refresh`, and the page remembers its view."""
+        return {**self.refresh(view, seen), self.view: view, self.widgets.last_chat: view.chat_id}
+
+    def chat_id(self, view: View) -> str | None:
+        """The chat that the page shows; None for a new one, or one deleted in another window."""
+        chat = self._chat(view)
+        return chat.id if chat is not None else None
+
+    def turn_start(self, view: View) -> int:
+        """Index of the last turn's first message in the chat."""
+        return len(split_turns(self._chat(view))[0])
+
+    def refresh(self, view: View, seen: Seen) -> Updates:
+        """What changed since `seen`."""
+        service, widgets = self.service, self.widgets
+        status, job = service.holder.status(), service.runner.view()
+        revision = service.chats.revision
+        chat = self._chat(view)
+        mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
+        running = job is not None and job.finish is None
+        busy = running or status.phase == "loading"
+        answering = job.chat_id if job is not None and running else None
+        job_key = (job.started, job.revision) if job is not None else None
+        chat_id = chat.id if chat is not None else None
+        parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
+            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown)),
+            "turn": (
+                (chat_id, revision, mine.revision if mine is not None and running else None),
+                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine)},
+            ),
+            "list": (
+                (revision, chat_id, answering),
+                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering)},
+            ),
+            "header": (status.revision, lambda: {widgets.header: header_html(status)}),
+            "share": (status.revision, lambda: {widgets.settings.load.share: share_html(status)}),
+            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job)}),
+            "buttons": (running, lambda: self._buttons(running)),
+            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(view.notice, view.good)}),
+            "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
+        }
+        updates: Updates = {}
+        shown = _parse(seen)
+        for name, (key, make) in parts.items():
+            if shown.get(name) != repr(key):
+                updates.update(make())
+        updates[self.seen] = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        return updates
+
+    def _chat(self, view: View) -> Chat | None:
+        if view.chat_id is None:
+            return None
+        try:
+            return self.service.chats.get(view.chat_id)
+        except ChatError:
+            return None  # deleted in another window
+
+    def _history(self, chat: Chat | None, shown: int) -> Updates:
+        messages = split_turns(chat)[0]
+        widgets = self.widgets.chat
+        return {
+            widgets.history: gr.update(value=history_entries(messages[-shown:]), visible=bool(messages)),
+            widgets.earlier: gr.Button(visible=len(messages) > shown),
+        }
+
+    def _buttons(self, running: bool) -> Updates:
+        widgets = self.widgets.chat
+        return {widgets.send: gr.Button(visible=not running), widgets.stop: gr.Button(visible=running)}
+
+
+def _parse(seen: Seen) -> dict[str, str]:
+    try:
+        found = json.loads(seen or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,90 @@
+"""The web server: answers /health at once and mounts the page behind the guard. Loads no model itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from starlette.routing import Mount
+
+from app.address import page_url, state_file
+from app.guard import LocalOnly
+from app.page import build_page
+from app.service import ChatService
+from app.theme import FAVICON, make_theme, page_css, page_head
+from localmoe import __version__
+
+
+def make_app(service: ChatService, port: int) -> FastAPI:
+    """The guarded application. Built inside an event loop: outside one Gradio makes some and leaves them."""
+    return asyncio.run(_make_app(service, port))
+
+
+async def _make_app(service: ChatService, port: int) -> FastAPI:
+    app = FastAPI(title="localmoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        status = service.holder.status()
+        return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
+
+    gr.mount_gradio_app(
+        app, build_page(service), path="/", ssr_mode=False, run_history=False, footer_links=[],
+        allowed_paths=[],
+        theme=make_theme(), css=page_css(), head=page_head(), enable_monitoring=False, mcp_server=False,
+        pwa=False,
+        show_error=False, app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
+        favicon_path=str(FAVICON),
+    )  # fmt: skip
+    app.add_middleware(LocalOnly, port=port)
+    return app
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling when it answers, and ending the streams that open pages hold before it shuts down."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], app: FastAPI) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._mounted = [route.app for route in app.routes if isinstance(route, Mount)]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for mounted in self._mounted:
+            if isinstance(mounted, gr.routes.App):
+                mounted.stop_event.set()
+        await super().shutdown(sockets)
+
+
+def serve(service: ChatService, sock: socket.socket, host: str, *, home: Path, open_browser: bool) -> None:
+    """Run until the process is told to end; the model loads meanwhile."""
+    port = int(sock.getsockname()[1])
+    url = page_url(host, port)
+
+    def on_started() -> None:
+        print(f"localmoe is ready at {url} (Ctrl+C ends it)", file=sys.stderr, flush=True)
+        if open_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    app = make_app(service, port)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+    )
+    with state_file(home, host, port):
+        service.start()
+        try:
+            _Server(config, on_started, app).run(sockets=[sock])
+        finally:
+            service.close()

@@ -1,0 +1,178 @@
+"""What the user chose on the page, checked and kept on disk. Does not know what the choices do."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from app.files import set_aside, write_json
+from localmoe.core.config import DraftLength, EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.core.units import parse_bytes, parse_speed
+from localmoe.prefetch.registry import check_policy
+
+SCHEMA = 1
+MAX_CONTEXT = 10_000_000
+MAX_NEW_TOKENS = 1_000_000
+MAX_SYSTEM_PROMPT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What a load of the model needs; texts as the user typed them. "auto": the planner chooses."""
+
+    model: str = "demo"
+    vram_budget: str = "auto"
+    context: str = "auto"
+    emulated_link: str = ""  # empty: copies run at the machine's own speed
+
+    def engine_config(self, answers: AnswerSettings) -> EngineConfig:
+        """The engine's configuration.
+
+        Raises:
+            ConfigError: a text is no size, number or speed.
+        """
+        if not self.model.strip():
+            raise ConfigError("No model is chosen: choose one from the list, or give a folder.")
+        link = self.emulated_link.strip()
+        return EngineConfig(
+            vram_budget_bytes=parse_budget(self.vram_budget),
+            context=_parse_context(self.context),
+            policy=answers.policy,
+            draft_length=answers.draft_length,
+            emulated_link_bytes_per_s=parse_speed(link) if link else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What holds from the next answer on."""
+
+    draft_length: DraftLength = "auto"
+    policy: str = "moe-speq"
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.05
+    max_new_tokens: int = 1024
+    seed: int | None = None
+    system_prompt: str = ""
+
+    def sampling(self) -> SamplingConfig:
+        """How tokens are chosen; raises ConfigError when a number is out of range."""
+        return SamplingConfig(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty, seed=self.seed,
+        )  # fmt: skip
+
+
+def parse_budget(text: str) -> int | None:
+    """Bytes of a VRAM budget as typed; None for "auto" or nothing."""
+    text = text.strip()
+    return None if text.lower() in ("", "auto") else parse_bytes(text)
+
+
+def _parse_context(text: str) -> int | None:
+    text = text.strip().lower()
+    if text in ("", "auto"):
+        return None
+    if not text.isdecimal() or not 16 <= int(text[:9]) <= MAX_CONTEXT:
+        raise ConfigError(f"Context '{text}' is out of range: use auto, or 16 to {MAX_CONTEXT:,} tokens.")
+    return int(text)
+
+
+def check_answers(values: Mapping[str, object]) -> AnswerSettings:
+    """The settings of these form values; a missing one keeps its default.
+
+    Raises:
+        ConfigError: one is out of range; the sentence says which, and what is allowed.
+    """
+    base = AnswerSettings()
+    draft = values.get("draft_length", base.draft_length)
+    seed = values.get("seed", base.seed)
+    prompt = str(values.get("system_prompt") or "")
+    if len(prompt) > MAX_SYSTEM_PROMPT:
+        raise ConfigError(
+            f"The system prompt has {len(prompt):,} characters: use at most {MAX_SYSTEM_PROMPT:,}."
+        )
+    settings = AnswerSettings(
+        draft_length=parse_draft_length(_integral(draft)),
+        policy=check_policy(str(values.get("policy", base.policy))),
+        temperature=_number("Temperature", values, base.temperature),
+        top_p=_number("Top-p", values, base.top_p),
+        top_k=_whole("Top-k", values.get("top_k", base.top_k)),
+        min_p=_number("Min-p", values, base.min_p),
+        repetition_penalty=_number("Repetition penalty", values, base.repetition_penalty),
+        max_new_tokens=_whole("Max new tokens", values.get("max_new_tokens", base.max_new_tokens)),
+        seed=None if seed in (None, "") else _whole("Seed", seed),
+        system_prompt=prompt,
+    )
+    settings.sampling()
+    if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:
+        raise ConfigError(
+            f"Max new tokens {settings.max_new_tokens} is out of range: use 1 to {MAX_NEW_TOKENS:,}."
+        )
+    return settings
+
+
+def _integral(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _number(name: str, values: Mapping[str, object], default: float) -> float:
+    value = values.get(name.lower().replace("-", "_").replace(" ", "_"), default)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is empty or not a number: the usual value is {default:g}.") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} {number} is not a usable number: the usual value is {default:g}.")
+    return number
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} is not a whole number: '{'' if value is None else value}'.")
+    return value
+
+
+class SettingsStore:
+    """Settings of this machine in one JSON file; `report` is a sentence if the file could not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.load = LoadSettings()
+        self.answers = AnswerSettings()
+        self.report = ""
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+            known = {field.name for field in fields(LoadSettings)}
+            texts = {key: str(value) for key, value in data["load"].items() if key in known}
+            load = replace(LoadSettings(), **texts)
+            answers = check_answers(data["answers"])
+            load.engine_config(answers)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LocalMoeError):
+            kept = set_aside(self._path)
+            self.report = f"The settings could not be read, so the usual ones are used; kept as {kept.name}."
+        else:
+            self.load, self.answers = load, answers
+
+    def save(self, *, load: LoadSettings | None = None, answers: AnswerSettings | None = None) -> None:
+        """Keep these (already checked) settings."""
+        self.load = load or self.load
+        self.answers = answers or self.answers
+        data = {"schema": SCHEMA, "load": asdict(self.load), "answers": asdict(self.answers)}
+        write_json(self._path, data)

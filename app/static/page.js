@@ -1,0 +1,71 @@
+// Keys, the theme switch, the drawers of narrow screens, and following the answer while it grows.
+(() => {
+  const store = { get: (key) => localStorage.getItem(key), set: (key, value) => localStorage.setItem(key, value) };
+  const prefersDark = window.matchMedia('(prefers-color-scheme: dark)');
+  const theme = () => store.get('localmoe-theme') || 'auto';
+
+  const paint = () => {
+    const dark = theme() === 'dark' || (theme() === 'auto' && prefersDark.matches);
+    if (document.body.classList.contains('dark') !== dark) document.body.classList.toggle('dark', dark);
+    document.documentElement.style.colorScheme = dark ? 'dark' : 'light';
+  };
+
+  const shell = () => document.getElementById('lm-shell');
+  const closeDrawers = () => shell()?.classList.remove('lm-show-nav', 'lm-show-live');
+
+  // A reader who scrolled up is left alone; one at the end is kept at the end.
+  const follow = (box) => {
+    let atEnd = true;
+    box.addEventListener('scroll', () => {
+      atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
+    });
+    const stick = () => { if (atEnd) box.scrollTop = box.scrollHeight; };
+    new ResizeObserver(stick).observe(box);
+    new MutationObserver(stick).observe(box, { childList: true, subtree: true, characterData: true });
+    stick();
+  };
+
+  const start = () => {
+    paint();
+    // Gradio sets its own class after it mounts; ours has the last word.
+    new MutationObserver(paint).observe(document.body, { attributes: true, attributeFilter: ['class'] });
+    prefersDark.addEventListener('change', paint);
+    const mounted = new MutationObserver(() => {
+      const box = document.getElementById('lm-scroll');
+      const choice = document.getElementById('lm-theme');
+      if (!box || !choice) return;
+      mounted.disconnect();
+      choice.value = theme();
+      follow(box);
+    });
+    mounted.observe(document.body, { childList: true, subtree: true });
+  };
+
+  document.addEventListener('change', (event) => {
+    if (event.target.id !== 'lm-theme') return;
+    store.set('localmoe-theme', event.target.value);
+    paint();
+  });
+
+  document.addEventListener('click', (event) => {
+    const toggle = event.target.closest('[data-toggle]');
+    if (toggle) {
+      const name = `lm-show-${toggle.dataset.toggle}`;
+      const shown = shell().classList.contains(name);
+      closeDrawers();
+      shell().classList.toggle(name, !shown);
+    } else if (event.target.closest('#lm-main, #lm-new')) {
+      closeDrawers();
+    }
+  });
+
+  document.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || event.defaultPrevented) return;
+    const stop = document.getElementById('lm-stop');
+    if (stop && stop.offsetParent !== null) stop.click();
+    closeDrawers();
+  });
+
+  if (document.body) start();
+  else document.addEventListener('DOMContentLoaded', start);
+})();

@@ -1,0 +1,138 @@
+"""The settings that hold from the next answer on; kept as soon as the user is done with one. Checks nothing
+itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.service import ChatService
+from app.settings import AnswerSettings
+from app.status_html import message_html
+from app.view import Updates
+from localmoe.core.config import MAX_DRAFT_LENGTH
+from localmoe.core.errors import LocalMoeError
+from localmoe.prefetch.registry import POLICIES
+
+_DRAFT_CHOICES = [("Auto", "auto"), ("Off", "off"), ("Fixed", "fixed")]
+_USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The widgets; `saved` says what came of a change."""
+
+    system_prompt: gr.Textbox
+    draft_mode: gr.Radio
+    draft_length: gr.Number
+    temperature: gr.Number
+    top_p: gr.Number
+    top_k: gr.Number
+    min_p: gr.Number
+    max_new_tokens: gr.Number
+    repetition_penalty: gr.Number
+    seed: gr.Textbox
+    policy: gr.Dropdown
+    saved: gr.HTML
+
+    def plain_fields(self) -> dict[str, Any]:
+        """Widgets by the name of their setting, but for the draft length, which has two."""
+        names = (
+            "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
+            "seed", "policy",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    def fields(self) -> list[Any]:
+        """All inputs."""
+        return [self.draft_mode, self.draft_length, *self.plain_fields().values()]
+
+
+def create_answer_form() -> AnswerForm:
+    """Lay the widgets out; their values come when a page opens."""
+    with gr.Group(elem_classes=["lm-group"]):
+        gr.HTML(
+            "<h2>Answers</h2><p>Kept at once; they hold from the next answer on.</p>", apply_default_css=False
+        )
+        system_prompt = gr.Textbox(
+            "", label="System prompt", lines=2, max_lines=8, elem_id="lm-system",
+            info="Given to the model before every chat. Empty: none.",
+        )  # fmt: skip
+        with gr.Row():
+            draft_mode = gr.Radio(
+                _DRAFT_CHOICES, value="auto", label="Draft length", elem_id="lm-draft",
+                info="How many tokens the draft writes ahead. It changes the speed, never the quality.",
+            )  # fmt: skip
+            draft_length = gr.Number(
+                _USUAL_DRAFT_LENGTH, label="Drafted tokens a step", visible=False, elem_id="lm-draft-length",
+                info=f"1 to {MAX_DRAFT_LENGTH}",
+            )  # fmt: skip
+        sampling = _create_sampling()
+        with gr.Accordion("Advanced", open=False):
+            policy = gr.Dropdown(
+                list(POLICIES), value=AnswerSettings().policy, label="Prefetch policy", elem_id="lm-policy",
+                info="Which experts are fetched, and when. It changes the speed, never the answer.",
+            )  # fmt: skip
+        saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
+    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, saved)
+
+
+def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:
+    """The numbers, in the order of `AnswerForm`."""
+    with gr.Row():
+        likeliest = "0: always the likeliest token"
+        temperature = gr.Number(label="Temperature", step=0.1, elem_id="lm-temperature", info=likeliest)
+        top_p = gr.Number(label="Top-p", step=0.05, elem_id="lm-top-p", info="1: off")
+        top_k = gr.Number(label="Top-k", elem_id="lm-top-k", info="0: off")
+        min_p = gr.Number(label="Min-p", step=0.01, elem_id="lm-min-p", info="0: off")
+    with gr.Row():
+        latest = "An answer ends here at the latest"
+        max_new_tokens = gr.Number(label="Max new tokens", elem_id="lm-max", info=latest)
+        penalty = gr.Number(label="Repetition penalty", step=0.05, elem_id="lm-repetition", info="1: off")
+        seed = gr.Textbox("", label="Seed", elem_id="lm-seed", info="Empty: another one every time")
+    return temperature, top_p, top_k, min_p, max_new_tokens, penalty, seed
+
+
+def answer_values(form: AnswerForm, service: ChatService) -> Updates:
+    """What the form shows when a page opens."""
+    answers = service.answers
+    length = answers.draft_length
+    mode = "auto" if length == "auto" else "off" if length == 0 else "fixed"
+    fixed = length if isinstance(length, int) and length > 0 else _USUAL_DRAFT_LENGTH
+    plain = {widget: getattr(answers, name) for name, widget in form.plain_fields().items()}
+    return {
+        **plain,
+        form.seed: "" if answers.seed is None else str(answers.seed),
+        form.draft_mode: mode,
+        form.draft_length: gr.Number(value=fixed, visible=mode == "fixed"),
+    }
+
+
+def connect_answer_form(form: AnswerForm, service: ChatService) -> None:
+    """Attach the one listener of the form: it runs once at a time, and last with the newest values."""
+
+    def handle_change(mode: str, length: float | None, *plain: Any) -> Updates:
+        draft = {"auto": "auto", "off": 0}.get(mode, length)
+        values = dict(zip(form.plain_fields(), plain, strict=True))
+        try:
+            message, good = service.set_answers({**values, "draft_length": draft}), True
+        except LocalMoeError as error:
+            message, good = str(error), False
+        return {
+            form.saved: message_html(message, good),
+            form.draft_length: gr.Number(visible=mode == "fixed"),
+        }
+
+    gr.on(
+        [event for widget in form.fields() for event in _edits(widget)], handle_change, form.fields(),
+        [form.saved, form.draft_length], queue=False, show_progress="hidden", api_visibility="private",
+        trigger_mode="always_last",
+    )  # fmt: skip
+
+
+def _edits(widget: Any) -> list[Any]:
+    """When the user is done with a control."""
+    chosen = isinstance(widget, gr.Radio | gr.Dropdown)
+    return [widget.input] if chosen else [widget.blur, widget.submit]

@@ -1,0 +1,121 @@
+"""The conversation and the box to write in. Asks the service; decides nothing about answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import gradio as gr
+
+from app.view import WINDOW, Seen, Updates, View
+from localmoe.core.errors import LocalMoeError
+
+if TYPE_CHECKING:
+    from app.screen import Screen
+
+_PLACEHOLDER = (
+    "### What would you like to talk about?\nEverything runs on this computer; nothing you write leaves it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWidgets:
+    """The widgets of the chat tab."""
+
+    earlier: gr.Button
+    history: gr.Chatbot  # finished turns: drawn once
+    turn: gr.Chatbot  # the last turn: drawn again while it grows
+    notice: gr.HTML
+    message: gr.Textbox
+    send: gr.Button
+    stop: gr.Button
+
+
+def create_chat_tab() -> ChatWidgets:
+    """Lay the widgets out."""
+    with gr.Column(elem_id="lm-scroll"):
+        earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
+        history = _chatbot("Earlier messages of this chat", "lm-history", None)
+        turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
+    notice = gr.HTML("", apply_default_css=False, elem_id="lm-notice")
+    with gr.Row(elem_id="lm-composer"):
+        message = gr.Textbox(
+            label="Message", show_label=False, container=False, placeholder="Write a message", lines=1,
+            max_lines=10, autofocus=True, elem_id="lm-message", scale=1,
+            html_attributes=_message_attributes(),
+        )  # fmt: skip
+        send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
+        stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
+    return ChatWidgets(earlier, history, turn, notice, message, send, stop)
+
+
+def _message_attributes() -> gr.InputHTMLAttributes:
+    return gr.InputHTMLAttributes(spellcheck=True, enterkeyhint="send")
+
+
+def _chatbot(label: str, elem_id: str, placeholder: str | None) -> gr.Chatbot:
+    return gr.Chatbot(
+        [], label=label, show_label=False, container=False, elem_id=elem_id, elem_classes=["lm-turns"],
+        height=None, autoscroll=False, editable="user", buttons=["copy"], sanitize_html=True, layout="bubble",
+        feedback_options=None, placeholder=placeholder, group_consecutive_messages=True, allow_tags=False,
+        latex_delimiters=[{"left": "$$", "right": "$$", "display": True}],
+    )  # fmt: skip
+
+
+def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
+    """Attach the listeners."""
+    service = screen.service
+
+    def handle_send(text: str, view: View, seen: Seen) -> Updates:
+        def act() -> tuple[View, Updates]:
+            chat_id = service.send(screen.chat_id(view), text or "")
+            shown = view.shown if chat_id == view.chat_id else WINDOW
+            return replace(view, chat_id=chat_id, shown=shown), {widgets.message: ""}
+
+        return screen.act(view, seen, act)
+
+    def handle_stop(view: View, seen: Seen) -> Updates:
+        service.runner.stop()
+        return screen.updates(view, seen)
+
+    def handle_retry(view: View, seen: Seen) -> Updates:
+        return screen.act(view, seen, lambda: (_same(view, service.retry(view.chat_id or "")), {}))
+
+    def handle_earlier(view: View, seen: Seen) -> Updates:
+        return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
+
+    both = [screen.view, screen.seen]
+    screen.listen(widgets.message.submit, handle_send, [widgets.message, *both])
+    screen.listen(widgets.send.click, handle_send, [widgets.message, *both])
+    screen.listen(widgets.stop.click, handle_stop, both)
+    screen.listen(widgets.turn.retry, handle_retry, both)
+    screen.listen(widgets.earlier.click, handle_earlier, both)
+    _connect_edits(widgets, screen)
+
+
+def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
+    def edited(view: View, first: int, data: gr.EditData) -> Updates:
+        """Whatever comes of it, draw both lists anew: the browser has already changed its own copy."""
+        try:
+            text = data.value if isinstance(data.value, str) else ""
+            index = data.index if isinstance(data.index, int) else data.index[0]
+            chat_id = screen.service.edit(view.chat_id or "", first + index, text)
+        except LocalMoeError as error:
+            return screen.updates(replace(view, notice=str(error), good=False), "")
+        notice = (
+            "" if chat_id == view.chat_id else "Continued in a copy: the chat you edited is kept as it was."
+        )
+        return screen.updates(replace(view, chat_id=chat_id, notice=notice, good=True), "")
+
+    def handle_edit_turn(view: View, data: gr.EditData) -> Updates:
+        return edited(view, screen.turn_start(view), data)
+
+    def handle_edit_history(view: View, data: gr.EditData) -> Updates:
+        return edited(view, max(0, screen.turn_start(view) - view.shown), data)
+
+    screen.listen(widgets.turn.edit, handle_edit_turn, [screen.view])
+    screen.listen(widgets.history.edit, handle_edit_history, [screen.view])
+
+
+def _same(view: View, chat_id: str) -> View:
+    return replace(view, chat_id=chat_id)

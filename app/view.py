@@ -1,0 +1,20 @@
+"""What one open page looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Updates = dict[Any, Any]  # widget -> its new value or properties
+Seen = str  # JSON: part of the page -> key of what the page shows
+WINDOW = 40  # messages of finished history that are drawn at first, and more at every "show earlier"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Written by the user's actions alone, never by the timer."""
+
+    chat_id: str | None = None
+    shown: int = WINDOW
+    notice: str = ""
+    good: bool = False  # whether the notice is good news

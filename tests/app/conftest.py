@@ -1,0 +1,111 @@
+"""Fixtures of the page's tests: a service on the fake engine, and the app as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeLoader
+
+from app.service import ChatService
+
+ROOT = Path(__file__).parent.parent.parent
+FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
+REAL = ("-m", "app")
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "condition") -> None:
+    """Until the condition holds; fails after the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def loader() -> FakeLoader:
+    return FakeLoader(step_s=0.005)
+
+
+@pytest.fixture
+def service(tmp_path: Path, loader: FakeLoader) -> Iterator[ChatService]:
+    """A service whose model is loaded."""
+    made = ChatService(tmp_path, loader, lambda: [("demo", "demo")])
+    made.start()
+    wait_for(lambda: made.holder.status().phase == "ready", what="the fake model")
+    yield made
+    made.close()
+
+
+@dataclass
+class Server:
+    """A running app."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def health(self) -> dict[str, str]:
+        with urllib.request.urlopen(self.url + "health", timeout=5) as answer:
+            found: dict[str, str] = json.load(answer)
+            return found
+
+    def wait(self, phase: str, timeout_s: float = 60.0) -> None:
+        wait_for(lambda: self.health()["status"] == phase, timeout_s, f"model {phase}")
+
+
+@contextlib.contextmanager
+def running_app(home: Path, program: tuple[str, ...], *options: str, **environment: str) -> Iterator[Server]:
+    """The app in a process of its own, on a free port; ended, not killed, afterwards."""
+    env = {
+        **os.environ,
+        "LOCALMOE_HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "2",
+        **environment,
+    }
+    command = [sys.executable, *program, "--no-browser", "--port", "0", *options]
+    log = home.parent / f"{home.name}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output, text=True)
+        state = home / "run" / "server.json"
+        try:
+            wait_for(lambda: state.exists() or process.poll() is not None, 60, "the state file")
+            assert process.poll() is None, log.read_text()
+            server = Server(process, home, int(json.loads(state.read_text())["port"]))
+            wait_for(lambda: _answers(server), 60, "an answer on the port")
+            yield server
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Any]:
+    """One a module: two cannot run side by side, and while one runs, nothing else may run an event loop."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as made:
+        yield made
+
+
+def _answers(server: Server) -> bool:
+    try:
+        server.health()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""A stand-in for the engine at the same seam: canned answers, real statistics arithmetic, settable pace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import BudgetError, LocalMoeError, ModelNotFoundError, TransferError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.stats import GenerationCounters
+from localmoe.core.stream import StreamEvent
+from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
+from localmoe.core.units import format_bytes
+
+MIB = 1 << 20
+LAYERS, EXPERTS = 8, 148
+SMALLEST = 12 * MIB
+ATTACK = (
+    'Look: <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
+    '<img src="http://203.0.113.7/pixel.png"> ![pixel](http://203.0.113.7/markdown.png) '
+    '<a href="javascript:window.hacked = 3">link</a> **done**'
+)
+MARKDOWN = (
+    "Here is a list:\n\n- one **bold** thing\n- two `code` things\n\n```python\nprint('hello')\n```\n\n"
+    "| expert | hits |\n|---|---|\n| 3 | 12 |\n| 7 | 9 |\n\nThat is all."
+)
+
+
+class LoadCancelledError(LocalMoeError):
+    """The load was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeInfo:
+    name: str
+    architecture: str
+    device: str
+    dtype: str
+    policy: str
+    draft: str
+    link: str
+    context: int
+    has_chat_template: bool
+    exactness: str
+
+
+def answer_to(text: str) -> str:
+    """The canned answer to a message."""
+    lowered = text.lower()
+    if "attack" in lowered:
+        return ATTACK
+    if "markdown" in lowered:
+        return MARKDOWN
+    if "long" in lowered:
+        return " ".join(f"Sentence {n} of a long story about a fox." for n in range(400))
+    return f"Hello! You wrote: {text}. I am a fake engine and I answer with a few words."
+
+
+class FakeEngine:
+    """Emits a word or three a step."""
+
+    def __init__(self, model: str, config: EngineConfig, step_s: float = 0.02) -> None:
+        self.model, self.config, self.step_s = model, config, step_s
+        self.requests: list[GenerationRequest] = []
+        self.closed = False
+        self.footprint = ModelFootprint(
+            name=model, architecture="qwen2_moe", num_layers=LAYERS, num_experts=EXPERTS, experts_per_token=4,
+            expert_params=20_000, expert_bytes=40_000, shared_params=2_000_000, shared_bytes=4 * MIB,
+            kv_bytes_per_token=512, draft_expert_bytes=2_000, max_context=4096, hidden_size=256,
+            vocab_size=4096,
+            can_rollback=True,
+        )  # fmt: skip
+        self.plan = self._plan(config.vram_budget_bytes)
+
+    def _plan(self, budget: int | None) -> MemoryPlan:
+        budget = 32 * MIB if budget is None else budget
+        if budget < SMALLEST:
+            raise BudgetError(
+                f"The budget of {format_bytes(budget)} is too small: the model needs at least "
+                f"{format_bytes(SMALLEST)} with this context. Give a larger budget or a shorter context."
+            )
+        drafting = self.config.draft_length != 0
+        fixed = 8 * MIB + (2 * MIB if drafting else 0)
+        slots = min(LAYERS * EXPERTS, (budget - fixed) // 40_000)
+        return MemoryPlan(
+            budget_bytes=budget, context=4096, shared_bytes=4 * MIB, draft_bytes=2 * MIB if drafting else 0,
+            kv_bytes=2 * MIB, workspace_bytes=2 * MIB, slot_bytes=40_000, num_slots=slots,
+            resident_share=slots / (LAYERS * EXPERTS), drafting=drafting,
+            drafting_reason="" if drafting else "turned off", host_bytes=LAYERS * EXPERTS * 40_000,
+        )  # fmt: skip
+
+    def info(self) -> FakeInfo:
+        rate = self.config.emulated_link_bytes_per_s
+        return FakeInfo(
+            name="fake-moe", architecture="qwen2_moe", device="cpu", dtype="float32",
+            policy=self.config.policy,
+            draft="INT4 RTN, group 128" if self.plan.drafting else "off: turned off",
+            link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
+            has_chat_template=True, exactness="every token is the 16-bit model's own choice",
+        )  # fmt: skip
+
+    def stream(
+        self, request: GenerationRequest, stop: threading.Event | None = None
+    ) -> Iterator[StreamEvent]:
+        self.requests.append(request)
+        question = request.messages[-1].content
+        words = answer_to(question).split(" ")
+        counters = GenerationCounters(prompt_tokens=7, vram_budget_bytes=self.plan.budget_bytes)
+        started = time.perf_counter()
+        time.sleep(3 * self.step_s if "slow step" not in question else 2.0)
+        counters.ttft_s = time.perf_counter() - started
+        place, tokens = 0, 0
+        limit = request.max_new_tokens or 10**9
+        while True:
+            if stop is not None and stop.is_set():
+                yield StreamEvent("", (), 0, "cancelled", counters.freeze())
+                return
+            taken = words[place : place + 3][: limit - tokens]
+            place, tokens = place + len(taken), tokens + len(taken)
+            self._count(counters, len(taken), started)
+            text = ("" if place == len(taken) else " ") + " ".join(taken)
+            reason = "stop" if place >= len(words) else "length" if tokens >= limit else None
+            yield StreamEvent(
+                text, tuple(range(len(taken))), max(0, len(taken) - 1), reason, counters.freeze()
+            )
+            if reason is not None:
+                return
+            if "fail" in question and place > 5:
+                raise TransferError("A copy to the device failed: try again.")
+            time.sleep(self.step_s)
+
+    def _count(self, counters: GenerationCounters, tokens: int, started: float) -> None:
+        counters.new_tokens += tokens
+        counters.steps += 1
+        counters.drafted += 4
+        counters.accepted += max(0, tokens - 1)
+        counters.hits += 29
+        counters.late += 2
+        counters.misses += 3
+        counters.routed_pairs += 8 * tokens
+        counters.matched_pairs += 7 * tokens
+        counters.decode_h2d_bytes += 3 * 40_000
+        counters.decode_s = time.perf_counter() - started - counters.ttft_s
+        counters.stall_s += 0.001
+
+    def device_memory(self) -> dict[str, int]:
+        plan = self.plan
+        return {
+            "shared": plan.shared_bytes, "draft": plan.draft_bytes, "kv": plan.kv_bytes,
+            "slots": plan.num_slots * plan.slot_bytes, "workspace": plan.workspace_bytes,
+        }  # fmt: skip
+
+    def residency(self) -> list[list[int]]:
+        return [[1] * EXPERTS for _ in range(LAYERS)]
+
+    def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
+        self.plan = self._plan(vram_budget_bytes)
+        self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
+        return self.plan
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeLoader:
+    """`Engine.load` of the fake: reports progress, can be slow, refuses some models and budgets."""
+
+    def __init__(self, load_s: float = 0.0, step_s: float = 0.02) -> None:
+        self.load_s, self.step_s = load_s, step_s
+        self.engines: list[FakeEngine] = []
+
+    def __call__(
+        self, model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
+    ) -> FakeEngine:
+        if model == "missing":
+            raise ModelNotFoundError(
+                "There is no model 'missing' on this computer: give a folder or a repo id."
+            )
+        engine = FakeEngine(model, config, self.step_s)
+        for part in range(10):
+            progress(Progress("loading weights", part * 3 * MIB, 30 * MIB, "bytes"))
+            if cancel.wait(self.load_s / 10):
+                raise LoadCancelledError("The load was cancelled.")
+        self.engines.append(engine)
+        return engine

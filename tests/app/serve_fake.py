@@ -1,0 +1,21 @@
+"""`python serve_fake.py [options of python -m app]`: the real app on the fake engine, for browser tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fake_engine import FakeLoader
+
+from app.__main__ import main
+
+
+def _models() -> list[tuple[str, str]]:
+    return [("demo (31.0 MiB)", "demo"), ("other-moe (2.0 GiB)", "other-moe")]
+
+
+if __name__ == "__main__":
+    loader = FakeLoader(
+        float(os.environ.get("FAKE_LOAD_S", "0.3")), float(os.environ.get("FAKE_STEP_S", "0.02"))
+    )
+    sys.exit(main(engine_loader=loader, list_models=_models))

@@ -1,0 +1,310 @@
+"""The page in a real browser on the fake engine: what a user sees and does, and what stays here."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, Server, running_app
+from fake_engine import answer_to
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("app") / "home"
+    _write_long_chat(home / "chats")
+    with running_app(home, FAKE) as made:
+        made.wait("ready")
+        yield made
+
+
+def _write_long_chat(folder: Path) -> None:
+    turns = [
+        {"role": role, "content": f"{role} {i}", "created": 1, "finish": "stop", "error": "", "stats": {}}
+        for i in range(60)
+        for role in ("user", "assistant")
+    ]
+    chat = {"schema": 1, "id": "c" * 32, "title": "long chat", "created": 1, "updated": 1, "messages": turns}
+    folder.mkdir(parents=True)
+    (folder / f"{'c' * 32}.json").write_text(json.dumps(chat))
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    with open_browser(playwright) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def driver(server: Server, browser: Any) -> Iterator[PageDriver]:
+    made = PageDriver.open(browser, server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(driver: PageDriver) -> PageDriver:
+    """The one open page, on a new chat and at its usual size."""
+    driver.start_again()
+    return driver
+
+
+def test_a_message_is_answered_with_rendered_markdown_and_a_line_of_figures(page: PageDriver) -> None:
+    page.send("show me markdown")
+    page.wait_text("#lm-turn", "That is all.")
+    page.wait_idle()
+    assert page.turn_html().count("<li>") == 2 and "<strong>bold</strong>" in page.turn_html()
+    assert "<table>" in page.turn_html() and "language-python" in page.turn_html()
+    assert page.line().endswith("accepted 50 %") and "24 tokens" in page.line()
+
+
+def test_tokens_stream_and_the_panel_moves(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    lengths, tokens = page.watch(lambda: (len(page.answer()), page.figure("new_tokens")), 6)
+    assert lengths == sorted(lengths) and len(set(lengths)) >= 4
+    assert len(set(tokens)) >= 4
+    assert page.figure("hit_rate") == "85 %" and float(page.figure("tokens_per_s")) > 10
+    page.stop()
+
+
+@pytest.mark.parametrize("how", ["button", "escape"])
+def test_stop_is_quick_and_keeps_the_text(page: PageDriver, how: str) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(200)
+    seconds = page.stop(escape=how == "escape")
+    assert (
+        seconds < 2.0
+    )  # mostly the browser's on a busy machine; the answer ends within 0.3 s (test_service)
+    kept = page.answer()
+    time.sleep(0.5)
+    assert page.answer() == kept and answer_to("long").startswith(kept) and "stopped" in page.line()
+
+
+def test_a_reload_finds_the_chat_and_the_running_answer(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(100)
+    before = len(page.answer())
+    page.reload()
+    page.wait_answer(before + 100)
+    page.stop()
+    kept = page.answer()
+    page.reload()
+    page.wait_answer(1)
+    assert page.answer() == kept and page.titles()[0] == "tell me a long story"
+
+
+def test_retry_and_edits(page: PageDriver) -> None:
+    page.send("hello")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    assert page.questions() == ["hello"]
+    page.edit_last("good evening")
+    page.wait_answer_is(answer_to("good evening"))
+    page.wait_questions(["good evening"])
+    page.wait_idle()
+    page.send("and more")
+    page.wait_idle()
+    page.edit_first("changed")
+    page.wait_answer_is(answer_to("changed"))
+    page.wait_questions(["changed"])
+    page.wait_text("#lm-notice", "copy")
+    page.open_chat("hello")
+    page.wait_questions(["good evening", "and more"])
+
+
+def test_chats_are_renamed_and_deleted(page: PageDriver) -> None:
+    page.send("the first words")
+    page.wait_idle()
+    count = len(page.titles())
+    page.rename("the first words", '<img src=x onerror="window.hacked=1"> & co')
+    assert '<img src=x onerror="window.hacked=1"> & co' in page.titles()
+    assert page.evaluate("window.hacked") is None
+    page.delete("<img src=x")
+    assert len(page.titles()) == count - 1
+    page.wait_questions([])
+
+
+def test_two_windows_show_the_same_chats(page: PageDriver, server: Server, browser: Any) -> None:
+    page.send("tell me a long story in two windows")
+    other = PageDriver.open(browser, server.url)
+    other.wait_answer(50)
+    other.page.click("#lm-stop")
+    page.wait_text("#lm-turn", "stopped")
+    other.delete("tell me a long story in two windows")
+    page.wait_questions([])
+    page.send("still there?")  # the chat is gone: this is a new one
+    other.open_chat("still there?")
+    other.close()
+
+
+def test_html_in_an_answer_runs_nothing_and_fetches_nothing(page: PageDriver) -> None:
+    page.send("attack")
+    page.wait_idle()
+    html = page.turn_html()
+    assert "<script" not in html and "onerror" not in html and "javascript:" not in html
+    assert page.evaluate("window.hacked") is None
+    assert page.loaded_images() == 0
+
+
+def test_html_in_a_question_runs_nothing(page: PageDriver) -> None:
+    page.send('<img src=x onerror="window.hacked=5"><script>window.hacked=6</script> hi')
+    page.wait_idle()
+    assert page.evaluate("window.hacked") is None and "onerror" not in page.turn_html()
+
+
+def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> None:
+    page.settings()
+    page.fill("lm-budget", "24MiB")
+    page.apply("24.0 MiB")
+    assert "31 % of the experts stay in emulated device memory (367 of 1,184)" in page.text("#lm-share")
+    assert page.figure("memory").endswith("of 24.0 MiB")
+    page.fill("lm-budget", "1MiB")
+    page.apply("at least 12.0 MiB")
+    page.fill("lm-budget", "lots")
+    page.apply("'lots' is not a size")
+    page.reload()
+    page.settings()
+    assert page.value("lm-budget") == "24MiB"
+    page.fill("lm-budget", "auto")
+    page.apply("32.0 MiB")
+
+
+def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) -> None:
+    page.settings()
+    page.fill("lm-temperature", "99")
+    page.wait_text("#lm-saved", "Temperature 99.0 is out of range")
+    page.fill("lm-temperature", "0.25")
+    page.fill("lm-max", "5")
+    page.choose_draft("Fixed")
+    page.fill("lm-draft-length", "65")
+    page.wait_text("#lm-saved", "Draft length 65 is out of range")
+    page.fill("lm-draft-length", "6")
+    page.wait_text("#lm-saved", "Saved")
+    kept = json.loads((server.home / "settings.json").read_text())["answers"]
+    assert (kept["temperature"], kept["max_new_tokens"], kept["draft_length"]) == (0.25, 5, 6)
+    page.chat()
+    page.send("hello")
+    page.wait_idle()
+    assert page.line().endswith("cut at the token limit")
+    page.settings()
+    page.choose_draft("Auto")
+    page.fill("lm-max", "1024")
+    page.wait_text("#lm-saved", "Saved")
+
+
+def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> None:
+    page.settings()
+    page.choose_model("missing")
+    page.apply("")
+    page.wait_text("#lm-header", "There is no model 'missing'")
+    page.chat()
+    page.type("hello")
+    page.wait_text("#lm-notice", "No model is loaded")
+    assert page.value("lm-message") == "hello"
+    page.settings()
+    page.choose_model("other-moe")
+    page.apply("")
+    page.wait_text("#lm-header", "ready")
+    assert "tiny demo model" not in page.text("#lm-header")
+    page.choose_model("demo")
+    page.apply("")
+    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Settings")
+
+
+def test_every_control_has_a_label(page: PageDriver) -> None:
+    assert page.unlabelled() == []
+    page.settings()
+    assert page.unlabelled() == []
+
+
+def test_dark_light_and_the_systems_choice(page: PageDriver) -> None:
+    page.theme("dark")
+    dark = page.background()
+    page.reload()
+    assert page.background() == dark
+    page.theme("light")
+    light = page.background()
+    assert sum(dark) < 150 < 600 < sum(light)
+    page.theme("auto")
+    page.page.emulate_media(color_scheme="dark")
+    assert page.background() == dark
+    page.page.emulate_media(color_scheme="light")
+    assert page.background() == light
+
+
+def test_a_phone_screen_shows_the_chat_and_opens_the_rest_as_drawers(page: PageDriver) -> None:
+    page.page.set_viewport_size({"width": 390, "height": 800})
+    page.send("hello")
+    page.wait_idle()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert not page.visible("#lm-live") and not page.visible("#lm-nav")
+    page.toggle("live")
+    assert page.visible("#lm-live")
+    page.toggle_away()
+    assert not page.visible("#lm-live")
+    page.toggle("nav")
+    page.open_chat("hello")
+    assert not page.visible("#lm-nav")
+
+
+def test_a_long_chat_is_windowed(page: PageDriver) -> None:
+    page.open_chat("long chat")
+    page.wait_text("#lm-turn", "assistant 59")
+    page.wait_questions([f"user {i}" for i in range(39, 60)])
+    page.press_button("Show earlier messages")
+    page.wait_text("#lm-history", "user 19")
+    page.wait_questions([f"user {i}" for i in range(19, 60)])
+
+
+def test_no_request_leaves_the_computer(tmp_path: Path, playwright: Any) -> None:
+    """What the page asks of others than 127.0.0.1 goes to a proxy here, and nothing may come."""
+    asked: list[bytes] = []
+
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(200))
+            self.request.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{proxy.server_address[1]}"
+        proxies = {
+            "HTTP_PROXY": address,
+            "HTTPS_PROXY": address,
+            "ALL_PROXY": address,
+            "NO_PROXY": "127.0.0.1",
+        }
+        with (
+            running_app(tmp_path / "home", FAKE, **proxies) as app,
+            open_browser(playwright) as browser,
+        ):
+            app.wait("ready")
+            driver = PageDriver.open(browser, app.url, address)
+            for message in ("hello", "show me markdown", "attack"):
+                driver.send(message)
+                driver.wait_idle()
+            driver.settings()
+            driver.theme("dark")
+            time.sleep(1.0)
+            assert {url.split("/")[2] for url in driver.answered} == {f"127.0.0.1:{app.port}"}
+            driver.evaluate(
+                "fetch('http://203.0.113.7/').catch(() => 0)"
+            )  # even a script in the page may not
+            assert asked == []
+            driver.page.goto("http://203.0.113.7/")  # the trap works: this one is seen
+            assert asked and b"203.0.113.7" in asked[0]
+            driver.close()
+        proxy.shutdown()

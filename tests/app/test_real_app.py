@@ -1,0 +1,109 @@
+"""`python -m app` with the real engine and the embedded model, in a real browser, from start to end.
+
+LOCALMOE_BROWSER_TEST=fake runs the same on the fake engine, to tell the page's faults from the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, REAL, Server, running_app, wait_for
+
+from localmoe.core.units import parse_bytes
+
+ON_FAKE = os.environ.get("LOCALMOE_BROWSER_TEST") == "fake"
+LONG = "a long story about a fox" if ON_FAKE else "Tell me a story about a fox."
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("real") / "home"
+    # A slow link: answers take long enough to be watched and stopped. It is labelled on the page.
+    with running_app(home, FAKE if ON_FAKE else REAL, "--model", "demo", "--emulated-link", "40MB/s") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
+    with open_browser(playwright) as browser:
+        made = PageDriver.open(browser, server.url)
+        yield made
+        made.page.context.close()
+        assert made.problems == []
+
+
+def budget_of(page: PageDriver) -> int:
+    return parse_bytes(page.figure("memory").split(" of ")[1])
+
+
+def test_the_model_loads_while_the_page_is_there(page: PageDriver, server: Server) -> None:
+    server.wait("ready", 120)
+    page.wait_text("#lm-header", "ready")
+    page.wait_text("#lm-header", "tiny demo model")
+    assert page.figure("tokens_per_s") == "—"
+
+
+def test_hello_is_answered_and_measured(page: PageDriver) -> None:
+    page.send("hello")
+    page.wait_idle()
+    wait_for(lambda: "tok/s" in page.line(), 10)
+    assert len(page.answer()) > 5
+    assert "emulated link" in page.line() and "emulated link" in page.figure("link")
+    assert float(page.figure("tokens_per_s").replace(",", "")) > 0
+    for key in ("hit_rate", "acceptance", "expert_match"):
+        assert page.figure(key).endswith(" %")
+
+
+def test_a_smaller_budget_keeps_fewer_experts(page: PageDriver) -> None:
+    page.settings()
+    page.wait_text("#lm-share", "% of the experts stay in emulated device memory")
+    before = page.text("#lm-share").splitlines()[0]
+    smaller = "24MiB" if ON_FAKE else f"{int(budget_of(page) * 0.75)}"
+    page.fill("lm-budget", smaller)
+    page.apply("the engine now uses")
+    wait_for(lambda: page.text("#lm-share").splitlines()[0] != before, 10)
+    assert budget_of(page) == pytest.approx(parse_bytes(smaller), rel=0.01)
+    page.fill("lm-budget", "1MiB")
+    page.apply("too small")
+    page.chat()
+
+
+def test_a_story_streams_moves_the_panel_and_stops(page: PageDriver) -> None:
+    page.send(LONG)
+    lengths, tokens = page.watch(lambda: (len(page.answer()), page.figure("new_tokens")), 4)
+    assert lengths == sorted(lengths) and len(set(lengths)) >= 2 and len(set(tokens)) >= 2
+    seconds = page.stop()
+    print(f"stopped in {seconds:.2f} s")
+    assert seconds < 1.5  # with the browser's own share, on a busy machine
+    kept = page.answer()
+    assert len(kept) >= lengths[-1] and "stopped" in page.line()
+
+
+def test_a_reload_finds_the_chat_again(page: PageDriver) -> None:
+    questions, answer = page.questions(), page.answer()
+    page.reload()
+    page.wait_questions(questions)
+    wait_for(lambda: page.answer() == answer, 10, "the same answer")
+    assert page.titles()[0] == "hello"
+
+
+def test_it_ends_in_order_with_the_page_open_and_an_answer_running(page: PageDriver, server: Server) -> None:
+    page.send(LONG)
+    page.wait_answer(10)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=20) == 0
+    assert not (server.home / "run" / "server.json").exists()
+    log = Path(f"{server.home}.log").read_text()
+    assert "Traceback" not in log and "ERROR" not in log
+    chats = [path.read_text() for path in (server.home / "chats").glob("*.json")]
+    assert len(chats) == 1 and '"cancelled"' in chats[0]

@@ -1,0 +1,106 @@
+"""The process: port, state file, refusals, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import FAKE, ROOT, running_app
+
+from app.__main__ import main
+from app.address import AddressRefusedError, PortTakenError, bind, page_url
+
+
+def start(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run until it ends by itself."""
+    env = {**os.environ, "LOCALMOE_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *FAKE, "--no-browser", *options]
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_app(home, FAKE, FAKE_LOAD_S="3") as server:
+        assert server.health() == {
+            "app": "localmoe",
+            "version": "0.1.0",
+            "status": "loading",
+            "model": "demo",
+        }
+        state = json.loads((home / "run" / "server.json").read_text())
+        assert (state["pid"], state["host"], state["port"]) == (server.process.pid, "127.0.0.1", server.port)
+        assert state["version"] == "0.1.0" and 0 <= time.time() - state["started"] < 60
+        server.wait("ready")
+        second = start(home, "--port", str(server.port))
+        assert (second.returncode, second.stdout) == (98, "")
+        assert f"Port {server.port} is taken" in second.stderr and "Traceback" not in second.stderr
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 0
+    assert not (home / "run" / "server.json").exists()
+    assert "Traceback" not in (tmp_path / "home.log").read_text()
+
+
+def test_a_home_that_cannot_be_used_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "file"))
+    assert main(["--no-browser", "--port", "0"]) == 1
+    printed = capsys.readouterr()
+    assert "LOCALMOE_HOME" in printed.err and printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com", ""])
+def test_other_computers_are_never_let_in(host: str) -> None:
+    with pytest.raises(AddressRefusedError, match=r"127\.0\.0\.1") as caught:
+        bind(host, 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 10**9])
+def test_a_port_out_of_range_is_refused(port: int) -> None:
+    with pytest.raises(AddressRefusedError, match="65535"):
+        bind("127.0.0.1", port)
+
+
+def test_a_taken_port_is_told_from_a_refused_address() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(PortTakenError):
+            bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_addresses_are_written_as_a_browser_wants_them() -> None:
+    assert page_url("127.0.0.1", 80) == "http://127.0.0.1:80/"
+    assert page_url("::1", 7860) == "http://[::1]:7860/"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--host", "0.0.0.0"], "other computers"), (["--draft-length", "-1"], "Draft length -1"),
+        (["--vram-budget", "much"], "not a size"),
+        (["--policy", "none"], "no policy"), (["--context", "3"], "Context"),
+        (["--emulated-link", "0"], "speed"), (["--port", "70000"], "65535"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused_in_one_sentence_before_anything_starts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    word: str,
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
+    assert main(["--no-browser", "--port", "0", *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and word in printed.err and printed.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,336 @@
+"""What the page can ask for: answers, stop, retry, edit, chats, a budget. On the fake engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import wait_for
+from fake_engine import FakeEngine, FakeLoader, answer_to
+
+from app.chats import ChatError, ChatMessage, ChatStore
+from app.engine_holder import EngineNotReadyError
+from app.jobs import JobRunningError
+from app.service import ChatService, request_messages
+from app.settings import LoadSettings, SettingsStore
+from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
+from localmoe.core.types import Message
+
+
+def finish(service: ChatService, timeout_s: float = 5.0) -> None:
+    wait_for(lambda: not service.runner.running(), timeout_s, "the end of the answer")
+
+
+def contents(service: ChatService, chat_id: str) -> list[str]:
+    return [message.content for message in service.chats.get(chat_id).messages]
+
+
+def test_an_answer_is_streamed_kept_and_measured(service: ChatService) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    answer = service.chats.get(chat_id).messages[1]
+    assert (answer.content, answer.finish) == (answer_to("hello"), "stop")
+    assert answer.stats["new_tokens"] == 16 and answer.stats["link"] == "memory copy"
+    view = service.runner.view()
+    assert view is not None and view.stats is not None and view.stats.hit_rate == pytest.approx(29 / 34)
+    assert service.holder.status().memory["shared"] == 4 << 20
+
+
+def test_stop_keeps_the_text_within_three_tenths_of_a_second(service: ChatService) -> None:
+    chat_id = service.send(None, "a long story")
+    wait_for(lambda: len(service.runner.view().text) > 100)  # type: ignore[union-attr]
+    started = time.perf_counter()
+    service.runner.stop()
+    assert time.perf_counter() - started < 0.3
+    kept = service.chats.get(chat_id).messages[1]
+    assert (
+        kept.finish == "cancelled"
+        and answer_to("a long story").startswith(kept.content)
+        and len(kept.content) > 100
+    )
+
+
+def test_stop_does_not_wait_for_a_step_that_takes_long(service: ChatService, loader: FakeLoader) -> None:
+    chat_id = service.send(None, "slow step")
+    wait_for(lambda: bool(loader.engines[0].requests))
+    started = time.perf_counter()
+    service.runner.stop()
+    assert time.perf_counter() - started < 0.3
+    assert not service.runner.running()
+    assert service.chats.get(chat_id).messages[1].finish == "cancelled"
+    service.send(chat_id, "hello")  # waits for the engine by itself
+    finish(service)
+    assert contents(service, chat_id) == ["slow step", "", "hello", answer_to("hello")]
+
+
+def test_an_answer_is_saved_while_it_is_written(
+    service: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
+    loader.engines[0].step_s = 0.03
+    chat_id = service.send(None, "a long story")
+    path = tmp_path / "chats" / f"{chat_id}.json"
+
+    def saved() -> str:
+        messages = json.loads(path.read_text())["messages"]
+        return str(messages[1]["content"]) if len(messages) > 1 else ""
+
+    wait_for(lambda: len(saved()) > 20, 2.0, "a first safety copy")
+    first = saved()
+    wait_for(lambda: len(saved()) > len(first), 2.0, "the next safety copy")
+    assert json.loads(path.read_text())["messages"][1]["finish"] is None
+    assert service.runner.running()
+
+
+def test_only_one_answer_at_a_time(service: ChatService) -> None:
+    chat_id = service.send(None, "a long story")
+    for ask in (
+        lambda: service.send(chat_id, "more"),
+        lambda: service.retry(chat_id),
+        lambda: service.edit(chat_id, 0, "x"),
+    ):
+        with pytest.raises(JobRunningError, match="Stop"):
+            ask()
+    assert contents(service, chat_id)[0] == "a long story"
+
+
+def test_many_sends_at_once_start_one_answer(service: ChatService) -> None:
+    refused: list[LocalMoeError] = []
+
+    def send() -> None:
+        try:
+            service.send(None, "a long story")
+        except LocalMoeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 7 and len(service.chats.list()) == 1
+
+
+def test_retry_replaces_the_last_answer(service: ChatService, loader: FakeLoader) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    service.retry(chat_id)
+    finish(service)
+    assert contents(service, chat_id) == ["hello", answer_to("hello")]
+    first, second = loader.engines[0].requests
+    assert first.messages == second.messages == (Message("user", "hello"),)
+
+
+def test_editing_the_last_message_answers_it_anew(service: ChatService) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    assert service.edit(chat_id, 0, " good morning ") == chat_id
+    finish(service)
+    assert contents(service, chat_id) == ["good morning", answer_to("good morning")]
+
+
+def test_editing_an_earlier_message_goes_on_in_a_copy(service: ChatService) -> None:
+    chat_id = service.send(None, "one")
+    finish(service)
+    service.send(chat_id, "two")
+    finish(service)
+    before = service.chats.get(chat_id)
+    copy = service.edit(chat_id, 0, "changed")
+    finish(service)
+    assert copy != chat_id and service.chats.get(chat_id) == before
+    assert contents(service, copy) == ["changed", answer_to("changed")]
+    assert service.chats.get(copy).title == "one (edited)"
+
+
+@pytest.mark.parametrize("index", [-1, 1, 2, 99])
+def test_only_own_messages_can_be_edited(service: ChatService, index: int) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    with pytest.raises(ChatError):
+        service.edit(chat_id, index, "x")
+
+
+@pytest.mark.parametrize(("text", "word"), [("", "empty"), ("  \n", "empty"), ("x" * 1_000_001, "1,000,001")])
+def test_a_message_that_cannot_be_sent_makes_no_chat(service: ChatService, text: str, word: str) -> None:
+    with pytest.raises(ChatError, match=word):
+        service.send(None, text)
+    assert service.chats.list() == []
+
+
+def test_an_engine_error_is_shown_and_the_text_before_it_is_kept(service: ChatService) -> None:
+    chat_id = service.send(None, "please fail")
+    finish(service)
+    answer = service.chats.get(chat_id).messages[1]
+    assert answer.finish == "error" and answer.error == "A copy to the device failed: try again."
+    assert answer.content and answer_to("please fail").startswith(answer.content)
+
+
+def test_deleting_a_chat_ends_its_answer_and_leaves_no_file(service: ChatService, tmp_path: Path) -> None:
+    chat_id = service.send(None, "a long story")
+    wait_for(lambda: bool(service.runner.view().text))  # type: ignore[union-attr]
+    service.delete(chat_id)
+    finish(service)
+    assert list((tmp_path / "chats").iterdir()) == []
+
+
+def test_settings_hold_from_the_next_answer_on(service: ChatService, loader: FakeLoader) -> None:
+    service.set_answers(
+        {
+            "draft_length": 3,
+            "policy": "on-demand",
+            "max_new_tokens": 5,
+            "seed": "9",
+            "system_prompt": "Be brief.",
+        }
+    )
+    chat_id = service.send(None, "hello")
+    finish(service)
+    request = loader.engines[0].requests[-1]
+    assert (request.draft_length, request.policy, request.max_new_tokens, request.sampling.seed) == (
+        3,
+        "on-demand",
+        5,
+        9,
+    )
+    assert request.messages == (Message("system", "Be brief."), Message("user", "hello"))
+    assert service.chats.get(chat_id).messages[1].finish == "length"
+
+
+def test_a_budget_is_applied_without_a_reload_and_kept(
+    service: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
+    before = service.holder.status().plan
+    assert "24.0 MiB" in service.apply_load(LoadSettings(vram_budget="24MiB"))
+    plan = service.holder.status().plan
+    assert plan is not None and before is not None and plan.num_slots < before.num_slots
+    assert len(loader.engines) == 1
+    assert SettingsStore(tmp_path / "settings.json").load.vram_budget == "24MiB"
+
+
+def test_a_budget_too_small_changes_nothing(service: ChatService, tmp_path: Path) -> None:
+    before = service.holder.status()
+    with pytest.raises(BudgetError, match=r"at least 12\.0 MiB"):
+        service.apply_load(LoadSettings(vram_budget="1MiB"))
+    assert service.holder.status() == before
+    assert service.load_settings.vram_budget == "auto"
+    assert not (tmp_path / "settings.json").exists()
+
+
+def test_a_budget_is_not_changed_under_a_running_answer(service: ChatService) -> None:
+    service.send(None, "a long story")
+    with pytest.raises(ConfigError, match="Stop"):
+        service.apply_load(LoadSettings(vram_budget="24MiB"))
+
+
+@pytest.mark.parametrize(
+    "change", [LoadSettings(model="other"), LoadSettings(context="512"), LoadSettings(emulated_link="1GB/s")]
+)
+def test_other_changes_load_again(service: ChatService, loader: FakeLoader, change: LoadSettings) -> None:
+    service.apply_load(change)
+    wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
+    assert loader.engines[0].closed and not loader.engines[1].closed
+    assert service.store.load == change
+
+
+def test_turning_drafting_on_again_loads_the_draft(service: ChatService, loader: FakeLoader) -> None:
+    service.set_answers({"draft_length": 0})
+    service.apply_load(LoadSettings(context="512"))
+    wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
+    assert "Apply" in service.set_answers({"draft_length": "auto"})
+    service.apply_load(LoadSettings(context="512"))
+    wait_for(lambda: len(loader.engines) == 3 and service.holder.status().phase == "ready")
+    assert loader.engines[2].plan.drafting
+
+
+def test_a_load_that_fails_says_why_and_is_not_kept(service: ChatService, tmp_path: Path) -> None:
+    service.apply_load(LoadSettings(model="missing"))
+    wait_for(lambda: service.holder.status().phase == "error")
+    assert service.holder.status().error.startswith("There is no model 'missing'")
+    with pytest.raises(EngineNotReadyError, match="Settings"):
+        service.send(None, "hello")
+    assert not (tmp_path / "settings.json").exists()
+    service.apply_load(LoadSettings())
+    wait_for(lambda: service.holder.status().phase == "ready")
+
+
+def test_the_page_is_there_while_the_model_loads_and_shows_how_far(tmp_path: Path) -> None:
+    service = ChatService(tmp_path, FakeLoader(load_s=1.0), lambda: [])
+    started = time.perf_counter()
+    service.start()
+    assert time.perf_counter() - started < 0.2
+    with pytest.raises(EngineNotReadyError, match="still loading"):
+        service.send(None, "hello")
+    wait_for(lambda: (p := service.holder.status().progress) is not None and p.done > 0)
+    service.close()
+
+
+def test_a_second_load_cancels_the_first(tmp_path: Path) -> None:
+    loader = FakeLoader(load_s=20.0)
+    service = ChatService(tmp_path, loader, lambda: [])
+    service.start()
+    wait_for(lambda: service.holder.status().progress is not None)
+    loader.load_s = 0.0
+    service.apply_load(LoadSettings(model="other"))
+    wait_for(lambda: service.holder.status().phase == "ready")
+    assert service.holder.status().model == "other" and len(loader.engines) == 1
+    service.close()
+
+
+def test_closing_ends_the_answer_keeps_its_text_and_frees_the_engine(
+    service: ChatService, loader: FakeLoader
+) -> None:
+    chat_id = service.send(None, "a long story")
+    wait_for(lambda: bool(service.runner.view().text))  # type: ignore[union-attr]
+    service.close()
+    assert loader.engines[0].closed
+    assert service.chats.get(chat_id).messages[1].finish == "cancelled"
+
+
+def test_a_page_opens_the_chat_it_had_or_the_running_one_or_the_latest(service: ChatService) -> None:
+    assert service.chat_to_open(None) is None
+    old, new = (
+        service.chats.create((ChatMessage("user", "a"),)).id,
+        service.chats.create((ChatMessage("user", "b"),)).id,
+    )
+    assert service.chat_to_open(None) == new
+    assert service.chat_to_open(old) == old
+    assert service.chat_to_open("../x") == service.chat_to_open({"id": 1}) == new
+    service.send(old, "a long story")
+    service.chats.set_messages(new, (ChatMessage("user", "c"),))
+    assert service.chat_to_open(None) == old
+
+
+def test_turns_without_an_answer_are_not_given_to_the_model() -> None:
+    messages = (
+        ChatMessage("user", "failed"), ChatMessage("assistant", "", finish="error"),
+        ChatMessage("user", "lost"),
+        ChatMessage("user", "one"), ChatMessage("assistant", "two"), ChatMessage("user", "three"),
+    )  # fmt: skip
+    assert request_messages(messages, " ") == (
+        Message("user", "one"), Message("assistant", "two"), Message("user", "three"),
+    )  # fmt: skip
+
+
+def test_the_speed_line_comes_from_differences_of_statistics(service: ChatService) -> None:
+    service.send(None, "a long story")
+    wait_for(lambda: len(service.runner.view().speeds) >= 2, 5.0)  # type: ignore[union-attr]
+    view = service.runner.view()
+    assert view is not None and view.stats is not None and view.stats.tokens_per_s is not None
+    mean = sum(view.speeds) / len(view.speeds)
+    assert mean == pytest.approx(view.stats.tokens_per_s, rel=0.5)
+
+
+def test_a_damaged_chat_is_reported_to_the_page(tmp_path: Path) -> None:
+    ChatStore(tmp_path / "chats")
+    (tmp_path / "chats" / f"{'a' * 32}.json").write_text("{")
+    (tmp_path / "settings.json").write_text("{")
+    service = ChatService(tmp_path, FakeLoader(), lambda: [])
+    assert len(service.reports()) == 2
+
+
+def test_the_fake_has_every_name_that_the_page_uses() -> None:
+    engine = FakeEngine("demo", LoadSettings().engine_config(SettingsStore(Path("nowhere")).answers))
+    for name in ("footprint", "plan", "info", "stream", "device_memory", "resize", "close"):
+        assert hasattr(engine, name)

@@ -1,0 +1,105 @@
+"""Settings: ranges, sentences, and what is kept on disk."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import AnswerSettings, LoadSettings, SettingsStore, check_answers, parse_budget
+from localmoe.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("temperature", -0.1, "Temperature"), ("temperature", math.nan, "Temperature"),
+        ("temperature", 1e9, "Temperature"),
+        ("temperature", None, "Temperature"), ("temperature", "warm", "Temperature"), ("top_p", 0, "Top-p"),
+        ("top_p", 1.5, "Top-p"), ("top_p", math.inf, "Top-p"), ("top_k", -1, "Top-k"),
+        ("top_k", 2.5, "Top-k"),
+        ("top_k", None, "Top-k"), ("top_k", 1e300, "Top-k"), ("min_p", -1, "Min-p"), ("min_p", 2, "Min-p"),
+        ("repetition_penalty", 0, "Repetition penalty"), ("max_new_tokens", 0, "Max new tokens"),
+        ("max_new_tokens", 10**9, "Max new tokens"), ("max_new_tokens", math.nan, "Max new tokens"),
+        ("max_new_tokens", True, "Max new tokens"), ("seed", -1, "Seed"), ("seed", "abc", "Seed"),
+        ("seed", 2**64, "Seed"),
+        ("seed", "9" * 400, "Seed"), ("draft_length", -1, "Draft length"),
+        ("draft_length", 65, "Draft length"),
+        ("draft_length", 2.5, "Draft length"), ("draft_length", None, "Draft length"),
+        ("draft_length", math.inf, "Draft length"),
+        ("policy", "magic", "policy"), ("system_prompt", "x" * 20_001, "system prompt"),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_in_one_sentence(name: str, value: Any, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_answers({name: value})
+    sentence = str(caught.value)
+    assert word in sentence and "\n" not in sentence and sentence[-1] in ".'\""
+
+
+def test_good_values_are_taken_as_the_form_sends_them() -> None:
+    found = check_answers(
+        {
+            "draft_length": 8.0, "policy": "on-demand", "temperature": 0, "top_p": 1, "top_k": 40.0,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1, "max_new_tokens": 64.0, "seed": " 9007199254740993 ",
+            "system_prompt": None,
+        }
+    )  # fmt: skip
+    assert found == AnswerSettings(8, "on-demand", 0.0, 1.0, 40, 0.05, 1.1, 64, 9007199254740993, "")
+    assert found.sampling().greedy
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("auto", None), ("", None), (" AUTO ", None), ("12GiB", 12 << 30)]
+)
+def test_a_budget_is_auto_or_a_size(text: str, size: int | None) -> None:
+    assert parse_budget(text) == size
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LoadSettings(vram_budget="lots"), LoadSettings(vram_budget="-1GiB"), LoadSettings(vram_budget="0"),
+        LoadSettings(vram_budget="nan"), LoadSettings(context="15"), LoadSettings(context="-5"),
+        LoadSettings(context="9" * 30),
+        LoadSettings(context="1e3"), LoadSettings(emulated_link="fast"), LoadSettings(emulated_link="0"),
+        LoadSettings(model=" "),
+    ],
+)  # fmt: skip
+def test_load_settings_out_of_range_are_refused(settings: LoadSettings) -> None:
+    with pytest.raises(ConfigError):
+        settings.engine_config(AnswerSettings())
+
+
+def test_load_settings_become_the_engines_configuration() -> None:
+    config = LoadSettings("m", "2GiB", "4096", "2GB/s").engine_config(AnswerSettings(draft_length=3))
+    assert (config.vram_budget_bytes, config.context, config.draft_length) == (2 << 30, 4096, 3)
+    assert config.emulated_link_bytes_per_s == 2e9
+
+
+def test_settings_are_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    SettingsStore(path).save(load=LoadSettings(vram_budget="3GiB"))
+    SettingsStore(path).save(answers=AnswerSettings(draft_length=0, seed=7, system_prompt="Be kind."))
+    found = SettingsStore(path)
+    assert (found.load.vram_budget, found.answers.seed, found.report) == ("3GiB", 7, "")
+    assert found.answers.system_prompt == "Be kind."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{}", "[]", "[" * 100_000, '{"load": {"vram_budget": "x"}, "answers": {}}',
+        '{"load": {}, "answers": {"top_p": 7}}',
+    ],
+)  # fmt: skip
+def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(content)
+    store = SettingsStore(path)
+    assert store.load == LoadSettings() and store.answers == AnswerSettings()
+    (kept,) = tmp_path.glob("*.damaged")
+    assert kept.name in store.report and kept.read_text() == content
