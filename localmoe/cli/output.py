@@ -27,7 +27,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console().print(table)
+    _stdout().print(table)
 
 
 def print_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
@@ -35,12 +35,17 @@ def print_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in pairs:
         table.add_row(name, str(value))
-    Console().print(table)
+    _stdout().print(table)
 
 
 def note(text: str) -> None:
     """A line on stderr."""
     sys.stderr.write(text + "\n")
+
+
+def _stdout() -> Console:
+    """As wide as the terminal; in a file or a pipe wide enough for every table."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 class ProgressBars:
