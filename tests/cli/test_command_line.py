@@ -1,0 +1,271 @@
+"""The `localmoe` command: exit codes, one sentence for each bad input, JSON that is nothing but JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from localmoe.cli.main import main
+
+STATS_KEYS = {
+    "prompt_tokens", "new_tokens", "ttft_s", "tpot_s", "tokens_per_s", "steps", "drafted", "accepted",
+    "acceptance_rate", "mean_draft_length", "expert_demands", "hits", "late", "misses", "hit_rate",
+    "token_hit_rate", "expert_match_rate", "prefetched", "wasted", "h2d_bytes", "h2d_bytes_per_token",
+    "draft_s", "verify_s", "stall_s", "peak_device_bytes", "vram_budget_bytes",
+}  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command, in this process."""
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one sentence with which a command is refused (exit code 1, nothing on stdout)."""
+    code, out, err = run(capsys, *argv)
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert (code, out) == (1, ""), err
+    assert len(lines) == 1 and lines[0].startswith("localmoe: ") and "Traceback" not in err, err
+    return lines[0]
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "") and "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense")
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "hello"}\n\n{"id": "b", "prompt": "who are you?"}\n')
+    code, out, _ = run(
+        capsys,
+        "generate",
+        "demo",
+        "--prompts",
+        str(prompts),
+        "--json",
+        "--max-new-tokens",
+        "6",
+        "--device",
+        "cpu",
+    )
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [answer["id"] for answer in answers] == ["a", "b"]
+    for answer in answers:
+        assert set(answer) == {"id", "text", "prompt_token_ids", "token_ids", "finish_reason", "stats"}
+        assert set(answer["stats"]) >= STATS_KEYS
+        assert len(answer["token_ids"]) == answer["stats"]["new_tokens"] == 6
+        assert len(answer["prompt_token_ids"]) == answer["stats"]["prompt_tokens"]
+        assert answer["finish_reason"] == "length" and answer["text"]
+
+
+def test_raw_prompts_are_not_wrapped_in_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("generate", "demo", "--prompt", "hello", "--json", "--max-new-tokens", "1", "--device", "cpu")
+    wrapped = json.loads(run(capsys, *argv)[1])
+    raw = json.loads(run(capsys, *argv, "--raw")[1])
+    assert 0 < len(raw["prompt_token_ids"]) < len(wrapped["prompt_token_ids"])
+
+
+def test_as_a_process_stdout_is_json_alone_and_the_exit_code_zero(tmp_path: Path) -> None:
+    environment = {**os.environ, "LOCALMOE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "localmoe.cli", "generate", "demo", "--prompt", "hello", "--json"]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "2"], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stats"]["new_tokens"] == 2 and done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("hw",), ("models",), ("plan", "demo")])
+def test_reports_print_one_json_value(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *command, "--json")
+    assert code == 0 and json.loads(out) is not None
+    code, out, _ = run(capsys, *command)
+    assert code == 0 and out.strip()
+
+
+def test_plan_divides_no_more_than_the_budget_and_labels_predictions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "plan", "demo", "--vram-budget", "60MiB", "--device", "cpu", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["plan"]["total_bytes"] <= 60 << 20
+    assert 0 < report["plan"]["resident_share"] < 1
+    assert "predicted" in report
+
+
+def test_bench_compares_settings_and_says_whether_tokens_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (
+        "bench",
+        "demo",
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "8",
+        "--draft-lengths",
+        "0,2",
+        "--device",
+        "cpu",
+    )
+    code, out, _ = run(capsys, *argv, "--json")
+    report = json.loads(out)
+    assert code == 0 and report["identical_tokens"] is True
+    assert [(row["policy"], row["draft_length"]) for row in report["rows"]] == [
+        ("on-demand", 0), ("on-demand", 2), ("moe-speq", 0), ("moe-speq", 2)
+    ]  # fmt: skip
+    assert report["rows"][0]["acceptance_rate"] is None and 0 <= report["rows"][1]["acceptance_rate"] <= 1
+
+
+def test_draft_builds_into_the_named_folder_and_generate_uses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "draft"
+    assert run(capsys, "draft", "demo", "--out", str(out))[0] == 0
+    assert json.loads((out / "quantize_config.json").read_text())["bits"] == 4
+    code, text, _ = run(
+        capsys, "generate", "demo", "--prompt", "hello", "--draft", str(out), "--draft-length", "2", "--json",
+        "--max-new-tokens", "8", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0 and json.loads(text)["stats"]["drafted"] > 0
+
+
+def test_what_is_no_model_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for model in (str(tmp_path / "empty"), str(tmp_path / "absent"), "no-such/repo", "../../etc"):
+        refused(capsys, "generate", model, "--prompt", "hello")
+        refused(capsys, "plan", model)
+
+
+def test_a_dense_model_is_refused(dense_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "dense" in refused(capsys, "generate", str(dense_model), "--prompt", "hello")
+
+
+def test_a_truncated_weight_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = Path(__file__).resolve().parents[2] / "assets" / "demo-moe"
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((demo / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((demo / "model.safetensors").read_bytes()[:-1000])
+    assert "model.safetensors" in refused(capsys, "generate", str(tmp_path), "--prompt", "hello")
+
+
+def test_a_weight_file_of_another_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = Path(__file__).resolve().parents[2] / "assets" / "demo-moe"
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((demo / name).read_bytes())
+    save_file({"model.norm.weight": torch.ones(256, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    assert "missing" in refused(capsys, "generate", str(tmp_path), "--prompt", "hello")
+
+
+def test_a_budget_too_small_is_refused_with_one_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(
+        capsys, "generate", "demo", "--prompt", "hello", "--vram-budget", "10MiB", "--device", "cpu"
+    )
+    enough = sentence.split("at least ")[1].split(",")[0].split(";")[0].rstrip(".")
+    argv = (
+        "generate",
+        "demo",
+        "--prompt",
+        "hello",
+        "--vram-budget",
+        enough,
+        "--max-new-tokens",
+        "2",
+        "--json",
+    )
+    code, out, err = run(capsys, *argv, "--device", "cpu")
+    assert code == 0, err
+    stats = json.loads(out)["stats"]
+    assert stats["peak_device_bytes"] <= stats["vram_budget_bytes"]
+
+
+def test_a_draft_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "draft"
+    assert run(capsys, "draft", "demo", "--out", str(out))[0] == 0
+    provenance = json.loads((out / "localmoe_draft.json").read_text())
+    provenance["base_fingerprint"] = "0" * 64
+    (out / "localmoe_draft.json").write_text(json.dumps(provenance))
+    assert "another model" in refused(capsys, "generate", "demo", "--prompt", "hi", "--draft", str(out))
+
+
+def test_a_prompt_longer_than_the_context_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(
+        capsys, "generate", "demo", "--prompt", "word " * 400, "--context", "64", "--device", "cpu"
+    )
+    assert "context" in sentence and "64" in sentence
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--draft-length", "-1"), ("--draft-length", "65"), ("--draft-length", "many"),
+        ("--vram-budget", "lots"),
+        ("--vram-budget", "-5GiB"), ("--emulated-link", "fast"), ("--device", "tpu"), ("--dtype", "int4"),
+        ("--nonsense", "1"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_read_are_usage_errors(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert usage_error(capsys, "generate", "demo", "--prompt", "hello", *option)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--temperature", "nan"), ("--temperature", "-1"), ("--top-p", "0"), ("--top-p", "1.5"),
+        ("--min-p", "2"),
+        ("--top-k", "-3"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--max-new-tokens", "0"),
+        ("--context", "3"), ("--context", "9999999"), ("--policy", "magic"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_get_one_sentence(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, "generate", "demo", "--prompt", "hello", *option)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "not json\n", '{"id": "a"}\n', '["a"]\n', '{"id": "a", "prompt": 3}\n']
+)
+def test_a_prompts_file_that_is_none_gets_one_sentence(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    assert str(path) in refused(capsys, "generate", "demo", "--prompts", str(path))
+
+
+def test_the_embedded_model_cannot_be_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "rm", "demo")
+    assert (Path(__file__).resolve().parents[2] / "assets" / "demo-moe" / "model.safetensors").is_file()
