@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_CONTEXT_TOKENS = 8  # released tokens decoded again, for spacing and characters of several tokens
 
 
 class Detokeniser:
@@ -36,7 +35,11 @@ class Detokeniser:
         whole = self._decode(self._context + self._pending)
         if whole.endswith(_REPLACEMENT) and not final:
             return ""
-        self._context = (self._context + self._pending)[-_CONTEXT_TOKENS:]
+        # what is released begins and ends between characters, so it can be decoded on its own; tokens
+        # without text (special ones) stay in front of it, because a decoder may drop the space before the
+        # first text
+        silent = not self._decode(self._pending)
+        self._context = self._context + self._pending if silent else self._pending
         self._pending = []
         return whole[len(before) :]
 

@@ -12,6 +12,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
+_LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 DraftLength = int | Literal["auto"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
@@ -98,6 +99,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _check("Temperature", self.temperature, 0.0, 10.0)
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            raise ConfigError(f"Temperature {self.temperature} is out of range: use 0, or at least 0.001.")
         _check("Top-p", self.top_p, 0.0, 1.0, low_open=True)
         _check("Top-k", self.top_k, 0, 1_000_000)
         _check("Min-p", self.min_p, 0.0, 1.0)
@@ -112,7 +115,8 @@ class SamplingConfig:
 
 
 def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+    # comparing before converting: an int may be too large for a float; NaN fails every comparison
+    if not low <= value <= high or (low_open and value == low):
         above = "above" if low_open else "at least"
         raise ConfigError(
             f"{name} {value} is out of range: use a value {above} {low:g} and at most {high:g}."

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from localmoe.experts.slots import DeviceSlots
 
+_MAX_LATE_S = 1e-3  # beyond this the machine, not the link, was slow
+
 
 class Link(Protocol):
     """Moves records from host to device."""
@@ -30,6 +32,7 @@ class HostLink:
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0  # when the emulated link has finished all earlier copies
+        self._late_s = 0.0  # how long after that the last copy returned: sleeps overshoot
 
     def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> None:
         """Copy; the caller's thread sleeps for what is left of the emulated time."""
@@ -37,15 +40,13 @@ class HostLink:
         slots.write(slot, record)
         if self._bytes_per_s is None:
             return
-        # short sleeps overshoot, so the schedule is kept on the link's own clock
-        self._free_at = (
-            max(self._free_at, started) + record.numel() * record.element_size() / self._bytes_per_s
-        )
+        # kept on the link's own clock, so that overshooting sleeps do not add up
+        begun = max(self._free_at, started - self._late_s)
+        self._free_at = begun + record.numel() * record.element_size() / self._bytes_per_s
         remaining = self._free_at - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
-        else:
-            self._free_at = max(self._free_at, time.perf_counter() - 1e-3)
+        self._late_s = min(time.perf_counter() - self._free_at, _MAX_LATE_S)
 
     def after_read(self, slot: int) -> None:
         """Computation on CPU has ended when the call returns: nothing to remember."""

@@ -63,6 +63,7 @@ class ExpertMemory:
         self._queue = CopyQueue()
         self._wanted: set[ExpertKey] = set()  # demanded and not yet pinned by their reader
         self._failed: dict[ExpertKey, BaseException] = {}
+        self._broken: Exception | None = None  # what ended the worker
         self._counters = TransferCounters()
         self._changed = threading.Condition()
         self._closed = False
@@ -133,6 +134,7 @@ class ExpertMemory:
             self._wanted.difference_update(awaited)
             for key in awaited:
                 self._queue.remove(key)
+                self._failed.pop(key, None)
             self._changed.notify_all()
 
     def _views(self, pinned: list[ExpertKey], awaited: list[ExpertKey]) -> Generator[ExpertView, None, None]:
@@ -168,18 +170,26 @@ class ExpertMemory:
                         self._wanted.discard(key)
                         self._counters.stall_s += time.perf_counter() - started
                         return key
-                if self._closed:
-                    raise TransferError("The engine was closed while an answer was being written.")
+                self._raise_if_ended()
+                self._ask_again(remaining)
                 self._changed.wait()
 
+    def _raise_if_ended(self) -> None:
+        if self._broken is not None:
+            raise TransferError(f"Copying experts has stopped: {self._broken}") from self._broken
+        if self._closed:
+            raise TransferError("The engine was closed while an answer was being written.")
+
+    def _ask_again(self, remaining: set[ExpertKey]) -> None:
+        """What another reader let go of, and lost, before this one came to it."""
+        for key in remaining:
+            self._wanted.add(key)
+            if not self._table.is_loading(key) and key not in self._queue:
+                self._queue.push(key, DEMAND_DEADLINE)
+                self._changed.notify_all()
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and (claim := self._claim()) is None:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                assert claim is not None
+        while (claim := self._next_claim()) is not None:
             key, slot, is_demand = claim
             try:
                 self.link.copy(self.store.record(key), self.slots, slot)
@@ -187,6 +197,20 @@ class ExpertMemory:
                 self._finish(key, is_demand, error)
             else:
                 self._finish(key, is_demand, None)
+
+    def _next_claim(self) -> tuple[ExpertKey, int, bool] | None:
+        """Wait for a copy that can start; None when the worker has to end."""
+        with self._changed:
+            try:
+                while not self._closed:
+                    claim = self._claim()
+                    if claim is not None:
+                        return claim
+                    self._changed.wait()
+            except Exception as error:  # a policy's fault must reach the reader, not vanish with this thread
+                self._broken = error
+                self._changed.notify_all()
+            return None
 
     def _finish(self, key: ExpertKey, is_demand: bool, error: BaseException | None) -> None:
         with self._changed:
@@ -222,7 +246,8 @@ class ExpertMemory:
             if victim is None and not self._table.num_free:
                 continue
             if victim is not None:
-                assert victim in evictable, f"the policy chose {victim}, which may not be evicted"
+                if victim not in evictable:
+                    raise ValueError(f"the policy chose {victim}, which may not be evicted")
                 self._counters.wasted += self._table.evict(victim)
             self._queue.remove(key)
             return key, self._table.begin_copy(key), is_demand

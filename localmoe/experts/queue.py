@@ -17,32 +17,37 @@ class CopyQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, ExpertKey]] = []
-        self._deadline: dict[ExpertKey, float] = {}
+        self._current: dict[
+            ExpertKey, tuple[float, int, ExpertKey]
+        ] = {}  # older entries in the heap are dead
         self._count = 0  # ties: first come, first served
 
     def __len__(self) -> int:
-        return len(self._deadline)
+        return len(self._current)
+
+    def __contains__(self, key: ExpertKey) -> bool:
+        return key in self._current
 
     def push(self, key: ExpertKey, deadline: float) -> None:
         """Add a key, or bring its deadline forward if it waits already."""
-        if deadline >= self._deadline.get(key, float("inf")):
+        current = self._current.get(key)
+        if current is not None and deadline >= current[0]:
             return
-        self._deadline[key] = deadline
-        heapq.heappush(self._heap, (deadline, self._count, key))
+        entry = self._current[key] = (deadline, self._count, key)
+        heapq.heappush(self._heap, entry)
         self._count += 1
 
     def remove(self, key: ExpertKey) -> None:
         """Withdraw a key, if it waits."""
-        self._deadline.pop(key, None)
+        self._current.pop(key, None)
 
     def drop_prefetches(self) -> None:
         """Withdraw all but demands."""
-        self._deadline = {key: d for key, d in self._deadline.items() if d == DEMAND_DEADLINE}
-        self._heap = [entry for entry in self._heap if self._is_current(entry)]
-        heapq.heapify(self._heap)
+        self._current = {key: entry for key, entry in self._current.items() if entry[0] == DEMAND_DEADLINE}
+        self._heap = sorted(self._current.values())
 
     def in_order(self) -> Iterator[tuple[ExpertKey, bool]]:
-        """(key, is a demand) from the most urgent on. Remove what is taken before asking for the next."""
+        """(key, is a demand) from the most urgent on. Keys may be removed meanwhile."""
         while self._heap and not self._is_current(self._heap[0]):
             heapq.heappop(self._heap)
         if not self._heap:
@@ -53,4 +58,4 @@ class CopyQueue:
             yield entry[2], entry[0] == DEMAND_DEADLINE
 
     def _is_current(self, entry: tuple[float, int, ExpertKey]) -> bool:
-        return self._deadline.get(entry[2]) == entry[0]
+        return self._current.get(entry[2]) is entry

@@ -9,10 +9,12 @@ does.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-_SMOOTHING = 0.2  # weight of a new measurement
+_RECENT = 5  # measurements that a time is the lower median of: one disturbed step does not count
 _WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
 _REVISIT_STEPS = (
     48  # every so many steps a neighbour is tried, since an unused length would never be measured again
@@ -50,8 +52,8 @@ class AutoGovernor:
     def __init__(self, max_draft_length: int) -> None:
         self._candidates = [g for g in CANDIDATES if g <= max_draft_length]
         self._steps = 0
-        self._draft_token_s: float | None = None
-        self._verify_s: dict[int, float] = {}  # window -> seconds
+        self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
+        self._verify_s: dict[int, deque[float]] = {}  # window -> seconds
         self._acceptance = [
             0.8
         ] * max_draft_length  # of drafted token i, given that those before were accepted
@@ -70,9 +72,9 @@ class AutoGovernor:
     def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
         """Update the running averages."""
         self._steps += 1
-        self._verify_s[drafted + 1] = _average(self._verify_s.get(drafted + 1), verify_s)
+        self._verify_s.setdefault(drafted + 1, deque(maxlen=_RECENT)).append(verify_s)
         if drafted:
-            self._draft_token_s = _average(self._draft_token_s, draft_s / drafted)
+            self._draft_token_s.append(draft_s / drafted)
         for i in range(
             min(accepted + 1, drafted)
         ):  # the first rejection is evidence too; what follows it is not
@@ -84,22 +86,24 @@ class AutoGovernor:
         for rate in self._acceptance[:draft_length]:
             survives *= rate
             tokens += survives
-        return tokens / max(
-            1e-9, draft_length * (self._draft_token_s or 0.0) + self._verify_time(draft_length + 1)
-        )
+        draft_s = draft_length * (_typical(self._draft_token_s) if self._draft_token_s else 0.0)
+        return tokens / max(1e-9, draft_s + self._verify_time(draft_length + 1))
 
     def _verify_time(self, window: int) -> float:
         """Measured, or on the straight line through the nearest measured windows."""
-        known = sorted(self._verify_s)
-        if window in self._verify_s or len(known) == 1:
-            return self._verify_s.get(window, self._verify_s[known[0]])
+        times = {known: _typical(seconds) for known, seconds in self._verify_s.items()}
+        known = sorted(times)
+        if window in times or len(known) == 1:
+            return times.get(window, times[known[0]])
         upper = next((w for w in known if w > window), known[-1])
         lower = known[max(0, known.index(upper) - 1)]
         if lower == upper:
             upper = known[1]
-        slope = (self._verify_s[upper] - self._verify_s[lower]) / (upper - lower)
-        return self._verify_s[lower] + max(0.0, slope) * (window - lower)
+        slope = (times[upper] - times[lower]) / (upper - lower)
+        return times[lower] + max(0.0, slope) * (window - lower)
 
 
-def _average(old: float | None, new: float) -> float:
-    return new if old is None else old + _SMOOTHING * (new - old)
+def _typical(seconds: Iterable[float]) -> float:
+    """The lower median: disturbances only ever make a step slower."""
+    ordered = sorted(seconds)
+    return ordered[(len(ordered) - 1) // 2]

@@ -32,18 +32,18 @@ class TokenSampler:
         self._penalty = (
             None
             if config.repetition_penalty == 1.0
-            else RepetitionPenaltyLogitsProcessor(config.repetition_penalty)
+            else RepetitionPenaltyLogitsProcessor(float(config.repetition_penalty))
         )
         self._warpers = LogitsProcessorList()
         if not config.greedy:
             if config.temperature != 1.0:
-                self._warpers.append(TemperatureLogitsWarper(config.temperature))
+                self._warpers.append(TemperatureLogitsWarper(float(config.temperature)))
             if config.top_k > 0:
                 self._warpers.append(TopKLogitsWarper(config.top_k))
             if config.top_p < 1.0:
-                self._warpers.append(TopPLogitsWarper(config.top_p))
+                self._warpers.append(TopPLogitsWarper(float(config.top_p)))
             if config.min_p > 0.0:
-                self._warpers.append(MinPLogitsWarper(config.min_p))
+                self._warpers.append(MinPLogitsWarper(float(config.min_p)))
 
     def greedy_choices(self, logits: Tensor, history: Sequence[int], following: Sequence[int]) -> list[int]:
         """Argmax of each row. Row i comes after `history` and the first i tokens of `following`.

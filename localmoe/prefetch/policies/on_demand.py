@@ -28,12 +28,14 @@ class OnDemandPolicy:
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """A free slot while the layer is below its share; then the layer's least recently used expert."""
+        if self._shape.num_slots < self._shape.num_layers:
+            return None if room.num_free else next(iter(room.candidates), None)
         if room.num_free and room.layer_slots < self._quota(room.key.layer):
             return None
         own = (key for key in room.candidates if key.layer == room.key.layer)
         return next(own, None)
 
     def _quota(self, layer: int) -> int:
-        """Slots of a layer: an equal share, the first layers taking the remainder; at least one."""
+        """Slots of a layer: an equal share, the first layers taking the remainder."""
         share, rest = divmod(self._shape.num_slots, self._shape.num_layers)
-        return max(1, share + (layer < rest))
+        return share + (layer < rest)

@@ -1,0 +1,45 @@
+"""Tokenizers of the two kinds that models come with: byte-level (the demo model's own) and byte-fallback."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import transformers
+from tokenizers import decoders, models, normalizers
+
+DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo-moe"
+TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@cache
+def byte_level() -> Any:
+    """The demo model's tokenizer: one byte-level BPE, as Qwen, OLMoE and gpt-oss have."""
+    return transformers.AutoTokenizer.from_pretrained(DEMO)
+
+
+@cache
+def byte_fallback() -> Any:
+    """As Mixtral's and Phi's: a space is a letter of its own, and unknown characters are spelt in bytes."""
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), space, *"abcdefghijklmnopqrstuvwxyz.,é"]:
+        vocab[piece] = len(vocab)
+    raw = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def copy_tokenizer(folder: Path) -> Path:
+    """The demo model's tokenizer files in a folder of their own."""
+    for name in TOKENIZER_FILES:
+        shutil.copy(DEMO / name, folder / name)
+    return folder

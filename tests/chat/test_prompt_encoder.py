@@ -1,0 +1,174 @@
+"""From a request to token ids: the template's words, and one clear sentence for what fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_tokenizers import DEMO, copy_tokenizer
+
+from localmoe.chat.prompt import PromptEncoder
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
+from localmoe.core.types import Message
+
+CHAT = (
+    Message("system", "Be brief."),
+    Message("user", "hello"),
+    Message("assistant", "Hi!"),
+    Message("user", "?"),
+)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    return PromptEncoder(DEMO)
+
+
+def with_template(folder: Path, template: str | None) -> PromptEncoder:
+    copy_tokenizer(folder)
+    path = folder / "chat_template.jinja"
+    if template is None:
+        path.unlink()
+    else:
+        path.write_text(template, encoding="utf-8")
+    return PromptEncoder(folder)
+
+
+def text_of(encoder: PromptEncoder, ids: list[int]) -> str:
+    return str(encoder.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def test_messages_go_through_the_models_own_template(encoder: PromptEncoder) -> None:
+    assert encoder.has_template
+    ids = encoder.encode(GenerationRequest(messages=CHAT), 4096)
+    assert text_of(encoder, ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+        "<|im_start|>assistant\nHi!<|im_end|>\n<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    direct = encoder.tokenizer.apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in CHAT], add_generation_prompt=True, return_dict=False
+    )
+    assert ids == direct
+
+
+def test_a_longer_chat_begins_with_the_tokens_of_the_shorter_one(encoder: PromptEncoder) -> None:
+    first = encoder.encode(GenerationRequest(messages=CHAT[:2]), 4096)
+    assert encoder.encode(GenerationRequest(messages=CHAT), 4096)[: len(first)] == first
+
+
+def test_a_raw_prompt_is_tokenised_as_it_is(encoder: PromptEncoder) -> None:
+    for text in ("Once upon", " leading", "trailing ", "two\n\nlines", "日本語"):
+        assert text_of(encoder, encoder.encode(GenerationRequest(prompt=text), 4096)) == text
+
+
+def test_a_model_without_a_template_gets_a_lone_message_as_it_is_and_a_dialogue_as_lines(
+    tmp_path: Path,
+) -> None:
+    encoder = with_template(tmp_path, None)
+    assert not encoder.has_template
+    lone = encoder.encode(GenerationRequest(messages=(Message("user", "Once upon"),)), 4096)
+    assert text_of(encoder, lone) == "Once upon"
+    dialogue = text_of(encoder, encoder.encode(GenerationRequest(messages=CHAT), 4096))
+    assert dialogue == "System: Be brief.\nUser: hello\nAssistant: Hi!\nUser: ?\nAssistant:"
+
+
+def test_the_beginning_that_a_template_writes_is_not_written_twice(tmp_path: Path) -> None:
+    encoder = with_template(tmp_path, "{{ '<|im_start|>' }}{{ messages[0]['content'] }}")
+    ids = encoder.encode(GenerationRequest(messages=CHAT[1:2]), 4096)
+    assert text_of(encoder, ids) == "<|im_start|>hello"
+
+
+@pytest.mark.parametrize("spare", [-3, 0, 1, 5])
+def test_a_prompt_has_to_leave_room_for_at_least_one_token(encoder: PromptEncoder, spare: int) -> None:
+    request = GenerationRequest(prompt="one two three four five six seven eight")
+    length = len(encoder.encode(request, 10_000))
+    if spare > 0:
+        assert len(encoder.encode(request, length + spare)) == length
+        return
+    with pytest.raises(ContextLengthError) as caught:
+        encoder.encode(request, length + spare)
+    assert f"{length} tokens" in str(caught.value)
+    assert f"holds {length + spare}" in str(caught.value)
+
+
+def test_an_empty_prompt_is_refused(encoder: PromptEncoder) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        encoder.encode(GenerationRequest(prompt=""), 100)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('Roles must alternate.') }}",
+        "{% for m in messages %}{{ m['role']",
+        "{{ messages[0].nothing.more }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[99]['content'] }}",
+        "{{ messages[0]['content'] + 1 }}",
+        "{{ messages | no_such_filter }}",
+        "{% include 'other.jinja' %}",
+    ],
+)
+def test_a_template_that_refuses_the_messages_or_is_broken_is_one_sentence(
+    tmp_path: Path, template: str
+) -> None:
+    with pytest.raises(LocalMoeError, match="template"):
+        with_template(tmp_path, template).encode(GenerationRequest(messages=CHAT), 4096)
+
+
+def test_the_reason_that_a_template_gives_reaches_the_user(tmp_path: Path) -> None:
+    encoder = with_template(tmp_path, "{{ raise_exception('Conversation roles must alternate.') }}")
+    with pytest.raises(ConfigError, match=r"Conversation roles must alternate\."):
+        encoder.encode(GenerationRequest(messages=CHAT), 4096)
+
+
+def edit_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        change(content)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    return edit
+
+
+def write(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "empty": write("tokenizer.json", b""),
+    "cut off": lambda folder: (
+        (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes()[:2000]) and None
+    ),
+    "not text": write("tokenizer.json", b"\xff\xfe\x00\x01"),
+    "a list": write("tokenizer.json", b"[]"),
+    "another object": write("tokenizer.json", b'{"version": "1.0"}'),
+    "unknown model": edit_json("tokenizer.json", lambda content: content["model"].update(type="Future")),
+    "unknown decoder": edit_json(
+        "tokenizer.json", lambda content: content.update(decoder={"type": "Future"})
+    ),
+    "vocabulary of text": edit_json("tokenizer.json", lambda content: content["model"].update(vocab="abc")),
+    "merges of unknown tokens": edit_json(
+        "tokenizer.json", lambda content: content["model"].update(merges=[["zq\u2603", "\u2603"]])
+    ),
+    "broken settings": write("tokenizer_config.json", b"{nope"),
+    "settings are a list": write("tokenizer_config.json", b"[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_tokenizer_is_one_sentence_that_names_the_folder(tmp_path: Path, damage: str) -> None:
+    DAMAGE[damage](copy_tokenizer(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        PromptEncoder(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_refused_without_a_look_at_the_network(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        PromptEncoder(tmp_path / "nothing" / "here")

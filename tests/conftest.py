@@ -1,0 +1,79 @@
+"""What all tests run under: a home of their own, no network, one thread, quiet libraries; and tiny models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.engines import load_with_slots
+from support.tiny_models import tiny_model, write_model
+
+from localmoe.engine import Engine
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+_MAC_BROWSER = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+TinyModel = tuple[Path, Any]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    home = tempfile.mkdtemp(prefix="localmoe-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    os.environ["LOCALMOE_HOME"] = home
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skips = {}
+    if not torch.cuda.is_available():
+        skips["gpu"] = pytest.mark.skip(reason="no CUDA device was found")
+    if not _has_browser():
+        skips["browser"] = pytest.mark.skip(reason="no Chromium or Chrome is installed")
+    for item in items:
+        for name, mark in skips.items():
+            if item.get_closest_marker(name):
+                item.add_marker(mark)
+
+
+def _has_browser() -> bool:
+    named = os.environ.get("CHROMIUM")
+    return bool(named) or any(shutil.which(name) for name in _BROWSERS) or os.path.exists(_MAC_BROWSER)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """architecture -> (folder, transformers' own model) of a tiny random float32 model."""
+
+    @cache
+    def make(architecture: str) -> TinyModel:
+        model = tiny_model(architecture)
+        return write_model(tmp_path_factory.mktemp("tiny") / architecture, model), model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny: Callable[[str], TinyModel]) -> Iterator[Callable[[str], Engine]]:
+    """architecture -> a shared engine on the tiny model, with room for a third of its experts."""
+    engines: list[Engine] = []
+
+    @cache
+    def load(architecture: str) -> Engine:
+        slots = 5 if architecture == "deepseek_v2" else 8  # of 16, as its first layer is dense, or of 24
+        engines.append(load_with_slots(tiny(architecture)[0], slots))
+        return engines[-1]
+
+    yield load
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,101 @@
+"""A model with recurrent state answers as transformers does, and drafting for it is refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engines import ROOMY, Answer, ask, check_stats, load_with_slots, runner_of
+from support.tiny_models import RECURRENT_ARCHITECTURE, reference_greedy
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import DraftingRefusedError
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+
+Tiny = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def recurrent(tiny: Tiny) -> tuple[Path, Any]:
+    return tiny(RECURRENT_ARCHITECTURE)
+
+
+@pytest.fixture
+def engine(recurrent: tuple[Path, Any]) -> Any:
+    with load_with_slots(recurrent[0], 10) as loaded:
+        yield loaded
+
+
+def test_drafting_is_refused_with_a_reason_before_weights_are_read(recurrent: tuple[Path, Any]) -> None:
+    reports: list[object] = []
+    config = EngineConfig(vram_budget_bytes=ROOMY, draft_length=4)
+    with pytest.raises(DraftingRefusedError, match="recurrent state"):
+        Engine.load(str(recurrent[0]), config, progress=reports.append)
+    assert not reports
+
+
+def test_a_request_for_drafts_is_refused_and_the_engine_goes_on(
+    engine: Engine, recurrent: tuple[Path, Any]
+) -> None:
+    assert engine.plan.draft_bytes == 0 and "recurrent" in engine.plan.drafting_reason
+    with pytest.raises(DraftingRefusedError, match="recurrent state"):
+        ask(engine, "hello", draft_length=4)
+    answer = ask(engine, "hello", draft_length="auto")
+    assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16)
+
+
+@pytest.mark.parametrize("draft_length", [0, "auto"])
+def test_greedy_tokens_are_those_of_transformers_also_after_a_prompt_of_several_chunks(
+    draft_length: Any, engine: Engine, recurrent: tuple[Path, Any]
+) -> None:
+    for prompt in ("Hello there", "x", "a prompt of several chunks " * 12):
+        answer = ask(engine, prompt, draft_length=draft_length)
+        assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16), prompt
+        assert answer.stats.drafted == 0 and answer.stats.acceptance_rate is None
+        check_stats(answer)
+
+
+def chat(engine: Engine, messages: list[Message], model: Any) -> Answer:
+    answer = ask(engine, messages, 12)
+    assert answer.tokens == reference_greedy(model, answer.prompt, 12)
+    return answer
+
+
+def test_a_second_turn_goes_on_from_the_first_and_an_edited_one_starts_anew(
+    engine: Engine, recurrent: tuple[Path, Any]
+) -> None:
+    first = [Message("user", "hi you")]
+    answer = chat(engine, first, recurrent[1])
+    rest = [Message("assistant", answer.text), Message("user", "and then?")]
+    second = chat(engine, [*first, *rest], recurrent[1])
+    assert second.stats.reused_tokens == len(answer.prompt) + len(answer.tokens) - 1
+    edited = chat(engine, [Message("user", "hi me"), *rest], recurrent[1])
+    assert edited.stats.reused_tokens == 0, "recurrent state cannot be shortened"
+
+
+def test_after_a_closed_answer_the_next_one_is_right(engine: Engine, recurrent: tuple[Path, Any]) -> None:
+    stream = engine.stream(GenerationRequest(prompt="left early", max_new_tokens=16))
+    next(stream), next(stream)
+    stream.close()
+    answer = ask(engine, "left late")
+    assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16)
+
+
+def test_device_memory_counts_every_tensor_of_the_state(engine: Engine) -> None:
+    ask(engine, "hello")
+    tensors: list[torch.Tensor] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, dict | list | tuple):
+            for inner in value.values() if isinstance(value, dict) else value:
+                collect(inner)
+
+    for layer in runner_of(engine).sequence.layers:
+        collect(vars(layer))
+    assert engine.device_memory()["kv"] == sum(t.numel() * t.element_size() for t in tensors)

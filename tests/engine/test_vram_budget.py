@@ -1,0 +1,174 @@
+"""The budget is a promise: what is allocated stays within it, what does not fit is refused before loading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.engines import (
+    ROOMY,
+    ask,
+    budget_for_slots,
+    check_consistent,
+    check_stats,
+    load_with_slots,
+    memory_of,
+)
+from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import BudgetError, EngineBusyError, LocalMoeError
+from localmoe.core.units import parse_bytes
+from localmoe.engine import Engine, plan_model
+
+Tiny = Callable[[str], tuple[Path, Any]]
+PROMPT = "Hello there, how are"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Tiny) -> Iterator[Engine]:
+    with load_with_slots(tiny("qwen2_moe")[0], 8) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def bounds(tiny: Tiny) -> tuple[int, int]:
+    """Bytes of the smallest budget that holds the draft, and of one that holds more than everything."""
+    folder = str(tiny("qwen2_moe")[0])
+    return budget_for_slots(folder, 3), budget_for_slots(folder, 26)
+
+
+def check_within_budget(engine: Engine, budget: int) -> None:
+    used, plan = engine.device_memory(), engine.plan
+    assert plan.budget_bytes == budget and plan.total_bytes <= budget
+    assert sum(used.values()) + plan.workspace_bytes <= budget + 1024, (
+        "rotary tables may come on top of the weights"
+    )
+    assert sum(used.values()) <= budget
+    assert used["slots"] == plan.num_slots * plan.slot_bytes
+    assert 0 < used["kv"] <= plan.kv_bytes
+    assert used["draft"] == plan.draft_bytes
+    assert engine.peak_device_bytes() <= budget
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0.0, 1.0), draft_length=st.sampled_from([0, 4]))
+def test_device_memory_never_exceeds_a_budget_and_the_answer_stays_the_same(
+    engine: Engine, bounds: tuple[int, int], share: float, draft_length: int
+) -> None:
+    budget = int(bounds[0] + share * (bounds[1] - bounds[0]))
+    before = ask(engine, PROMPT, 10, draft_length=draft_length)
+    plan = engine.resize(budget)
+    assert plan == engine.plan and 3 <= plan.num_slots <= 24
+    answer = ask(engine, PROMPT, 10, draft_length=draft_length)
+    assert answer.tokens == before.tokens
+    check_within_budget(engine, budget)
+    check_stats(answer)
+    check_consistent(engine)
+    assert sum(map(sum, engine.residency())) <= plan.num_slots
+    assert answer.stats.vram_budget_bytes == budget
+
+
+@pytest.mark.parametrize(
+    ("architecture", "draft_length"), [*product(ARCHITECTURES, (0, 4)), (RECURRENT_ARCHITECTURE, 0)]
+)
+def test_every_architecture_keeps_the_smallest_budget_that_it_accepts(
+    architecture: str, draft_length: int, tiny: Tiny
+) -> None:
+    folder = str(tiny(architecture)[0])
+    config: dict[str, Any] = {"draft_length": draft_length, "context": 64}
+    with pytest.raises(BudgetError) as refusal:
+        plan_model(folder, EngineConfig(**config, vram_budget_bytes=1000))
+    found = re.search(r"a budget of at least (\S+?), or", f"{refusal.value}, or")
+    assert found, str(refusal.value)
+    budget = parse_bytes(found.group(1).rstrip("."))
+    with Engine.load(folder, EngineConfig(**config, vram_budget_bytes=budget)) as engine:
+        answer = ask(engine, "ab" * 24, 1000)
+        assert len(answer.tokens) == 64 - 48
+        assert sum(engine.device_memory().values()) <= budget
+        check_stats(answer)
+
+
+def test_a_budget_that_is_too_small_is_refused_with_numbers_before_any_weight_is_read(tiny: Tiny) -> None:
+    reports: list[object] = []
+    config = EngineConfig(vram_budget_bytes=2 << 20, draft_length=4)
+    with pytest.raises(BudgetError) as refusal:
+        Engine.load(str(tiny("qwen2_moe")[0]), config, progress=reports.append)
+    assert not reports
+    message = str(refusal.value)
+    assert "2.0 MiB is too small" in message and "at least" in message and "\n" not in message
+    for part in ("shared weights", "KV cache", "INT4 draft", "workspace", "expert slots"):
+        assert part in message
+
+
+def test_a_budget_without_room_for_the_draft_gives_plain_decoding_with_a_reason(tiny: Tiny) -> None:
+    folder = tiny("qwen2_moe")[0]
+    budget = budget_for_slots(str(folder), 3, draft_length=0)
+    with Engine.load(str(folder), EngineConfig(vram_budget_bytes=budget)) as engine:
+        assert not engine.plan.drafting and "draft needs" in engine.plan.drafting_reason
+        assert ask(engine, PROMPT).stats.drafted == 0
+        assert engine.plan.drafting_reason in engine.info().draft
+        assert sum(engine.device_memory().values()) <= budget
+        assert engine.device_memory()["draft"] == 0
+
+
+def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(
+    engine: Engine, bounds: tuple[int, int]
+) -> None:
+    engine.resize(bounds[1])
+    plan, answer = engine.plan, ask(engine, PROMPT)
+    with pytest.raises(BudgetError, match="too small"):
+        engine.resize(bounds[0] - 1)
+    assert engine.plan == plan and engine.config.vram_budget_bytes == bounds[1]
+    again = ask(engine, PROMPT)
+    assert again.tokens == answer.tokens and again.stats.misses == 0, "what was in slots is still there"
+
+
+def test_without_a_budget_all_experts_of_a_small_model_stay_resident(engine: Engine) -> None:
+    plan = engine.resize(None)
+    assert plan.num_slots == 24 and plan.resident_share == 1.0
+    first, second = ask(engine, PROMPT), ask(engine, PROMPT)
+    assert first.tokens == second.tokens
+    assert second.stats.hit_rate == 1.0 and second.stats.h2d_bytes == 0
+
+
+def test_a_second_answer_and_a_resize_are_refused_while_one_is_written(engine: Engine) -> None:
+    stream = engine.stream(GenerationRequest(prompt=PROMPT, max_new_tokens=30))
+    next(stream)
+    with pytest.raises(EngineBusyError, match="Another answer"):
+        ask(engine, "me too")
+    with pytest.raises(EngineBusyError, match="stop it"):
+        engine.resize(ROOMY)
+    with pytest.raises(EngineBusyError, match="stop it"):
+        engine.reset()
+    next(stream)
+    stream.close()
+    assert ask(engine, PROMPT, 5).stats.new_tokens == 5
+
+
+def test_a_request_that_cannot_be_served_leaves_the_engine_free(engine: Engine) -> None:
+    before = ask(engine, PROMPT).tokens
+    bad: list[dict[str, Any]] = [{"policy": "no-such-policy"}, {"draft_length": -1}, {"draft_length": 65}]
+    for request in bad:
+        with pytest.raises(LocalMoeError):
+            ask(engine, PROMPT, **request)
+    with pytest.raises(LocalMoeError, match="600 tokens"):
+        ask(engine, "x" * 600)
+    assert ask(engine, PROMPT).tokens == before
+
+
+def test_closing_twice_and_using_a_closed_engine_give_a_clear_error(tiny: Tiny) -> None:
+    engine = load_with_slots(tiny("qwen2_moe")[0], 3, draft_length=0)
+    worker = memory_of(engine)._worker
+    engine.close()
+    engine.close()
+    assert not worker.is_alive()
+    for use in (engine.device_memory, engine.info, lambda: ask(engine, PROMPT), lambda: engine.resize(None)):
+        with pytest.raises(LocalMoeError, match="closed"):
+            use()

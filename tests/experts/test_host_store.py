@@ -1,0 +1,132 @@
+"""Host records: page-aligned, apart from each other, and what their views say; pinning all or nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localmoe.core.errors import HardwareError
+from localmoe.core.types import ExpertKey
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.records import PAGE_BYTES, RecordLayout
+from localmoe.experts.slots import DeviceSlots
+
+layouts = st.builds(
+    lambda h, i, transposed: RecordLayout(
+        (h, 2 * i) if transposed else (2 * i, h), (i, h) if transposed else (h, i), transposed
+    ),
+    st.integers(1, 40), st.integers(1, 40), st.booleans(),
+)  # fmt: skip
+DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32])
+
+
+def keys(store: HostStore) -> list[ExpertKey]:
+    return [ExpertKey(i, j) for i in range(store.num_layers) for j in range(store.num_experts)]
+
+
+@given(st.lists(layouts, min_size=1, max_size=3), st.integers(1, 4), DTYPES)
+@settings(deadline=None, max_examples=40)
+def test_records_are_page_aligned_apart_and_exactly_gate_up_then_down(
+    shapes: list[RecordLayout], experts: int, dtype: torch.dtype
+) -> None:
+    store = HostStore(shapes, experts, dtype)
+    ends: list[tuple[int, int]] = []
+    for i, key in enumerate(keys(store)):
+        layout = shapes[key.layer]
+        record, (gate_up, down) = store.record(key), store.views(key)
+        assert record.data_ptr() % PAGE_BYTES == 0
+        assert record.dtype == gate_up.dtype == down.dtype == dtype
+        assert (record.numel(), record.nbytes) == (layout.elements, layout.num_bytes(dtype))
+        assert tuple(gate_up.shape) == layout.gate_up_shape
+        assert tuple(down.shape) == layout.down_shape
+        gate_up.fill_(i + 1)
+        down.fill_(-i - 1)
+        ends.append((record.data_ptr(), record.data_ptr() + record.nbytes))
+    for (_, end), (start, _) in zip(sorted(ends), sorted(ends)[1:], strict=False):
+        assert end <= start
+    for i, key in enumerate(keys(store)):  # nobody wrote into anybody else
+        split = shapes[key.layer].gate_up_elements
+        assert (store.record(key)[:split] == i + 1).all()
+        assert (store.record(key)[split:] == -i - 1).all()
+    pages = sum(-(-layout.num_bytes(dtype) // PAGE_BYTES) for layout in shapes) * experts
+    assert store.num_bytes == pages * PAGE_BYTES
+
+
+def test_a_record_outlives_its_store() -> None:
+    store = HostStore([RecordLayout((4, 2), (2, 2), False)], 2, torch.float32)
+    record = store.record(ExpertKey(0, 1))
+    record.fill_(7)
+    store.close()
+    del store
+    assert (record == 7).all()
+
+
+@given(layouts, st.sampled_from([torch.bfloat16, torch.float16]), st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_a_slot_shows_a_record_exactly_also_in_a_wider_type(
+    layout: RecordLayout, dtype: torch.dtype, seed: int
+) -> None:
+    store = HostStore([layout], 1, dtype)
+    key = ExpertKey(0, 0)
+    store.record(key).copy_(torch.randn(layout.elements, generator=torch.Generator().manual_seed(seed)))
+    slots = DeviceSlots(3, layout.elements + 5, torch.float32, torch.device("cpu"))
+    for slot in (0, 2):
+        slots.write(slot, torch.full((layout.elements + 5,), 9.0))
+    slots.write(1, store.record(key))
+    for got, host in zip(slots.views(1, layout), store.views(key), strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, host.float())
+        assert torch.equal(got.to(dtype), host)
+    for slot in (0, 2):  # the neighbours are untouched
+        assert (torch.cat([view.flatten() for view in slots.views(slot, layout)]) == 9).all()
+    assert slots.num_bytes == 3 * (layout.elements + 5) * 4
+    slots.release()
+    assert slots.num_bytes == 0
+
+
+class Driver:
+    """Stands in for the CUDA driver; refuses the n-th registration."""
+
+    def __init__(self, refuse: int | None) -> None:
+        self.refuse = refuse
+        self.registered: dict[int, int] = {}
+        self.calls = 0
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.calls += 1
+        if self.calls == self.refuse:
+            return 304
+        self.registered[pointer] = size
+        return 0
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        del self.registered[pointer]
+        return 0
+
+
+def with_driver(monkeypatch: pytest.MonkeyPatch, refuse: int | None) -> tuple[Driver, HostStore]:
+    driver = Driver(refuse)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver))
+    return driver, HostStore([RecordLayout((4, 2), (2, 2), False)] * 3, 2, torch.float32)
+
+
+def test_pinning_registers_every_layer_and_closing_unregisters_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, store = with_driver(monkeypatch, None)
+    with store:
+        store.pin()
+        assert sum(driver.registered.values()) == store.num_bytes
+    assert driver.registered == {}
+    store.close()
+
+
+def test_a_refused_pin_is_one_sentence_and_leaves_nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, store = with_driver(monkeypatch, 3)
+    with pytest.raises(HardwareError, match=r"refused to pin 24\.0 KiB of host memory \(error 304\): close"):
+        store.pin()
+    assert driver.registered == {}

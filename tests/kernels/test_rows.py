@@ -1,0 +1,100 @@
+"""Row padding: as many zero rows as needed, and a measured multiple that does what it promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from localmoe.kernels import rows as rows_module
+from localmoe.kernels.rows import CANDIDATES, measure_row_multiple, pad_rows
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(0, 70), st.sampled_from(CANDIDATES), st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(deadline=None)
+def test_padding_adds_the_fewest_zero_rows_and_keeps_the_rest(
+    count: int, multiple: int, dtype: torch.dtype
+) -> None:
+    x = normal(count, 3).to(dtype)
+    out = pad_rows(x, multiple)
+    assert out.shape[0] % multiple == 0
+    assert 0 <= out.shape[0] - count < multiple
+    assert out.dtype == dtype
+    assert torch.equal(out[:count], x)
+    assert not out[count:].any()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(48, 33), (256, 128), (1000, 96)])
+def test_with_the_measured_multiple_a_row_is_the_same_alone_and_anywhere_among_others(
+    shape: tuple[int, int], dtype: torch.dtype, transposed: bool
+) -> None:
+    weight = normal(*(reversed(shape) if transposed else shape)).to(dtype)
+    multiple = measure_row_multiple([weight], 17, transposed=transposed)
+    if multiple is None:
+        pytest.skip("no padding makes rows independent on this machine")
+    x = normal(17, shape[1], seed=5).to(dtype)
+
+    def product(part: Tensor) -> Tensor:
+        full = pad_rows(part, multiple)
+        return (full @ weight if transposed else F.linear(full, weight))[: part.shape[0]]
+
+    whole = product(x)
+    for count in range(1, 18):
+        for first in {0, 17 - count, (17 - count) // 2}:
+            assert torch.equal(product(x[first : first + count]), whole[first : first + count])
+
+
+def order_depends_below(rows_needed: int) -> object:
+    """Stands in for a library that sums in another order when fewer than `rows_needed` rows come."""
+
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        out = (x * 8).round() @ (weight * 8).round().T  # whole numbers, so the real order does not show
+        return out if x.shape[0] >= rows_needed else out + 1
+
+    return linear
+
+
+@pytest.mark.parametrize("needed", [1, 2, 5, 8, 9, CANDIDATES[-1]])
+def test_the_smallest_sufficient_multiple_is_found(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
+    monkeypatch.setattr(rows_module.F, "linear", order_depends_below(needed))
+    expected = min(multiple for multiple in CANDIDATES if multiple >= needed)
+    assert measure_row_multiple([normal(8, 8)], 4 * CANDIDATES[-1], transposed=False) == expected
+
+
+def test_the_weight_that_needs_most_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        return order_depends_below(8 if weight.shape[0] == 12 else 2)(x, weight)  # type: ignore[operator]
+
+    monkeypatch.setattr(rows_module.F, "linear", linear)
+    weights = [normal(4, 8), normal(12, 8), normal(4, 8)]
+    assert measure_row_multiple(weights, 32, transposed=False) == 8
+    assert measure_row_multiple(weights[:1], 32, transposed=False) == 2
+
+
+def test_none_is_said_where_no_multiple_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight.T + x.shape[0] * 1e-3
+
+    monkeypatch.setattr(rows_module.F, "linear", linear)
+    assert measure_row_multiple([normal(8, 8)], 1000, transposed=False) is None
+
+
+def test_a_product_that_depends_on_the_rows_place_is_not_called_invariant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        out = x @ weight.T
+        out[8:] += 1e-3  # as a kernel that cuts the rows into blocks of eight and treats the rest differently
+        return out
+
+    monkeypatch.setattr(rows_module.F, "linear", linear)
+    assert measure_row_multiple([normal(8, 8)], 17, transposed=False) not in (1, 2, 4)

@@ -1,0 +1,94 @@
+"""A load needs hardly more memory than the checkpoint, and gives it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.engines import budget_for_slots
+from support.tiny_models import tiny_config
+from support.tokenizer import write_tokenizer
+
+from localmoe.hub.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 1.15
+MB = 10**6
+NUM_EXPERTS, HIDDEN, INNER = 32, 512, 1024
+ROUTED = ("gate_proj", "up_proj", "down_proj")
+
+
+def write_big_checkpoint(folder: Path, *, fused: bool) -> Path:
+    """A bfloat16 model of some 400 MB, nearly all experts, as a file with holes: all weights are zero."""
+    config = tiny_config(
+        "qwen2_moe", num_hidden_layers=4, hidden_size=HIDDEN, moe_intermediate_size=INNER,
+        num_experts=NUM_EXPERTS, dtype=torch.bfloat16,
+    )  # fmt: skip
+    folder.mkdir()
+    config.save_pretrained(folder)
+    write_tokenizer(folder)
+    write_zeros(folder / "model.safetensors", tensor_shapes(config, fused=fused))
+    return folder
+
+
+def tensor_shapes(config: Any, *, fused: bool) -> dict[str, list[int]]:
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shapes: dict[str, list[int]] = {}
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        if fused or not path.endswith(".experts"):
+            shapes[name] = list(parameter.shape)
+        elif leaf == "gate_up_proj":
+            for expert in range(NUM_EXPERTS):
+                shapes |= {f"{path}.{expert}.{part}.weight": [INNER, HIDDEN] for part in ROUTED[:2]}
+        else:
+            shapes |= {f"{path}.{expert}.down_proj.weight": [HIDDEN, INNER] for expert in range(NUM_EXPERTS)}
+    return shapes
+
+
+def write_zeros(path: Path, shapes: dict[str, list[int]]) -> None:
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(file.tell() + end)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is measured as Linux counts it")
+def test_peak_memory_of_a_load_is_at_most_115_percent_of_the_checkpoint(
+    tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folders = [write_big_checkpoint(tmp_path / f"fused-{fused}", fused=fused) for fused in (False, True)]
+    size = Checkpoint.open(folders[0]).total_bytes
+    assert 300 * MB < size < 500 * MB
+    budget = budget_for_slots(str(folders[0]), 3, draft_length=0, context=64)
+    command = [sys.executable, str(Path(__file__).with_name("load_and_report_memory.py")), str(budget)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "2"}
+    done = subprocess.run(
+        [*command, str(tiny("qwen2_moe")[0]), *map(str, folders)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for kind, line in zip(("one tensor an expert", "fused"), done.stdout.splitlines(), strict=True):
+        report = json.loads(line)
+        print(
+            f"{kind}: held {report['held'] / size:.3f}, peak {report['peak'] / size:.3f} of {size / MB:.0f}M"
+        )
+        assert 0.9 * size < report["held"], "the weights have to be in memory"
+        assert report["peak"] <= LIMIT * size

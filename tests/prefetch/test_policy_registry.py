@@ -1,0 +1,41 @@
+"""Policies by name: the ones that exist, fresh each time, and a clear word about those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import ConfigError
+from localmoe.core.events import StepStarted
+from localmoe.prefetch.policy import CacheShape
+from localmoe.prefetch.registry import POLICIES, check_policy, make_policy
+
+SHAPE = CacheShape(2, 8, 2, 4)
+
+
+def test_every_policy_is_made_under_the_name_that_it_gives_itself() -> None:
+    assert {"on-demand", "moe-speq"} <= set(POLICIES)
+    for name in POLICIES:
+        assert check_policy(name) == name
+        policy = make_policy(name, SHAPE)
+        assert policy.name == name
+        assert list(policy.observe(StepStarted(0, 2))) == []
+        assert make_policy(name, SHAPE) is not policy
+
+
+def test_the_default_policy_exists() -> None:
+    assert EngineConfig().policy in POLICIES
+
+
+@pytest.mark.parametrize("name", ["", "lru", "MoE-SpeQ", "moe_speq", " moe-speq"])
+def test_an_unknown_policy_is_refused_with_the_names_that_there_are(name: str) -> None:
+    for ask in (check_policy, lambda wanted: make_policy(wanted, SHAPE)):
+        with pytest.raises(ConfigError, match="choose one of") as caught:
+            ask(name)
+        assert all(known in str(caught.value) for known in POLICIES)
+        assert f"'{name}'" in str(caught.value)
+
+
+def test_the_table_cannot_be_changed_by_accident() -> None:
+    with pytest.raises(TypeError):
+        POLICIES["mine"] = POLICIES["on-demand"]  # type: ignore[index]

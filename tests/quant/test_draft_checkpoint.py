@@ -1,0 +1,198 @@
+"""Reading drafts: round trips, and one sentence for everything that is wrong with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quant_samples import FINGERPRINT, GROUP_SIZE, HIDDEN, INTERMEDIATE, NAMING, Source, build
+from safetensors.torch import load_file, save_file
+
+from localmoe.core.errors import DraftError
+from localmoe.kernels.int4 import quantize_rtn
+from localmoe.quant import DraftCheckpoint, ExpertNaming
+from localmoe.quant.packing import pack_matrix
+
+UP_SHAPE = (INTERMEDIATE, HIDDEN)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return build(tmp_path / "draft")
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_quantization(draft: Path, **values: object) -> None:
+    edit_json(draft / "config.json", lambda config: config["quantization_config"].update(values))
+
+
+def read_one(draft: Path, shape: tuple[int, int] = UP_SHAPE, decoder_layer: int = 1) -> None:
+    DraftCheckpoint.open(draft).matrix(NAMING, decoder_layer, 0, "up", shape)
+
+
+def one_sentence(error: pytest.ExceptionInfo[DraftError]) -> None:
+    text = str(error.value)
+    assert text.endswith(".") and "\n" not in text and "Traceback" not in text
+
+
+def test_every_matrix_comes_back_as_it_was_quantised(draft: Path) -> None:
+    checkpoint = DraftCheckpoint.open(draft)
+    assert (checkpoint.bits, checkpoint.group_size) == (4, GROUP_SIZE)
+    source = Source()
+    for layer in range(source.num_layers):
+        for expert in range(source.num_experts):
+            for projection, weight in zip(
+                ("gate", "up", "down"), source.matrices(layer, expert), strict=True
+            ):
+                expected = quantize_rtn(weight, GROUP_SIZE)
+                found = checkpoint.matrix(NAMING, layer + 1, expert, projection, tuple(weight.shape))
+                assert torch.equal(found.codes, expected.codes)
+                assert torch.equal(found.scales, expected.scales)
+                assert found.in_features == weight.shape[1]
+
+
+def test_the_draft_of_the_right_model_is_accepted_and_another_is_not(draft: Path) -> None:
+    checkpoint = DraftCheckpoint.open(draft)
+    checkpoint.check_base(FINGERPRINT, "some/model")
+    checkpoint.check_base(FINGERPRINT, "the same under another name")
+    with pytest.raises(DraftError, match=r"belongs to another model \(some/model") as error:
+        checkpoint.check_base("0" * 64, "other/model")
+    one_sentence(error)
+
+
+def test_a_missing_draft_says_how_to_build_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "nowhere", tmp_path / "empty"):
+        with pytest.raises(DraftError, match=r"no draft in .* 'localmoe draft MODEL'") as error:
+            DraftCheckpoint.open(folder)
+        one_sentence(error)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_noticed_on_opening(draft: Path, kept: int) -> None:
+    file = draft / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(DraftError, match=r"damaged .*model\.safetensors.*: build it again") as error:
+        DraftCheckpoint.open(draft)
+    one_sentence(error)
+    assert "download" not in str(error.value)
+
+
+def test_a_file_that_shrinks_after_opening_is_noticed(draft: Path) -> None:
+    checkpoint = DraftCheckpoint.open(draft)
+    with (draft / "model.safetensors").open("r+b") as stream:
+        stream.truncate(
+            checkpoint._checkpoint.tensors["model.layers.1.mlp.experts.0.up_proj.qweight"].offset + 5
+        )
+    with pytest.raises(DraftError, match="shorter"):
+        checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
+    (draft / "model.safetensors").unlink()
+    with pytest.raises(DraftError, match="cannot be read"):
+        checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
+
+
+def test_a_matrix_of_another_shape_is_refused(draft: Path) -> None:
+    for shape in ((INTERMEDIATE, HIDDEN + 8), (INTERMEDIATE + 8, HIDDEN), (HIDDEN, INTERMEDIATE)):
+        with pytest.raises(DraftError, match="does not fit the model") as error:
+            read_one(draft, shape)
+        one_sentence(error)
+
+
+def test_a_missing_layer_or_other_names_are_refused(draft: Path) -> None:
+    with pytest.raises(DraftError, match=r"no tensor model\.layers\.7\."):
+        read_one(draft, decoder_layer=7)
+    mixtral = ExpertNaming("model.layers.{layer}.block_sparse_moe.experts.{expert}", "w1", "w3", "w2")
+    with pytest.raises(DraftError, match=r"block_sparse_moe\.experts\.0\.w3\.qweight"):
+        DraftCheckpoint.open(draft).matrix(mixtral, 1, 0, "up", UP_SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"bits": 8}, "8 bits"),
+        ({"sym": False}, "sym False"),
+        ({"checkpoint_format": "marlin"}, "marlin"),
+        ({"checkpoint_format": ["gptq"]}, "format"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"group_size": -1}, "group size -1"),
+        ({"group_size": "128"}, "group size 128 is no number"),
+        ({"group_size": 32}, "differ"),
+    ],
+)
+def test_other_quantisations_are_refused(draft: Path, change: dict[str, object], word: str) -> None:
+    edit_quantization(draft, **change)
+    with pytest.raises(DraftError, match=word) as error:
+        DraftCheckpoint.open(draft)
+    one_sentence(error)
+
+
+def test_a_plain_model_is_no_draft(draft: Path) -> None:
+    edit_json(draft / "config.json", lambda config: config.pop("quantization_config"))
+    with pytest.raises(DraftError, match="plain weights"):
+        DraftCheckpoint.open(draft)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"base_model": 3}'])
+def test_a_damaged_provenance_is_refused(draft: Path, text: str) -> None:
+    (draft / "localmoe_draft.json").write_text(text)
+    with pytest.raises(DraftError, match=r"damaged .*localmoe_draft\.json") as error:
+        DraftCheckpoint.open(draft)
+    one_sentence(error)
+
+
+def test_a_checkpoint_without_provenance_opens_but_belongs_to_no_model(draft: Path) -> None:
+    (draft / "localmoe_draft.json").unlink()
+    checkpoint = DraftCheckpoint.open(draft)
+    assert checkpoint.provenance is None
+    checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
+    with pytest.raises(DraftError, match="does not say which model"):
+        checkpoint.check_base(FINGERPRINT, "some/model")
+
+
+@pytest.mark.parametrize("label", ["gptq_v2", "gptq", None])
+def test_both_zero_point_formats_of_other_packers_are_read(draft: Path, label: str | None) -> None:
+    weight = Source().matrices(0, 0)[1]
+    packed = pack_matrix(quantize_rtn(weight, GROUP_SIZE), 2 if label == "gptq_v2" else 1)
+    save_file(packed.named("model.layers.1.mlp.experts.0.up_proj"), draft / "model.safetensors")
+    edit_json(draft / "config.json", lambda config: config["quantization_config"].pop("checkpoint_format"))
+    if label is not None:
+        edit_quantization(draft, checkpoint_format=label)
+    found = DraftCheckpoint.open(draft).matrix(NAMING, 1, 0, "up", UP_SHAPE)
+    assert torch.equal(found.codes, quantize_rtn(weight, GROUP_SIZE).codes)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "word"),
+    [
+        ("qzeros", 0x66666666, "not symmetric"),
+        ("g_idx", 0, "not grouped in order"),
+        ("scales", float("nan"), "not finite"),
+    ],
+)
+def test_values_that_cannot_be_computed_with_are_refused(
+    draft: Path, part: str, value: float, word: str
+) -> None:
+    tensors = load_file(draft / "model.safetensors")
+    tensors[f"model.layers.1.mlp.experts.0.up_proj.{part}"].fill_(value)
+    save_file(tensors, draft / "model.safetensors")
+    with pytest.raises(DraftError, match=word) as error:
+        read_one(draft)
+    one_sentence(error)
+
+
+def test_a_tensor_of_another_dtype_is_refused(draft: Path) -> None:
+    tensors = load_file(draft / "model.safetensors")
+    name = "model.layers.1.mlp.experts.0.up_proj.scales"
+    tensors[name] = tensors[name].float()
+    save_file(tensors, draft / "model.safetensors")
+    with pytest.raises(DraftError, match=r"F32 .* should be F16"):
+        read_one(draft)

@@ -1,0 +1,108 @@
+"""A toy language model: what follows depends on the last two tokens, by a table for target and for draft."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localmoe.core.events import Event
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.stats import GenerationCounters
+from localmoe.model.runner import ModelRunner
+
+VOCAB = 4
+
+
+class Table:
+    """Distributions (V,) by the last two tokens. `agreement` 1 makes the draft equal to the target."""
+
+    def __init__(self, *, agreement: float = 0.4, vocab: int = VOCAB, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.vocab = vocab
+        self.rows: dict[str, dict[tuple[int, ...], Tensor]] = {"target": {}, "draft": {}}
+        contexts = [(), *((a,) for a in range(vocab)), *itertools.product(range(vocab), repeat=2)]
+        for context in contexts:
+            target = torch.softmax(1.5 * torch.randn(vocab, generator=generator), 0)
+            other = torch.softmax(1.5 * torch.randn(vocab, generator=generator), 0)
+            self.rows["target"][context] = target
+            self.rows["draft"][context] = agreement * target + (1 - agreement) * other
+
+    def target(self, tokens: Sequence[int]) -> Tensor:
+        return self.rows["target"][tuple(tokens[-2:])]
+
+    def draft(self, tokens: Sequence[int]) -> Tensor:
+        return self.rows["draft"][tuple(tokens[-2:])]
+
+    def joint(self, prompt: Sequence[int], length: int) -> dict[tuple[int, ...], float]:
+        """The target's probability of every continuation of that length."""
+        result = {}
+        for tokens in itertools.product(range(self.vocab), repeat=length):
+            probability = 1.0
+            for i, token in enumerate(tokens):
+                probability *= float(self.target([*prompt, *tokens[:i]])[token])
+            result[tokens] = probability
+        return result
+
+    def greedy(self, prompt: Sequence[int], count: int, end: frozenset[int] = frozenset()) -> list[int]:
+        """What plain greedy decoding of the target writes."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.target(tokens).argmax()))
+            if tokens[-1] in end:
+                break
+        return tokens[len(prompt) :]
+
+
+class TokenState:
+    """A sequence state that remembers the tokens themselves."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.num_bytes = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= len(self.tokens)
+        del self.tokens[length:]
+
+
+class TableRunner:
+    """The real ModelRunner around a table; notes every pass and every event, and can break."""
+
+    def __init__(self, table: Table, *, max_rows: int = 65) -> None:
+        self.table = table
+        self.events: list[Event] = []
+        self.passes_run: list[tuple[str, int]] = []
+        self.break_at: int | None = None  # the n-th pass raises, half-way
+        self.state = TokenState()
+        self.passes = SimpleNamespace(
+            counters=GenerationCounters(),
+            lookahead=LookaheadBuffer(1),
+            scheduler=SimpleNamespace(notify=self.events.append),
+            rows=SimpleNamespace(multiple=1, max_rows=max_rows),
+            phase="prefill",
+            live_rows=0,
+            draft_token=0,
+        )
+        self.runner = ModelRunner(self._model, self.state, self.passes, torch.device("cpu"))  # type: ignore[arg-type]
+
+    def _model(self, *, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int, **_: Any) -> Any:
+        phase, ids = self.passes.phase, input_ids[0].tolist()
+        assert position_ids[0].tolist() == list(range(self.state.length, self.state.length + len(ids)))
+        self.passes_run.append((phase, len(ids)))
+        rows = []
+        for i, token in enumerate(ids):
+            if self.break_at == len(self.passes_run) and i == len(ids) // 2:
+                raise RuntimeError("the pass broke")
+            self.state.tokens.append(token)
+            distribution = self.table.draft if phase == "draft" else self.table.target
+            rows.append(distribution(self.state.tokens).log())
+        return SimpleNamespace(logits=torch.stack(rows)[-logits_to_keep:][None])

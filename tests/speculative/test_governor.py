@@ -1,0 +1,166 @@
+"""Who picks the draft length: simulated machines with known costs, on which the best choice is known."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localmoe.speculative.governor import CANDIDATES, AutoGovernor, FixedGovernor
+
+Cost = Callable[[int], float]
+
+
+def accepted_of(drafted: int, rate: float, chance: random.Random) -> int:
+    kept = 0
+    while kept < drafted and chance.random() < rate:
+        kept += 1
+    return kept
+
+
+def simulate(
+    governor: AutoGovernor, steps: int, *, rate: float, draft_s: float, verify: Cost, seed: int = 0
+) -> list[int]:
+    """The lengths that it chose."""
+    chance, chosen = random.Random(seed), []
+    for _ in range(steps):
+        length = governor.choose()
+        chosen.append(length)
+        noise = chance.uniform(0.95, 1.05)
+        governor.observe(
+            length, accepted_of(length, rate, chance), draft_s * length * noise, verify(length + 1) * noise
+        )
+    return chosen
+
+
+def true_rate(length: int, rate: float, draft_s: float, verify: Cost) -> float:
+    tokens = sum(rate**i for i in range(length + 1))
+    return tokens / (length * draft_s + verify(length + 1))
+
+
+def flat(window: int) -> float:
+    return 10e-3
+
+
+def per_token(window: int) -> float:
+    return 10e-3 * window
+
+
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_a_fixed_length_is_fixed(length: int) -> None:
+    governor = FixedGovernor(length)
+    for _ in range(5):
+        assert governor.choose() == length
+        governor.observe(length, 0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "draft_s", "verify"),
+    [
+        (0.05, 3e-3, flat),  # the draft is nearly always wrong
+        (0.8, 20e-3, flat),  # drafting a token costs two target passes
+        (0.9, 5e-3, per_token),  # verifying n tokens costs n passes
+    ],
+)
+def test_drafting_is_given_up_where_it_does_not_pay(rate: float, draft_s: float, verify: Cost) -> None:
+    chosen = simulate(AutoGovernor(64), 400, rate=rate, draft_s=draft_s, verify=verify)
+    assert Counter(chosen[200:])[0] >= 190  # but for a look at a neighbour now and then
+    assert max(chosen[200:]) <= 1
+
+
+def test_windows_are_long_where_nearly_everything_is_accepted_and_verifying_costs_the_same() -> None:
+    chosen = simulate(AutoGovernor(64), 300, rate=0.995, draft_s=0.5e-3, verify=flat)
+    assert Counter(chosen[150:]).most_common(1)[0][0] == CANDIDATES[-1]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("draft_s", [0.5e-3, 2e-3, 5e-3])
+@pytest.mark.parametrize("slope_s", [0.0, 0.5e-3, 2e-3])
+def test_the_speed_that_it_reaches_is_close_to_the_best_there_is(
+    rate: float, draft_s: float, slope_s: float
+) -> None:
+    def verify(window: int) -> float:
+        return 10e-3 + slope_s * (window - 1)
+
+    chosen = simulate(AutoGovernor(64), 500, rate=rate, draft_s=draft_s, verify=verify, seed=1)
+    best = max(true_rate(length, rate, draft_s, verify) for length in CANDIDATES)
+    reached = [true_rate(length, rate, draft_s, verify) for length in chosen[200:]]
+    assert sum(reached) / len(reached) >= 0.85 * best
+
+
+def test_it_follows_a_change_of_the_text() -> None:
+    governor = AutoGovernor(64)
+    simulate(governor, 200, rate=0.98, draft_s=1e-3, verify=flat)
+    hard = simulate(governor, 300, rate=0.1, draft_s=4e-3, verify=flat, seed=2)
+    assert Counter(hard[150:]).most_common(1)[0][0] <= 1
+
+
+@pytest.mark.parametrize("spoilt", range(6))
+def test_one_measurement_a_hundred_times_too_slow_does_not_turn_drafting_off_for_good(spoilt: int) -> None:
+    governor = AutoGovernor(64)
+    for step in range(6):  # the first passes of a process compile kernels and touch cold memory
+        length = governor.choose()
+        slow = 100 if step == spoilt else 1
+        governor.observe(length, length, 0.5e-3 * length * slow, flat(length + 1) * slow)
+    chosen = simulate(governor, 400, rate=0.99, draft_s=0.5e-3, verify=flat)
+    reached = sum(true_rate(length, 0.99, 0.5e-3, flat) for length in chosen[200:]) / 200
+    assert reached >= 0.5 * max(true_rate(length, 0.99, 0.5e-3, flat) for length in CANDIDATES)
+
+
+@given(st.integers(0, 16), st.floats(0, 1), st.floats(0, 1))
+def test_after_a_single_measurement_every_prediction_is_a_finite_rate(
+    drafted: int, draft_s: float, verify_s: float
+) -> None:
+    governor = AutoGovernor(16)
+    governor.observe(drafted, drafted // 2, draft_s, verify_s)
+    for length in CANDIDATES:
+        assert 0 < governor.expected_tokens_per_s(length) < float("inf")
+    assert governor.choose() in CANDIDATES
+
+
+@given(
+    st.integers(0, 70),
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 20), st.floats(0, 1)), max_size=120),
+)
+def test_it_never_leaves_its_candidates_nor_the_longest_length_allowed(
+    longest: int, steps: list[tuple[float, float, int, float]]
+) -> None:
+    governor = AutoGovernor(longest)
+    for draft_s, verify_s, shortened_to, share in steps:
+        length = governor.choose()
+        assert length in CANDIDATES
+        assert length <= longest
+        assert governor.choose() == length  # asking twice changes nothing
+        drafted = min(length, shortened_to)  # the end of the answer may cut a draft short
+        governor.observe(drafted, int(share * drafted), draft_s, verify_s)
+
+
+def test_the_time_of_a_window_not_seen_yet_lies_on_the_line_through_its_neighbours() -> None:
+    governor = AutoGovernor(16)
+    for length, verify_s in ((4, 14e-3), (0, 10e-3), (8, 26e-3)):
+        governor.observe(length, 0, 0.0, verify_s)
+    governor._acceptance = [0.0] * 16  # then a step is one token, and the rate shows its time
+    # windows 1, 5, 9 were seen at 10, 14, 26 ms
+    for length, expected_ms in ((0, 10), (1, 11), (3, 13), (4, 14), (6, 20), (8, 26), (12, 38)):
+        assert 1e3 / governor.expected_tokens_per_s(length) == pytest.approx(expected_ms)
+
+
+def test_expected_tokens_are_the_sum_of_the_survival_chances() -> None:
+    governor = AutoGovernor(4)
+    governor.observe(0, 0, 0.0, 1.0)
+    governor._acceptance = [0.5, 0.8, 0.5, 0.1]
+    assert governor.expected_tokens_per_s(3) == pytest.approx(1 + 0.5 + 0.4 + 0.2)
+
+
+def test_what_follows_a_rejection_is_no_evidence() -> None:
+    governor = AutoGovernor(8)
+    before = list(governor._acceptance)
+    governor.observe(6, 2, 1e-3, 1e-3)
+    moved = [new - old for new, old in zip(governor._acceptance, before, strict=True)]
+    assert [value > 0 for value in moved[:2]] == [True, True]
+    assert moved[2] < 0
+    assert moved[3:] == [0.0] * 5

@@ -1,0 +1,119 @@
+"""Tiny random Mixture-of-Experts models of real architectures, in memory and as folders. Run nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
+
+ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
+RECURRENT_ARCHITECTURE = "qwen3_next"
+CONTEXT = 512
+SLIDING_WINDOW = 16  # of gpt_oss, shorter than any test's text
+_WEIGHT_SCALE = 0.08  # large enough for answers that vary
+
+
+def tiny_config(architecture: str, **changes: Any) -> Any:
+    """A transformers config: 3 layers (4 if recurrent), 8 experts, 128 wide."""
+    common = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": None,
+        "pad_token_id": 0, "num_experts_per_tok": 3,
+    }  # fmt: skip
+    return transformers.AutoConfig.for_model(architecture, **{**common, **_special(architecture), **changes})
+
+
+def _special(architecture: str) -> dict[str, Any]:
+    shared_expert = {"shared_expert_intermediate_size": 128, "intermediate_size": 256}
+    match architecture:
+        case "qwen2_moe":
+            return {
+                "num_experts": 8,
+                "moe_intermediate_size": 128,
+                "use_sliding_window": False,
+                **shared_expert,
+            }
+        case "qwen3_moe":
+            sizes = {"num_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 256}
+            return {"head_dim": 32, "norm_topk_prob": True, **sizes}
+        case "mixtral":
+            return {
+                "num_local_experts": 8,
+                "intermediate_size": 128,
+                "sliding_window": None,
+                "num_experts_per_tok": 2,
+            }
+        case "deepseek_v2":
+            heads = {
+                "qk_nope_head_dim": 32,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 32,
+                "num_key_value_heads": 4,
+            }
+            latent = {"kv_lora_rank": 64, "q_lora_rank": None}
+            experts = {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 128}
+            routing = {"topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+            return {
+                **heads,
+                **latent,
+                **experts,
+                **routing,
+                "intermediate_size": 256,
+                "first_k_dense_replace": 1,
+            }
+        case "phimoe":
+            biased = {"attention_bias": True, "lm_head_bias": True, "sliding_window": None}
+            return {"num_local_experts": 8, "intermediate_size": 128, "num_experts_per_tok": 2, **biased}
+        case "olmoe":
+            return {"num_experts": 8, "intermediate_size": 128}
+        case "gpt_oss":
+            layers = ["sliding_attention", "full_attention", "sliding_attention"]
+            sizes = {"num_local_experts": 8, "intermediate_size": 128, "head_dim": 32}
+            return {**sizes, "sliding_window": SLIDING_WINDOW, "layer_types": layers}
+        case "qwen3_next":
+            linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+            dims = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
+            sizes = {"num_experts": 8, "moe_intermediate_size": 128, "num_hidden_layers": 4}
+            return {**linear, **dims, **sizes, **shared_expert}
+    return {}  # the caller says what is special
+
+
+def tiny_model(
+    architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
+    """transformers' own model with random weights, biases and attention sinks. Special tokens have logit 0,
+    so that greedy answers are plain text, which gives the same tokens when it is read again."""
+    config = tiny_config(architecture, **changes)
+    torch.manual_seed(seed)
+    attention = "eager" if architecture == "gpt_oss" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2 or "bias" in name or "sinks" in name:
+                parameter.normal_(0.0, _WEIGHT_SCALE)
+        head = model.get_output_embeddings()
+        for parameter in head.parameters():
+            parameter[: len(SPECIAL_TOKENS)] = 0.0
+    return model.to(dtype)
+
+
+def write_model(folder: Path, model: Any, **save_options: Any) -> Path:
+    """A complete model folder: config, weights, tokenizer with a chat template."""
+    model.save_pretrained(folder, **save_options)
+    write_tokenizer(folder)
+    return folder
+
+
+def reference_greedy(model: Any, prompt: list[int], num_tokens: int, **options: Any) -> list[int]:
+    """The tokens that transformers' own greedy `generate` adds to a prompt."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, **options
+        )
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer

@@ -1,0 +1,203 @@
+"""The shape of the source: who may import whom, what must not be needed, and how files are kept."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "localmoe"
+LAYERS = (
+    "core", "kernels", "hardware", "hub", "quant", "experts", "prefetch", "model", "speculative", "chat",
+    "engine", "cli",
+)  # fmt: skip
+MAX_LINES = 300
+MODULES = sorted(PACKAGE.rglob("*.py"))
+OUTSIDE_APP = [
+    *MODULES,
+    *sorted((ROOT / "tools").rglob("*.py")),
+    *sorted((ROOT / "benchmarks").rglob("*.py")),
+    ROOT / "launch.py",
+]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.Module, name: str) -> Iterator[str]:
+    """Every module name that is imported anywhere, also in functions and under `if TYPE_CHECKING`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno} imports relatively"
+            assert node.module is not None
+            yield node.module
+            if node.module == "localmoe":  # `from localmoe import core`
+                yield from (f"localmoe.{alias.name}" for alias in node.names)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    return imports_of(tree_of(path), name_of(path))
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "localmoe" and len(parts) > 1 and parts[1] in LAYERS else None
+
+
+def upward_imports(layer: str, modules: Iterable[str]) -> list[str]:
+    order = LAYERS.index(layer)
+    return [m for m in modules if (found := layer_of(m)) is not None and LAYERS.index(found) > order]
+
+
+def test_every_package_has_a_place_in_the_order() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert packages <= set(LAYERS)
+    assert {path.name for path in PACKAGE.glob("*.py")} <= {"__init__.py", "__main__.py"}
+
+
+def test_imports_point_one_way() -> None:
+    wrong = {}
+    for path in MODULES:
+        layer, modules = layer_of(dotted(path)), list(imported_modules(path))
+        found = [module for module in modules if module.split(".")[0] == "app"]
+        if layer is not None:
+            found += upward_imports(layer, modules)
+        elif path.name != "__main__.py":  # localmoe itself only names the version
+            found += [module for module in modules if module.split(".")[0] == "localmoe"]
+        if found:
+            wrong[name_of(path)] = found
+    assert wrong == {}
+
+
+def test_the_one_way_rule_sees_an_import_inside_a_function() -> None:
+    assert upward_imports("experts", ["localmoe.core.types", "localmoe.model.runner"]) == [
+        "localmoe.model.runner"
+    ]
+
+
+def test_only_the_app_imports_web_frameworks() -> None:
+    web = {"gradio", "fastapi", "uvicorn", "starlette"}
+    outside = [path for path in OUTSIDE_APP if web & {m.split(".")[0] for m in imported_modules(path)}]
+    assert outside == []
+
+
+def test_imports_inside_functions_are_seen() -> None:
+    source = 'def f():\n    """Late."""\n    import gradio.themes\n    from localmoe import engine\n'
+    assert list(imports_of(ast.parse(source), "x")) == ["gradio.themes", "localmoe", "localmoe.engine"]
+
+
+def test_the_core_imports_nothing_but_the_standard_library() -> None:
+    for path in sorted((PACKAGE / "core").rglob("*.py")):
+        foreign = {module.split(".")[0] for module in imported_modules(path)} - {"localmoe"}
+        assert foreign <= sys.stdlib_module_names, name_of(path)
+
+
+def test_the_launcher_imports_nothing_but_the_standard_library() -> None:
+    roots = {module.split(".")[0] for module in imported_modules(ROOT / "launch.py")}
+    assert roots <= sys.stdlib_module_names
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    files = [*MODULES, *sorted((ROOT / "app").rglob("*.py"))]
+    assert [name_of(path) for path in files if not (ast.get_docstring(tree_of(path)) or "").strip()] == []
+
+
+def test_no_file_is_long() -> None:
+    files = [*MODULES, *sorted((ROOT / "app").rglob("*.py"))]
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def module_containers(tree: ast.Module) -> set[str]:
+    """Module-level names bound to a list, dict, set or another call that makes one."""
+    displays = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+    makers = {"list", "dict", "set", "defaultdict", "OrderedDict", "Counter", "deque"}
+    names: set[str] = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        value = getattr(node, "value", None)
+        made = isinstance(value, ast.Call) and getattr(value.func, "id", "") in makers
+        if isinstance(value, displays) or made:
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names
+
+
+def mutations(tree: ast.Module) -> list[str]:
+    """`global` statements, and writes into module-level containers from inside functions."""
+    containers = module_containers(tree)
+    methods = {"append", "extend", "add", "update", "pop", "clear", "setdefault", "insert", "remove"}
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            found.append(f"line {node.lineno}: global {', '.join(node.names)}")
+        owner = getattr(getattr(node, "value", None), "id", None)
+        if owner not in containers:
+            continue
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            found.append(f"line {node.lineno}: {owner}[...] is written")
+        if isinstance(node, ast.Attribute) and node.attr in methods:
+            found.append(f"line {node.lineno}: {owner}.{node.attr}")
+    return found
+
+
+def test_no_module_keeps_state() -> None:
+    written = {name_of(path): found for path in MODULES if (found := mutations(tree_of(path)))}
+    assert written == {}
+    names = {name_of(path): module_containers(tree_of(path)) - {"__all__"} for path in MODULES}
+    assert {path: found for path, found in names.items() if not all(name.isupper() for name in found)} == {}
+
+
+def test_the_state_check_sees_a_cache_that_a_function_fills() -> None:
+    assert mutations(ast.parse("_CACHE = {}\ndef f(x):\n    _CACHE[x] = 1\n"))
+    assert mutations(ast.parse("_SEEN = set()\ndef f(x):\n    _SEEN.add(x)\n"))
+    assert mutations(ast.parse("_N = 0\ndef f():\n    global _N\n    _N += 1\n"))
+    assert not mutations(ast.parse("_TABLE = {'a': 1}\ndef f(x):\n    return _TABLE[x]\n"))
+
+
+BARE_START = """
+import importlib, os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+blocked = ("gradio", "fastapi", "uvicorn", "triton", "pynvml")
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+modules = sys.argv[1:]
+for name in [m for m in modules if m.split(".")[1:2] == ["core"]]:
+    importlib.import_module(name)
+assert "torch" not in sys.modules, "the core pulled torch in"
+for name in modules:
+    importlib.import_module(name)
+import torch
+assert not torch.cuda.is_initialized(), "importing touched CUDA"
+assert not [m for m in sys.modules if m.split(".")[0] in blocked], "a blocked module was imported"
+print(len(modules))
+"""
+
+
+def test_every_module_imports_without_gradio_triton_and_cuda() -> None:
+    names = [dotted(path) for path in MODULES if path.name != "__main__.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE_START, *names], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(names))]
