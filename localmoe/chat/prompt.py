@@ -11,19 +11,35 @@ from typing import Any
 import transformers
 
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError
+from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.types import Message
+
+_VOCABULARIES = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+}
 
 
 class PromptEncoder:
     """A model's tokenizer and chat template."""
 
     def __init__(self, folder: Path) -> None:
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if not any(name in _VOCABULARIES or name.endswith(".tiktoken") for name in names):
+            # transformers would make up an empty tokenizer
+            raise CheckpointError(
+                f"There is no tokenizer in {folder}: download the model's tokenizer.json too."
+            )
         try:
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # tokenizers raises plain Exception; all of it means an unreadable file
-            first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise CheckpointError(f"The tokenizer in {folder} cannot be read: {first}") from error
+            raise CheckpointError(
+                f"The tokenizer in {folder} cannot be read: {sentence_of(error)}"
+            ) from error
 
     @property
     def has_template(self) -> bool:
@@ -58,7 +74,9 @@ class PromptEncoder:
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program: it may raise anything
-            raise ConfigError(f"The model's chat template refuses this conversation: {error}") from error
+            raise ConfigError(
+                f"The model's chat template refuses this conversation: {sentence_of(error)}"
+            ) from error
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

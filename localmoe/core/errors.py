@@ -4,6 +4,13 @@ are asserts."""
 from __future__ import annotations
 
 
+def sentence_of(error: BaseException, max_chars: int = 240) -> str:
+    """A library's error as one sentence: white space folded, the first sentence of it, with a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    first = text.split(". ", 1)[0][:max_chars].rstrip(" .:,;")
+    return f"{first}."
+
+
 class LocalMoeError(Exception):
     """Root of all user-facing errors; the command line turns it into one sentence and exit code 1."""
 

@@ -93,7 +93,7 @@ def _attend(
     if sinks is not None:
         total = total + torch.exp(sink - row_max)
     out = out.view(kv_heads, group, rows, value_dim) / total[..., None]
-    return out.reshape(heads, rows, value_dim).transpose(0, 1).to(query.dtype)
+    return out.reshape(heads, rows, value_dim).transpose(0, 1).to(query.dtype).contiguous()
 
 
 def _block_mask(mask: Tensor, kv_heads: int, group: int, blocks: int) -> Tensor:

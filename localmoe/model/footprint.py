@@ -3,15 +3,15 @@ memory."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 import transformers
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import Skeleton
 
 _MEASURE_ONLY = "localmoe_measure_only"
@@ -73,19 +73,32 @@ def _int4_bytes(out: int, inner: int, group_size: int) -> int:
 
 
 def _kv_elements_per_token(skeleton: Skeleton) -> int:
-    """Run one token through the meta model and look at what it caches: right for every attention design."""
+    """Run one token through the meta model and look at what it caches: right for every attention design.
+
+    Raises:
+        UnsupportedModelError: the model cannot run with the cache that the engine would give it.
+    """
     ALL_EXPERTS_FUNCTIONS.register(
         _MEASURE_ONLY, lambda module, hidden, index, weights: torch.zeros_like(hidden)
     )
-    model = skeleton.model
-    model.set_experts_implementation(_MEASURE_ONLY)
-    cache = transformers.DynamicCache(config=skeleton.text_config)
+    text = skeleton.text_config
     token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    with torch.no_grad():
-        model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
-    elements = 0
-    for layer in cache.layers:
-        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if tensor is not None:
-                elements += math.prod(tensor.shape)
-    return elements
+    try:
+        skeleton.model.set_experts_implementation(_MEASURE_ONLY)
+        cache = (
+            KVCache(int(text.num_hidden_layers), capacity=1)
+            if skeleton.can_rollback
+            else transformers.DynamicCache(config=text)
+        )
+        with torch.no_grad():
+            skeleton.model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
+    except Exception as error:  # any line of any architecture
+        raise UnsupportedModelError(
+            f"{skeleton.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
+        ) from error
+    return sum(
+        tensor.shape[1] * tensor.shape[3]  # (1, heads, positions, dim)
+        for layer in cache.layers
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if tensor is not None and tensor.dim() == 4
+    )

@@ -6,7 +6,7 @@ verified with it (kernels.rows). Padding rows demand no experts and leave nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -54,12 +54,18 @@ class RecurrentState(transformers.DynamicCache):
     @property
     def num_bytes(self) -> int:
         """Bytes of every tensor in the state."""
-        total = 0
-        for layer in self.layers:
-            for value in vars(layer).values():
-                tensors = value if isinstance(value, (list, tuple)) else [value]
-                total += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
-        return total
+        return sum(_tensor_bytes(value) for layer in self.layers for value in vars(layer).values())
+
+
+def _tensor_bytes(value: object) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(entry) for entry in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_tensor_bytes(entry) for entry in value)
+    return 0
 
 
 class ModelRunner:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from localmoe.core.errors import UnsupportedModelError
+from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 
@@ -70,9 +70,10 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=False
             )
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError, OSError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UnsupportedModelError(f"transformers cannot build the model in {folder}: {reason}") from error
+    except Exception as error:  # a config may make any line of any architecture fail
+        raise UnsupportedModelError(
+            f"transformers cannot build the model in {folder}: {sentence_of(error)}"
+        ) from error
     model.eval()
     experts = _find_experts(model)
     text = config.get_text_config()

@@ -69,7 +69,7 @@ def test_an_emulated_link_is_named_as_such_and_copies_take_at_least_their_time(t
     assert decode_bytes > 0 and stats.tpot_s is not None
     assert stats.tpot_s * (stats.new_tokens - 1) >= 0.95 * decode_bytes / LINK
     assert stats.ttft_s >= 0.95 * stats.prefill_h2d_bytes / LINK
-    assert 0.5 * decode_bytes / LINK < stats.stall_s <= stats.verify_s, "nothing else could be waited for"
+    assert 0.2 * decode_bytes / LINK < stats.stall_s <= stats.verify_s, "nothing else could be waited for"
 
 
 def test_without_an_emulated_link_the_label_says_what_copies_are(tiny: Tiny) -> None:

@@ -215,6 +215,25 @@ def test_a_demand_goes_on_when_the_policy_names_no_victim_and_a_prefetch_waits()
         assert r.resident() == {key(2)}
 
 
+def test_a_backlog_that_cannot_start_is_not_asked_about_key_by_key_at_every_turn() -> None:
+    asked: list[RoomWanted] = []
+
+    def keep_all_for_demands(room: RoomWanted) -> ExpertKey | None:
+        asked.append(room)
+        return oldest(room) if room.is_demand else None
+
+    with rig(2, layers=2, experts=64, choose=keep_all_for_demands) as r:
+        r.read(0, 0, 1)
+        with r.memory.lock:
+            for expert in range(64):
+                r.memory.prefetch(key(expert, layer=1), float(expert))
+        time.sleep(0.1)
+        asked.clear()
+        r.read(0, 0, 1)
+        time.sleep(0.05)
+        assert len(asked) <= 10  # the reader waits for the lock while the worker looks for something to do
+
+
 def test_a_policy_may_evict_although_a_slot_is_free() -> None:
     with rig(3, choose=lambda room: room.candidates[0] if room.candidates else None) as r:
         for expert in range(4):
