@@ -88,6 +88,7 @@ def main(
     """Run the app; its exit code: 0, 1 (refused), 2 (bad usage) or 98 (port taken)."""
     options = parse_arguments(argv)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the first import of gradio
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model is loaded from this computer; nothing phones home
     home = localmoe_home()
     try:
         sock = bind(options.host, options.port)

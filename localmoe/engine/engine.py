@@ -40,6 +40,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts, config: EngineConfig, encoder: PromptEncoder) -> None:
         self._parts: EngineParts | None = parts
+        self._closing: EngineParts | None = None  # closed while an answer was being written
         self._encoder = encoder
         self.config = config
         self.plan = parts.prepared.plan
@@ -101,6 +102,7 @@ class Engine:
             yield from self._answer(request, stop)
         finally:
             self._busy.release()
+            self._free_closed()
 
     def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
         started = time.perf_counter()
@@ -269,9 +271,17 @@ class Engine:
     def close(self) -> None:
         """Stop the transfer worker and free the memory. A second call does nothing."""
         if self._parts is not None:
-            self._parts.passes.memory.close()
-            self._parts.store.close()
-            self._parts = None
+            self._closing, self._parts = self._parts, None
+            self._closing.passes.memory.close()  # ends an answer that waits for a copy
+            self._free_closed()
+
+    def _free_closed(self) -> None:
+        """Give a closed engine's memory back, once no answer uses it: now, or when the running answer
+        ends."""
+        if self._closing is not None and self._busy.acquire(blocking=False):
+            self._closing.close()
+            self._closing = None
+            self._busy.release()
 
     def __enter__(self) -> Engine:
         return self

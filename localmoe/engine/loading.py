@@ -53,6 +53,18 @@ class EngineParts:
         """The state that all layers share."""
         return self.runner.passes
 
+    def close(self) -> None:
+        """Stop the transfer worker and give all memory back, whoever still refers to the parts."""
+        passes, device = self.passes, self.prepared.compute.device
+        passes.memory.close()
+        passes.memory.slots.release()
+        passes.draft = None
+        self.runner.sequence.release()
+        self.prepared.skeleton.model.to("meta")
+        self.store.close()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
 
 def assemble(
     prepared: PreparedModel,

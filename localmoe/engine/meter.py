@@ -32,7 +32,11 @@ class Meter:
         """Bring times, copies and memory up to now; the first call is the first token."""
         counters, now = self._counters, time.perf_counter()
         totals = self._totals()
+        counters.peak_device_bytes = self._peak_bytes()
         if self._first_token_at is None:
+            if not counters.new_tokens:  # stopped before the first token
+                counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
+                return
             self._first_token_at, self._at_first = now, totals
             counters.ttft_s = now - self._started
             counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
@@ -41,4 +45,3 @@ class Meter:
         counters.stall_s = totals.stall_s - self._at_first.stall_s
         counters.prefetched = totals.prefetched - self._at_start.prefetched
         counters.wasted = totals.wasted - self._at_start.wasted
-        counters.peak_device_bytes = self._peak_bytes()

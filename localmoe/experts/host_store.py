@@ -63,18 +63,21 @@ class HostStore:
         for layer in self._layers:
             code = int(runtime.cudaHostRegister(layer.data_ptr(), layer.numel(), 0))
             if code != 0:
+                wanted = format_bytes(self.num_bytes)
                 self.close()
                 raise HardwareError(
-                    f"The CUDA driver refused to pin {format_bytes(self.num_bytes)} of host memory "
+                    f"The CUDA driver refused to pin {wanted} of host memory "
                     f"(error {code}): close other programs or choose a smaller model."
                 )
             self._registered.append(layer.data_ptr())
 
     def close(self) -> None:
-        """Unregister pinned memory; the memory itself goes with the last view of it."""
+        """Unregister pinned memory and let go of the records; memory in use elsewhere goes with its last
+        view."""
         for pointer in self._registered:
             torch.cuda.cudart().cudaHostUnregister(pointer)
         self._registered.clear()
+        self._layers = []
 
     def __enter__(self) -> HostStore:
         return self

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from localmoe.experts.slots import DeviceSlots
 
-_MAX_LATE_S = 1e-3  # beyond this the machine, not the link, was slow
+_SHORT_S = 1e-3  # sleeps shorter than this overshoot noticeably
+_CLOSE_S = 2e-4  # copies this close to each other are a stream
 
 
 class Link(Protocol):
@@ -32,7 +33,8 @@ class HostLink:
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0  # when the emulated link has finished all earlier copies
-        self._late_s = 0.0  # how long after that the last copy returned: sleeps overshoot
+        self._returned_at = 0.0  # when the last copy returned,
+        self._late_s = 0.0  # and how long after the link was free
 
     def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> None:
         """Copy; the caller's thread sleeps for what is left of the emulated time."""
@@ -40,13 +42,17 @@ class HostLink:
         slots.write(slot, record)
         if self._bytes_per_s is None:
             return
-        # kept on the link's own clock, so that overshooting sleeps do not add up
-        begun = max(self._free_at, started - self._late_s)
-        self._free_at = begun + record.numel() * record.element_size() / self._bytes_per_s
+        duration = record.numel() * record.element_size() / self._bytes_per_s
+        # short sleeps overshoot by a good part of themselves; where copies follow each other closely, the
+        # next one makes up for it, so that the long-run rate is the link's
+        follows_closely = started - self._returned_at < _CLOSE_S and duration < _SHORT_S
+        begun = max(self._free_at, started - self._late_s) if follows_closely else max(self._free_at, started)
+        self._free_at = begun + duration
         remaining = self._free_at - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
-        self._late_s = min(time.perf_counter() - self._free_at, _MAX_LATE_S)
+        self._returned_at = time.perf_counter()
+        self._late_s = min(self._returned_at - self._free_at, _SHORT_S)
 
     def after_read(self, slot: int) -> None:
         """Computation on CPU has ended when the call returns: nothing to remember."""

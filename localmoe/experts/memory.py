@@ -92,10 +92,10 @@ class ExpertMemory:
                 self._queue.push(key, deadline)
                 self._changed.notify_all()
 
-    def drop_prefetches(self) -> None:
-        """Withdraw the prefetches that have not started."""
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        """Withdraw the prefetches that have not started, of one layer or of all."""
         with self._changed:
-            self._queue.drop_prefetches()
+            self._queue.drop_prefetches(layer)
 
     @contextmanager
     def demand(
@@ -193,7 +193,7 @@ class ExpertMemory:
             key, slot, is_demand = claim
             try:
                 self.link.copy(self.store.record(key), self.slots, slot)
-            except (RuntimeError, OSError, MemoryError) as error:
+            except Exception as error:  # whatever it was, the reader that waits for the copy has to know
                 self._finish(key, is_demand, error)
             else:
                 self._finish(key, is_demand, None)
@@ -244,7 +244,9 @@ class ExpertMemory:
             if victim is None and is_demand and not self._table.num_free and evictable:
                 victim = evictable[0]  # a demand must go on
             if victim is None and not self._table.num_free:
-                continue
+                if is_demand:
+                    continue
+                return None  # the most urgent prefetch waits, and so do all behind it
             if victim is not None:
                 if victim not in evictable:
                     raise ValueError(f"the policy chose {victim}, which may not be evicted")

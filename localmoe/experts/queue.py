@@ -41,9 +41,13 @@ class CopyQueue:
         """Withdraw a key, if it waits."""
         self._current.pop(key, None)
 
-    def drop_prefetches(self) -> None:
-        """Withdraw all but demands."""
-        self._current = {key: entry for key, entry in self._current.items() if entry[0] == DEMAND_DEADLINE}
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        """Withdraw all but demands, of one layer or of all."""
+        self._current = {
+            key: entry
+            for key, entry in self._current.items()
+            if entry[0] == DEMAND_DEADLINE or (layer is not None and key.layer != layer)
+        }
         self._heap = sorted(self._current.values())
 
     def in_order(self) -> Iterator[tuple[ExpertKey, bool]]:

@@ -96,6 +96,13 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.length = length
 
+    def release(self) -> None:
+        """Forget all tokens and give the memory back."""
+        for layer in self.layers:
+            layer.reset()
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""

@@ -27,6 +27,9 @@ class SequenceState(Protocol):
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
 
+    def release(self) -> None:
+        """Forget all tokens and give the memory back."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
@@ -49,6 +52,10 @@ class RecurrentState(transformers.DynamicCache):
         if length == self.length:
             return
         assert length == 0, "recurrent state cannot be rolled back"
+        self.release()
+
+    def release(self) -> None:
+        """Forget all tokens and give the memory back."""
         self.layers = transformers.DynamicCache(config=self._config).layers
 
     @property

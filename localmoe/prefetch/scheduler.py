@@ -5,7 +5,7 @@ nothing (the memory does).
 
 from __future__ import annotations
 
-from localmoe.core.events import Event, RoomWanted, StepStarted
+from localmoe.core.events import Event, LayerFinished, RoomWanted, StepFinished, StepStarted
 from localmoe.core.types import ExpertKey
 from localmoe.experts.memory import ExpertMemory
 from localmoe.prefetch.policy import Policy
@@ -30,12 +30,17 @@ class Scheduler:
             self.policy = policy
 
     def notify(self, event: Event) -> None:
-        """Pass an event on, and queue the prefetches that the policy wants. A new step withdraws the old
-        step's."""
+        """Pass an event on, and queue the prefetches that the policy wants. What was not copied in
+        time is withdrawn: a layer's prefetches when the layer is done, all when the step is."""
         assert self._memory is not None, "attach() comes first"
         with self._memory.lock:
-            if isinstance(event, StepStarted):
-                self._memory.drop_prefetches()
+            match event:
+                case StepStarted() | StepFinished():
+                    self._memory.drop_prefetches()
+                case LayerFinished():
+                    self._memory.drop_prefetches(event.layer)
+                case _:
+                    pass
             for request in self.policy.observe(event):
                 self._memory.prefetch(request.key, request.deadline)
 

@@ -75,10 +75,37 @@ def test_a_model_without_a_template_gets_a_lone_message_as_it_is_and_a_dialogue_
     assert dialogue == "System: Be brief.\nUser: hello\nAssistant: Hi!\nUser: ?\nAssistant:"
 
 
+def edit_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        change(content)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    return edit
+
+
+def start_with(token: str) -> Callable[[Path], None]:
+    """Let the tokenizer put a token before every text, as those with a BOS do."""
+
+    def change(content: dict) -> None:  # type: ignore[type-arg]
+        number = next(entry["id"] for entry in content["added_tokens"] if entry["content"] == token)
+        pieces = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        content["post_processor"] = {
+            "type": "TemplateProcessing", "single": pieces,
+            "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+        }  # fmt: skip
+
+    return edit_json("tokenizer.json", change)
+
+
 def test_the_beginning_that_a_template_writes_is_not_written_twice(tmp_path: Path) -> None:
-    encoder = with_template(tmp_path, "{{ '<|im_start|>' }}{{ messages[0]['content'] }}")
-    ids = encoder.encode(GenerationRequest(messages=CHAT[1:2]), 4096)
-    assert text_of(encoder, ids) == "<|im_start|>hello"
+    start_with("<|im_start|>")(copy_tokenizer(tmp_path))
+    encoder = PromptEncoder(tmp_path)
+    raw = text_of(encoder, encoder.encode(GenerationRequest(prompt="hello"), 4096))
+    assert raw == "<|im_start|>hello"
+    chat = text_of(encoder, encoder.encode(GenerationRequest(messages=CHAT[1:2]), 4096))
+    assert chat == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("spare", [-3, 0, 1, 5])
@@ -125,15 +152,6 @@ def test_the_reason_that_a_template_gives_reaches_the_user(tmp_path: Path) -> No
         encoder.encode(GenerationRequest(messages=CHAT), 4096)
 
 
-def edit_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
-    def edit(folder: Path) -> None:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
-        change(content)
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
-
-    return edit
-
-
 def write(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(content) and None
 
@@ -170,5 +188,5 @@ def test_a_damaged_tokenizer_is_one_sentence_that_names_the_folder(tmp_path: Pat
 
 
 def test_a_folder_that_is_not_there_is_refused_without_a_look_at_the_network(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read|no tokenizer"):
+    with pytest.raises(CheckpointError, match=r"cannot be read|no tokenizer"):
         PromptEncoder(tmp_path / "nothing" / "here")

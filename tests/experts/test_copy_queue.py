@@ -31,8 +31,10 @@ class SortedList:
     def remove(self, key: ExpertKey) -> None:
         self.waiting.pop(key, None)
 
-    def drop_prefetches(self) -> None:
-        self.waiting = {key: entry for key, entry in self.waiting.items() if entry[0] == DEMAND_DEADLINE}
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        for key, (deadline, _) in list(self.waiting.items()):
+            if deadline != DEMAND_DEADLINE and layer in (None, key.layer):
+                del self.waiting[key]
 
     def in_order(self) -> list[tuple[ExpertKey, bool]]:
         ordered = sorted(self.waiting, key=lambda key: self.waiting[key])
@@ -48,6 +50,7 @@ operations = st.one_of(
     ),
     st.builds(lambda key: ("remove", key), st.sampled_from(KEYS)),
     st.just(("drop_prefetches",)),
+    st.builds(lambda layer: ("drop_prefetches", layer), st.integers(0, 2)),
     st.just(("take",)),
 )
 

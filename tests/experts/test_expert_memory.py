@@ -376,6 +376,16 @@ def test_a_policy_that_names_an_impossible_victim_does_not_leave_the_reader_wait
         assert isinstance(outcome[0], Exception)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_copy_that_fails_for_a_reason_nobody_foresaw_does_not_leave_the_reader_waiting_for_ever() -> None:
+    with rig(1) as r:
+        r.link.broken[key(0)] = ValueError("a fault of the program")
+        reader, outcome = in_thread(lambda: r.read(0, 0))
+        reader.join(5)
+        assert not reader.is_alive()
+        assert isinstance(outcome[0], Exception)
+
+
 def test_two_readers_at_once_both_get_what_they_asked_for() -> None:
     with rig(2) as r:
         r.read(0, 0)

@@ -98,3 +98,15 @@ def test_a_product_that_depends_on_the_rows_place_is_not_called_invariant(
 
     monkeypatch.setattr(rows_module.F, "linear", linear)
     assert measure_row_multiple([normal(8, 8)], 17, transposed=False) not in (1, 2, 4)
+
+
+def test_a_product_that_treats_every_second_row_otherwise_is_not_called_invariant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        out = x @ weight.T
+        out[1::2] += 1e-3
+        return out
+
+    monkeypatch.setattr(rows_module.F, "linear", linear)
+    assert measure_row_multiple([normal(8, 8)], 17, transposed=False) is None

@@ -13,6 +13,7 @@ from localmoe.core.events import (
     DraftRouted,
     Event,
     LayerDemanded,
+    LayerFinished,
     PrefetchRequest,
     RoomWanted,
     StepFinished,
@@ -52,8 +53,8 @@ class Memory:
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         self.calls.append((key, deadline))
 
-    def drop_prefetches(self) -> None:
-        self.calls.append("drop")
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        self.calls.append("drop" if layer is None else f"drop {layer}")
 
 
 class Policy:
@@ -107,12 +108,19 @@ def test_wishes_reach_the_memory_with_their_deadlines() -> None:
 
 def test_a_new_step_withdraws_the_old_wishes_before_it_makes_its_own() -> None:
     scheduler, _, memory = made()
-    for event in EVENTS[1:]:
+    for event in EVENTS[1:-1]:
         scheduler.notify(event)
     assert "drop" not in memory.calls
     memory.calls.clear()
     scheduler.notify(StepStarted(1, 2))
     assert memory.calls == ["drop", (B, 1.0), (A, 0.0)]
+
+
+def test_what_was_not_copied_in_time_is_withdrawn() -> None:
+    scheduler, _, memory = made()
+    scheduler.notify(LayerFinished(3))
+    scheduler.notify(StepFinished(1, 1))
+    assert [call for call in memory.calls if isinstance(call, str)] == ["drop 3", "drop"]
 
 
 def test_the_victim_is_the_policys_choice() -> None:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_model import Table, TableRunner
+from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, PrefillStarted, StepFinished, StepStarted
@@ -93,6 +95,12 @@ def test_a_perfect_draft_is_accepted_whole_and_each_step_adds_one_token_of_the_t
     assert [len(step.tokens) for step in steps] == [1, 5, 5]
     assert [step.from_draft for step in steps] == [0, 4, 4]
     assert made.passes_run == [("prefill", 3), *([*[("draft", 1)] * 4, ("verify", 5)] * 2)]
+
+
+def test_the_draft_is_penalised_as_the_target_is_and_so_agrees_with_it() -> None:
+    made = TableRunner(Table(agreement=1.0, vocab=9, seed=3))
+    list(loop_of(made, 4, config=SamplingConfig(repetition_penalty=2.0)).run(PROMPT, 16))
+    assert made.passes.counters.accepted == made.passes.counters.drafted == 12
 
 
 def test_a_draft_that_is_always_wrong_costs_nothing_but_time() -> None:
@@ -249,3 +257,43 @@ def test_a_pass_that_breaks_leaves_a_state_from_which_the_answer_can_go_on(broke
     made.break_at = None
     rest = list(loop_of(made, 3).run([*PROMPT, *emitted], 10))
     assert [*emitted, *tokens_of(rest)] == table.greedy(PROMPT, len(emitted) + 10)
+
+
+def test_a_verify_pass_that_is_interrupted_after_its_tokens_entered_the_state_is_undone() -> None:
+    made = TableRunner(Table(agreement=1.0, seed=6))
+
+    class Interrupted(TokenSampler):
+        def greedy_choices(
+            self, logits: Tensor, history: Sequence[int], following: Sequence[int]
+        ) -> list[int]:
+            if following:
+                raise KeyboardInterrupt
+            return super().greedy_choices(logits, history, following)
+
+    sampler = Interrupted(SamplingConfig())
+    drafter = SelfDrafter(made.runner, frozenset())
+    steps = SpeculativeLoop(made.runner, drafter, FixedGovernor(3), sampler, frozenset(), None).run(PROMPT, 9)
+    next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert made.state.tokens == PROMPT
+
+
+def test_with_sampling_every_distribution_is_made_for_the_tokens_before_it() -> None:
+    table = Table(agreement=0.6, seed=7)
+    made = TableRunner(table)
+    seen: list[bool] = []
+
+    class Checking(TokenSampler):
+        def distribution(self, logits: Tensor, history: Sequence[int]) -> Tensor:
+            of_target = torch.equal(logits, table.target(history).log())
+            assert of_target or torch.equal(logits, table.draft(history).log())
+            seen.append(of_target)
+            return super().distribution(logits, history)
+
+    sampler = Checking(SamplingConfig(temperature=1.0, repetition_penalty=1.5, seed=3))
+    drafter = SelfDrafter(made.runner, frozenset())
+    loop = SpeculativeLoop(made.runner, drafter, FixedGovernor(4), sampler, frozenset(), None)
+    assert len(tokens_of(list(loop.run(PROMPT, 60)))) == 60
+    assert set(seen) == {True, False}
+    assert 0 < made.passes.counters.accepted < made.passes.counters.drafted
