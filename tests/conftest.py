@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -10,14 +11,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+
+# Triton's interpreter where there is no CUDA device; transformers imports triton, which reads this then
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import pytest
 import transformers
 from support.engines import load_with_slots
 from support.tiny_models import tiny_model, write_model
 
 from localmoe.engine import Engine
 
+# these are tests of kernels, and of what imports them
+collect_ignore_glob = (
+    [] if importlib.util.find_spec("triton") else ["kernels/gpu/test_*.py", "model/test_device_*.py"]
+)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _MAC_BROWSER = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 TinyModel = tuple[Path, Any]
@@ -30,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
+    with torch.device("cpu"):  # torch remembers its constructors now, before a test replaces one
+        torch.empty(0)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
@@ -59,6 +70,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]
     def make(architecture: str) -> TinyModel:
         model = tiny_model(architecture)
         return write_model(tmp_path_factory.mktemp("tiny") / architecture, model), model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """architecture -> folder of the same in bfloat16."""
+
+    @cache
+    def make(architecture: str) -> Path:
+        model = tiny_model(architecture, dtype=torch.bfloat16)
+        return write_model(tmp_path_factory.mktemp("tiny16") / architecture, model)
 
     return make
 

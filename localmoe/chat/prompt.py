@@ -1,12 +1,12 @@
 """Turn a request into prompt token ids: the model's chat template for messages, plain tokenising for a raw
-prompt. Decides no truncation: a prompt that does not fit is refused.
+prompt, ids as they are. Decides no truncation: a prompt that does not fit is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import transformers
 
@@ -22,6 +22,21 @@ _VOCABULARIES = {
     "spiece.model",
     "tekken.json",
 }
+
+
+class Encoder(Protocol):
+    """Turns requests into token ids; `tokenizer` turns ids into text (Detokeniser)."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """A transformers tokenizer, or what decodes like one."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages are wrapped in a chat template."""
+
+    def encode(self, request: GenerationRequest, context: int) -> list[int]:
+        """Prompt token ids; raises ConfigError or ContextLengthError."""
 
 
 class PromptEncoder:
@@ -50,18 +65,14 @@ class PromptEncoder:
         """Prompt token ids.
 
         Raises:
-            ConfigError: the template does not accept the messages, or the prompt is empty.
+            ConfigError: the template does not accept the messages, the prompt is empty, or a token id is
+                none of this model's.
             ContextLengthError: no room is left for an answer.
         """
+        if request.prompt_token_ids is not None:
+            return _checked(request.prompt_token_ids, len(self.tokenizer), context)
         ids = self._raw(request.prompt) if request.prompt is not None else self._chat(request.messages)
-        if not ids:
-            raise ConfigError("The prompt is empty: write something.")
-        if len(ids) >= context:
-            raise ContextLengthError(
-                f"The prompt has {len(ids)} tokens, but the context holds {context} and the answer needs "
-                f"room too: shorten the prompt or load the model with a context of at least {len(ids) + 64}."
-            )
-        return ids
+        return _checked(ids, None, context)
 
     def _raw(self, prompt: str) -> list[int]:
         ids: list[int] = self.tokenizer(prompt)["input_ids"]
@@ -79,6 +90,51 @@ class PromptEncoder:
             ) from error
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+
+class TokenEncoder:
+    """For a model without words: prompts are token ids, and answers have no text."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.tokenizer = _Wordless()
+        self.has_template = False
+        self._vocab_size = vocab_size
+
+    def encode(self, request: GenerationRequest, context: int) -> list[int]:
+        """Prompt token ids.
+
+        Raises:
+            ConfigError: the request has no token ids, or one is none of this model's.
+            ContextLengthError: no room is left for an answer.
+        """
+        if request.prompt_token_ids is None:
+            raise ConfigError("This model has no tokenizer: give the prompt as token ids.")
+        return _checked(request.prompt_token_ids, self._vocab_size, context)
+
+
+class _Wordless:
+    """Decodes every token to nothing."""
+
+    def decode(
+        self, tokens: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        return ""
+
+
+def _checked(ids: Sequence[int], vocab_size: int | None, context: int) -> list[int]:
+    """The ids, if they make a prompt; `vocab_size` None trusts them."""
+    if not ids:
+        raise ConfigError("The prompt is empty: write something.")
+    if vocab_size is not None and not all(0 <= token < vocab_size for token in ids):
+        raise ConfigError(
+            f"A prompt token id lies outside of 0 to {vocab_size - 1}, this model's vocabulary."
+        )
+    if len(ids) >= context:
+        raise ContextLengthError(
+            f"The prompt has {len(ids)} tokens, but the context holds {context} and the answer needs "
+            f"room too: shorten the prompt or load the model with a context of at least {len(ids) + 64}."
+        )
+    return list(ids)
 
 
 def _plain_dialogue(messages: Sequence[Message]) -> str:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from localmoe import __version__
 from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.errors import ConfigError
+from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
 
 T = TypeVar("T")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's name and its options, which make sense together; bad usage ends the program (exit code
+    2)."""
+    args = build_parser().parse_args(argv)
+    if args.command == "bench":
+        args.check(args)
+    return args
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,9 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
-    bench = _add(commands, "bench", "measure policies and draft lengths on real prompts")
-    _add_model(bench)
+    bench = _add(commands, "bench", "measure policies and draft lengths on a model, or on random weights")
     _add_bench_options(bench)
+    trace = _add(commands, "trace", "record a model's routing, for bench --routing trace:FILE")
+    _add_model(trace)
+    _add_trace_options(trace)
     return parser
 
 
@@ -61,15 +74,19 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vram-budget", type=_checked(parse_bytes), metavar="SIZE", help="e.g. 12GiB")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer together")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    _add_target_options(parser)
     parser.add_argument(
         "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
     )
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
     )
@@ -92,12 +109,24 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     _add_load_options(parser)
 
 
-def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE.jsonl", help="default: 60 prompts that come with localmoe"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="use the first N prompts only")
+    parser.add_argument("--limit", type=int, metavar="N", help="use N prompts only")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    _add_prompt_options(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to put the trace")
+    _add_target_options(parser)
+    parser.set_defaults(draft_length=0, draft=None, emulated_link=None)  # the target alone is recorded
+
+
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="as of the other commands")
+    _add_prompt_options(parser)
     parser.add_argument("--policy", action="append", metavar="NAME", help="repeat to compare; default: all")
     parser.add_argument(
         "--draft-lengths",
@@ -107,6 +136,42 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="default: 0,4,auto",
     )
     _add_load_options(parser)
+    shape = parser.add_argument_group("in place of MODEL: random weights of a model's shape, no file")
+    shape.add_argument("--shape", metavar="NAME", help="e.g. qwen1.5-moe-a2.7b; an unknown one lists them")
+    shape.add_argument("--prompt-tokens", type=int, metavar="N", help="random tokens a prompt; default: 64")
+    shape.add_argument(
+        "--routing",
+        type=_checked(parse_routing),
+        metavar="uniform|sticky:P|trace:FILE",
+        help="which experts the target uses; default: what the random weights choose",
+    )
+    for name, text in (
+        ("--synthetic-acceptance", "probability that a drafted token is accepted"),
+        ("--synthetic-match", "probability that the draft routes a (token, layer) as the target does"),
+    ):
+        shape.add_argument(name, type=_checked(parse_share), metavar="SHARE", help=text)
+    parser.set_defaults(check=partial(_check_bench, parser))
+
+
+def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse what makes no sense together, and put the settings of the simulation into `args.synthetic`."""
+    if (args.model is None) == (args.shape is None):
+        parser.error("give either a MODEL or --shape NAME")
+    for_shapes = ("prompt_tokens", "routing", "synthetic_acceptance", "synthetic_match")
+    for_models = ("prompts", "draft")
+    wrong = for_shapes if args.shape is None else for_models
+    for name in wrong:
+        if getattr(args, name) is not None:
+            needed = "--shape NAME" if args.shape is None else "a MODEL"
+            parser.error(f"--{name.replace('_', '-')} makes sense with {needed} only")
+    args.synthetic = None
+    if args.shape is not None:
+        if args.prompt_tokens is not None and args.prompt_tokens < 1:
+            parser.error(f"--prompt-tokens {args.prompt_tokens} is out of range: use at least 1")
+        try:
+            args.synthetic = SyntheticSettings(args.routing, args.synthetic_acceptance, args.synthetic_match)
+        except ConfigError as error:
+            parser.error(str(error))
 
 
 def _draft_lengths(text: str) -> tuple[int | str, ...]:

@@ -1,61 +1,30 @@
 """`localmoe bench`: the same prompts with several policies and draft lengths on one loaded engine, greedy.
 Prints what was measured, and whether all settings gave the same tokens.
+
+With `--shape` the weights are random and the prompts are random tokens; every line of what is printed then
+says that it is synthetic.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+
+import numpy as np
 
 from localmoe.cli.arguments import engine_config
-from localmoe.cli.output import ProgressBars, note, number, percent, print_json, print_table
-from localmoe.cli.prompts import BUNDLED_PROMPTS, Prompt, read_prompts
+from localmoe.cli.bench_report import COLUMNS, Row, cells
+from localmoe.cli.output import ProgressBars, note, percent, print_json, print_table
+from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import DraftLength, GenerationRequest
-from localmoe.core.stats import GenerationStats
+from localmoe.core.errors import ConfigError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.prefetch.registry import POLICIES, check_policy
 
-_COLUMNS = (
-    "policy, draft length", "tok/s", "TPOT ms", "accepted", "expert match", "hit rate", "token hits", "late",
-    "MB copied / token", "stall s",
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Row:
-    """One setting's totals over all prompts."""
-
-    policy: str
-    draft_length: DraftLength
-    stats: list[GenerationStats] = field(default_factory=list)
-    tokens: list[tuple[int, ...]] = field(default_factory=list)
-
-    def summary(self) -> dict[str, float | int | str | None]:
-        """Ratios of sums over all prompts, so that long answers weigh more than short ones."""
-        decode_tokens = sum(max(0, s.new_tokens - 1) for s in self.stats)
-        decode_s = sum((s.tpot_s or 0.0) * max(0, s.new_tokens - 1) for s in self.stats)
-        demands = sum(s.expert_demands for s in self.stats)
-        return {
-            "policy": self.policy,
-            "draft_length": self.draft_length,
-            "prompts": len(self.stats),
-            "new_tokens": sum(s.new_tokens for s in self.stats),
-            "tokens_per_s": _share(decode_tokens, decode_s),
-            "tpot_s": _share(decode_s, decode_tokens),
-            "acceptance_rate": _share(
-                sum(s.accepted for s in self.stats), sum(s.drafted for s in self.stats)
-            ),
-            "expert_match_rate": _mean(self.stats, "expert_match_rate"),
-            "hit_rate": _share(sum(s.hits for s in self.stats), demands),
-            "token_hit_rate": _mean(self.stats, "token_hit_rate"),
-            "late_rate": _share(sum(s.late for s in self.stats), demands),
-            "h2d_bytes_per_token": _share(
-                sum(s.h2d_bytes - s.prefill_h2d_bytes for s in self.stats), decode_tokens
-            ),
-            "stall_s": sum(s.stall_s for s in self.stats),
-        }
+SHAPE_PROMPTS = 4
+SHAPE_PROMPT_TOKENS = 64
 
 
 def run_bench(args: argparse.Namespace) -> None:
@@ -64,75 +33,96 @@ def run_bench(args: argparse.Namespace) -> None:
     Raises:
         LocalMoeError: for one sentence to the user.
     """
-    prompts = read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
     policies = [check_policy(name) for name in args.policy or POLICIES]
+    prompts = _text_requests(args) if args.shape is None else []
+    config = engine_config(args, policy=policies[0])
     with ProgressBars() as progress:
-        engine = Engine.load(args.model, engine_config(args, policy=policies[0]), progress=progress)
+        if args.shape is None:
+            engine = Engine.load(args.model, config, progress=progress)
+        else:
+            engine = Engine.load_shape(args.shape, config, args.synthetic, progress=progress)
     with engine:
+        requests = prompts or _random_requests(args, engine.footprint.vocab_size)
         settings = [(policy, length) for policy in policies for length in args.draft_lengths]
-        rows = [_measure(engine, prompts, policy, length, args.max_new_tokens) for policy, length in settings]
-        info, plan = engine.info(), engine.plan
-        identical = all(row.tokens == rows[0].tokens for row in rows)
-        if args.json:
-            print_json(
-                {
-                    "model": info.name,
-                    "device": info.device,
-                    "dtype": info.dtype,
-                    "draft": info.draft,
-                    "link": info.link,
-                    "plan": plan.as_dict(),
-                    "identical_tokens": identical,
-                    "rows": [row.summary() for row in rows],
-                }
-            )
-            return
-        title = (
-            f"{info.name} on {info.device} ({info.dtype}), {len(prompts)} prompts, link: {info.link}, "
-            f"{plan.num_slots} slots = {percent(plan.resident_share)} of the experts, draft: {info.draft}"
-        )
-        print_table(title, _COLUMNS, [_cells(row.summary()) for row in rows])
-        print("All settings gave the same tokens." if identical else "THE SETTINGS GAVE DIFFERENT TOKENS.")
+        rows = [_measure(engine, requests, policy, length, _label(args)) for policy, length in settings]
+        (_print_json if args.json else _print_table)(args, engine, rows)
+
+
+def _label(args: argparse.Namespace) -> str:
+    """What every line of a run on random weights begins with."""
+    return "" if args.synthetic is None else "synthetic: "
+
+
+def _text_requests(args: argparse.Namespace) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
+        for prompt in read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
+    ]
+
+
+def _random_requests(args: argparse.Namespace, vocab_size: int) -> list[GenerationRequest]:
+    count = SHAPE_PROMPTS if args.limit is None else args.limit
+    if count < 1:
+        raise ConfigError(f"Limit {count} is out of range: use at least 1 prompt.")
+    shape = (count, args.prompt_tokens or SHAPE_PROMPT_TOKENS)
+    ids = np.random.default_rng(args.synthetic.seed).integers(0, vocab_size, shape).tolist()
+    return [GenerationRequest(prompt_token_ids=tuple(row), max_new_tokens=args.max_new_tokens) for row in ids]
 
 
 def _measure(
-    engine: Engine, prompts: Sequence[Prompt], policy: str, draft_length: DraftLength, max_new_tokens: int
-) -> _Row:
-    row = _Row(policy, draft_length)
-    note(f"{policy}, draft length {draft_length} ...")
+    engine: Engine,
+    requests: Sequence[GenerationRequest],
+    policy: str,
+    draft_length: DraftLength,
+    label: str,
+) -> Row:
+    row = Row(policy, draft_length)
+    note(f"{label}{policy}, draft length {draft_length} ...")
     engine.reset()  # every setting starts with empty slots
-    for prompt in prompts:
-        request = GenerationRequest(
-            messages=(Message("user", prompt.text),),
-            max_new_tokens=max_new_tokens,
-            draft_length=draft_length,
-            policy=policy,
-        )
-        events = list(engine.stream(request))
+    for request in requests:
+        events = list(engine.stream(replace(request, draft_length=draft_length, policy=policy)))
         row.stats.append(events[-1].stats)
         row.tokens.append(tuple(token for event in events for token in event.token_ids))
     return row
 
 
-def _cells(summary: dict[str, float | int | str | None]) -> list[str]:
-    def value(name: str) -> float | None:
-        entry = summary[name]
-        return entry if isinstance(entry, (int, float)) else None
-
-    tpot, copied = value("tpot_s"), value("h2d_bytes_per_token")
-    return [
-        f"{summary['policy']}, {summary['draft_length']}", number(value("tokens_per_s")),
-        number(None if tpot is None else 1e3 * tpot, 2), percent(value("acceptance_rate")),
-        percent(value("expert_match_rate")), percent(value("hit_rate")), percent(value("token_hit_rate")),
-        percent(value("late_rate")), number(None if copied is None else copied / 1e6, 2),
-        number(value("stall_s"), 2),
-    ]  # fmt: skip
+def _identical(args: argparse.Namespace, rows: Sequence[Row]) -> bool | None:
+    """Whether all settings gave the same tokens; None where the simulation makes up what is accepted."""
+    if args.synthetic is not None and args.synthetic.acceptance is not None:
+        return None
+    return all(row.tokens == rows[0].tokens for row in rows)
 
 
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _print_json(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -> None:
+    info = engine.info()
+    print_json(
+        {
+            "model": info.name,
+            "synthetic": None if args.synthetic is None else args.synthetic.as_dict(),
+            "device": info.device,
+            "dtype": info.dtype,
+            "draft": info.draft,
+            "link": info.link,
+            "plan": engine.plan.as_dict(),
+            "identical_tokens": _identical(args, rows),
+            "rows": [row.summary() for row in rows],
+        }
+    )
 
 
-def _mean(stats: Sequence[GenerationStats], name: str) -> float | None:
-    values = [value for value in (getattr(entry, name) for entry in stats) if value is not None]
-    return sum(values) / len(values) if values else None
+def _print_table(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -> None:
+    info, plan, label = engine.info(), engine.plan, _label(args)
+    print(f"{label}{info.name} on {info.device} ({info.dtype}), {len(rows[0].stats)} prompts")
+    print(
+        f"{label}link: {info.link}, {plan.num_slots} slots = {percent(plan.resident_share)} of the experts, "
+        f"draft: {info.draft}"
+    )
+    if args.synthetic is not None:
+        print(f"{label}{args.synthetic}")
+    columns = (label + COLUMNS[0], *COLUMNS[1:])
+    lines = [cells(row.summary()) for row in rows]
+    print_table(None, columns, [(label + first, *others) for first, *others in lines])
+    identical = _identical(args, rows)
+    if identical is not None:
+        same = "All settings gave the same tokens." if identical else "THE SETTINGS GAVE DIFFERENT TOKENS."
+        print(f"{label}{same}")

@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from localmoe.cli.arguments import build_parser
+from localmoe.cli.arguments import parse_arguments
 from localmoe.core.errors import LocalMoeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = build_parser().parse_args(argv)
+    args = parse_arguments(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
     try:
         _run(args.command)(args)
@@ -35,7 +35,7 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
     """The function of a command; imported here so that --help and usage errors need no torch."""
     import transformers
 
-    from localmoe.cli import bench, generate, report
+    from localmoe.cli import bench, generate, report, trace
 
     transformers.logging.set_verbosity_error()
     return {
@@ -46,4 +46,5 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
         "draft": report.run_draft,
         "generate": generate.run_generate,
         "bench": bench.run_bench,
+        "trace": trace.run_trace,
     }[command]

@@ -20,11 +20,11 @@ def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
     sys.stdout.flush()
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table on stdout; the first column is left-aligned, the others right."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     _stdout().print(table)
@@ -45,7 +45,7 @@ def note(text: str) -> None:
 
 def _stdout() -> Console:
     """As wide as the terminal; in a file or a pipe wide enough for every table."""
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return Console() if sys.stdout.isatty() else Console(width=180)
 
 
 class ProgressBars:

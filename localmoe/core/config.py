@@ -125,8 +125,8 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer: chat messages, or a raw prompt text. Draft length and policy may differ from the
-    engine's."""
+    """One answer: to chat messages, a raw prompt text, or token ids as they are. Draft length and policy may
+    differ from the engine's."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -134,10 +134,14 @@ class GenerationRequest:
     sampling: SamplingConfig = SamplingConfig()
     draft_length: DraftLength | None = None
     policy: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.messages) == (self.prompt is not None):
-            raise ConfigError("A request needs either messages or a prompt, and not both.")
+        given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)
+        if given != 1:
+            raise ConfigError(
+                "A request needs either messages or a prompt (as text or as token ids), and not both."
+            )
         if self.draft_length is not None:
             check_draft_length(self.draft_length)
         if self.max_new_tokens is not None and self.max_new_tokens < 1:

@@ -3,12 +3,19 @@
 Within a step come StepStarted, then DraftRouted for each drafted token and layer, DraftFinished, then for
 each layer LayerDemanded and LayerFinished, then StepFinished. Plain decoding is a step with draft_length 0. A
 prompt arrives as PrefillStarted followed by LayerDemanded / LayerFinished for each chunk and layer.
+
+Where whole passes run on a GPU without the host, it hears of all layers at once: TokenRouted instead of a
+token's DraftRouted events, PassRouted after a target pass instead of its LayerDemanded / LayerFinished
+events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
 
@@ -36,6 +43,28 @@ class DraftRouted:
     layer: int
     experts: tuple[int, ...]
     confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRouted:
+    """The draft's router chose experts[l] with weights confidences[l] for window token `token`, at every
+    layer.
+
+    Attributes:
+        experts: int (L, K); an index outside the experts means "none".
+        confidences: float (L, K).
+    """
+
+    token: int
+    experts: NDArray[np.int32]
+    confidences: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PassRouted:
+    """A target pass is over; demanded[l, e] says whether it asked for expert e of layer l."""
+
+    demanded: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +99,15 @@ class StepFinished:
 
 
 Event = (
-    PrefillStarted | StepStarted | DraftRouted | DraftFinished | LayerDemanded | LayerFinished | StepFinished
+    PrefillStarted
+    | StepStarted
+    | DraftRouted
+    | TokenRouted
+    | DraftFinished
+    | LayerDemanded
+    | LayerFinished
+    | PassRouted
+    | StepFinished
 )
 
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localmoe.core.types import ExpertKey
+
+TokenArrays = tuple[NDArray[np.int32], NDArray[np.float32]]  # experts and confidences, (L, K) each
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,12 @@ class LookaheadEntry:
 
 
 class LookaheadBuffer:
-    """[token][layer] -> LookaheadEntry for one speculative window."""
+    """[token][layer] -> LookaheadEntry for one speculative window. A token's layers come one by one
+    (`record`), or all at once as arrays (`record_token`)."""
 
     def __init__(self, num_layers: int) -> None:
         self.num_layers = num_layers
-        self._entries: list[dict[int, LookaheadEntry]] = []
+        self._entries: list[dict[int, LookaheadEntry] | TokenArrays] = []
 
     def clear(self) -> None:
         """Forget the window."""
@@ -38,7 +44,14 @@ class LookaheadBuffer:
         assert 0 <= token <= len(self._entries), f"token {token} after {len(self._entries)} tokens"
         if token == len(self._entries):
             self._entries.append({})
-        self._entries[token][layer] = entry
+        entries = self._entries[token]
+        assert isinstance(entries, dict), f"token {token} was recorded as a whole"
+        entries[layer] = entry
+
+    def record_token(self, experts: NDArray[np.int32], confidences: NDArray[np.float32]) -> None:
+        """Store the next token's entries at all layers, (L, K) each."""
+        assert len(experts) == self.num_layers, f"{len(experts)} layers of {self.num_layers}"
+        self._entries.append((experts, confidences))
 
     @property
     def num_tokens(self) -> int:
@@ -47,11 +60,22 @@ class LookaheadBuffer:
 
     def get(self, token: int, layer: int) -> LookaheadEntry | None:
         """The entry, or None where the draft has not been."""
-        return self._entries[token].get(layer) if token < len(self._entries) else None
+        if token >= len(self._entries):
+            return None
+        entries = self._entries[token]
+        if isinstance(entries, dict):
+            return entries.get(layer)
+        experts, confidences = entries
+        return LookaheadEntry(tuple(experts[layer].tolist()), tuple(confidences[layer].tolist()))
+
+    def token_experts(self, token: int) -> NDArray[np.int32] | None:
+        """int (L, K) of a token that was recorded as a whole, else None."""
+        entries = self._entries[token] if token < len(self._entries) else None
+        return entries[0] if isinstance(entries, tuple) else None
 
     def layer_experts(self, layer: int) -> frozenset[int]:
         """Union of the experts that the window needs at a layer."""
-        found = (entry.get(layer) for entry in self._entries)
+        found = (self.get(token, layer) for token in range(len(self._entries)))
         return frozenset(expert for entry in found if entry is not None for expert in entry.experts)
 
     def keys(self) -> Iterator[ExpertKey]:

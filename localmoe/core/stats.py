@@ -38,7 +38,7 @@ class GenerationCounters:
     decode_s: float = 0.0  # first token to last token
     draft_s: float = 0.0
     verify_s: float = 0.0
-    stall_s: float = 0.0  # compute waiting for a copy
+    stall_s: float | None = 0.0  # compute waiting for a copy; None where kernels wait, unseen
     peak_device_bytes: int = 0
     vram_budget_bytes: int = 0
 
@@ -101,7 +101,7 @@ class GenerationStats:
     h2d_bytes_per_token: float | None
     draft_s: float
     verify_s: float
-    stall_s: float
+    stall_s: float | None
     peak_device_bytes: int
     vram_budget_bytes: int
 

@@ -16,12 +16,15 @@ from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.int4 import Int4Linear, QuantizedMatrix
+from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.experts_runtime import DraftExpert
+from localmoe.model.packed_draft import empty_layer
 from localmoe.model.skeleton import ExpertsModule, Skeleton
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.draft_writer import ExpertNaming
 
 GROUP_SIZE = 128
+DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
 _EXPERT_TENSOR = re.compile(
     r"(?P<prefix>.*layers\.)\d+(?P<middle>\..*experts\.)\d+\.(?P<projection>\w+)\.weight"
 )
@@ -81,10 +84,12 @@ def load_draft(
     *,
     fingerprint: str,
     model_name: str,
+    packed: bool,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
-) -> tuple[str, list[list[DraftExpert]]]:
-    """Description of a draft folder, and its experts ready to compute, [layer][expert].
+) -> tuple[str, DraftLayers]:
+    """Description of a draft folder, and its experts ready to compute: packed for the GPU's kernels, or
+    [layer][expert].
 
     Raises:
         DraftError: it is damaged, or belongs to another model.
@@ -92,22 +97,28 @@ def load_draft(
     """
     draft = DraftCheckpoint.open(folder)
     draft.check_base(fingerprint, model_name)
-    layers = []
+    matrices: list[list[DraftExpert]] = []
+    layers: list[LowBitExperts] = []
     for done, experts in enumerate(skeleton.experts):
         if cancel is not None and cancel.is_set():
             raise LoadCancelledError("Loading the draft was cancelled.")
         if progress is not None:
             progress(Progress("Loading the draft", done, len(skeleton.experts), "layers"))
-        layers.append(
-            [_load_expert(draft, naming, experts, expert, device) for expert in range(skeleton.num_experts)]
-        )
+        pairs = (_load_expert(draft, naming, experts, i, packed=packed) for i in range(skeleton.num_experts))
+        if packed:
+            layers.append(empty_layer(experts, skeleton.num_experts, draft.bits, draft.group_size, device))
+            for expert, (gate_up, down) in enumerate(pairs):
+                layers[-1].set_expert(expert, gate_up, down)
+        else:
+            matrices.append([DraftExpert(Int4Linear(a, device), Int4Linear(b, device)) for a, b in pairs])
     method = draft.provenance.method.upper() if draft.provenance else "GPTQ"
-    return f"INT{draft.bits} {method}, group {draft.group_size}", layers
+    return f"INT{draft.bits} {method}, group {draft.group_size}", layers if packed else matrices
 
 
 def _load_expert(
-    draft: DraftCheckpoint, naming: ExpertNaming, experts: ExpertsModule, expert: int, device: torch.device
-) -> DraftExpert:
+    draft: DraftCheckpoint, naming: ExpertNaming, experts: ExpertsModule, expert: int, *, packed: bool
+) -> tuple[QuantizedMatrix, QuantizedMatrix]:
+    """gate_up, packed as [gate; up] and else in the module's own order, and down."""
     layout = experts.layout
     gate_up_shape, down_shape = layout.gate_up_shape, layout.down_shape
     if layout.transposed:
@@ -118,8 +129,7 @@ def _load_expert(
     down = draft.matrix(naming, experts.decoder_layer, expert, "down", down_shape)
     if gate.group_size != up.group_size:
         raise DraftError(f"Gate and up of expert {expert} have different group sizes: build the draft again.")
-    fused = _fuse(gate, up, interleaved=not experts.module.is_concatenated)
-    return DraftExpert(Int4Linear(fused, device), Int4Linear(down, device))
+    return _fuse(gate, up, interleaved=not packed and not experts.module.is_concatenated), down
 
 
 def _fuse(gate: QuantizedMatrix, up: QuantizedMatrix, *, interleaved: bool) -> QuantizedMatrix:

@@ -12,24 +12,25 @@ from types import TracebackType
 import torch
 
 from localmoe.chat.detokenise import Detokeniser
-from localmoe.chat.prompt import PromptEncoder
+from localmoe.chat.prompt import Encoder
 from localmoe.chat.session import Session
-from localmoe.core.config import MAX_DRAFT_LENGTH, DraftLength, EngineConfig, GenerationRequest
-from localmoe.core.errors import DraftError, DraftingRefusedError, EngineBusyError, EngineClosedError
+from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, GenerationRequest
+from localmoe.core.errors import EngineBusyError, EngineClosedError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
+from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
-from localmoe.engine.end_tokens import find_end_tokens
-from localmoe.engine.info import EngineInfo, describe_exactness
-from localmoe.engine.loading import EngineParts, assemble, cache_shape, make_memory
+from localmoe.engine.device_parts import cache_shape
+from localmoe.engine.info import EngineInfo, describe
+from localmoe.engine.loading import EngineParts, assemble, make_stepper, new_memory
 from localmoe.engine.meter import Meter
-from localmoe.engine.planning import PreparedModel, divide_memory, prepare_model
-from localmoe.engine.settings import describe_link
-from localmoe.experts.memory import TransferCounters
-from localmoe.model.footprint import checkpoint_dtype
+from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape, replan
+from localmoe.engine.settings import choose_draft_length
+from localmoe.experts.counters import TransferCounters
+from localmoe.model.routing_trace import RoutingRecorder
+from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.prefetch.registry import make_policy
-from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
@@ -38,7 +39,7 @@ from localmoe.speculative.sampling import TokenSampler
 class Engine:
     """A loaded model. One answer at a time; `close()` frees everything. Use `Engine.load`."""
 
-    def __init__(self, parts: EngineParts, config: EngineConfig, encoder: PromptEncoder) -> None:
+    def __init__(self, parts: EngineParts, config: EngineConfig, encoder: Encoder) -> None:
         self._parts: EngineParts | None = parts
         self._closing: EngineParts | None = None  # closed while an answer was being written
         self._encoder = encoder
@@ -49,7 +50,8 @@ class Engine:
         self._governor = AutoGovernor(self._longest_draft)
         self._policy = config.policy
         self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
-        self._end_tokens = find_end_tokens(parts.prepared.source.folder, encoder.tokenizer)
+        self._end_tokens = parts.prepared.source.end_tokens(encoder)
+        self._answers = 0  # since load or reset
 
     @classmethod
     def load(
@@ -68,7 +70,29 @@ class Engine:
         """
         config = config or EngineConfig()
         prepared = prepare_model(model, config)
-        encoder = PromptEncoder(prepared.source.folder)
+        encoder = prepared.source.encoder()
+        return cls(assemble(prepared, config, progress=progress, cancel=cancel), config, encoder)
+
+    @classmethod
+    def load_shape(
+        cls,
+        shape: str | ModelShape,
+        config: EngineConfig | None = None,
+        synthetic: SyntheticSettings | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Engine:
+        """Make a model of a known shape (model.shapes) with random weights: to measure with, not to talk to.
+        Its prompts are token ids.
+
+        Raises:
+            LocalMoeError: as `load`; or the shape is unknown, or the trace to replay is of another.
+        """
+        config = config or EngineConfig()
+        shape = find_shape(shape) if isinstance(shape, str) else shape
+        prepared = prepare_shape(shape, config, synthetic or SyntheticSettings())
+        encoder = prepared.source.encoder()
         return cls(assemble(prepared, config, progress=progress, cancel=cancel), config, encoder)
 
     @property
@@ -113,16 +137,14 @@ class Engine:
         counters = GenerationCounters(vram_budget_bytes=self.plan.budget_bytes)
         parts.passes.counters = counters
         parts.passes.lookahead.clear()
+        if parts.passes.synthetic is not None:
+            parts.passes.synthetic.begin(self._answers)
+        self._answers += 1
         counters.prompt_tokens = len(prompt)
         counters.reused_tokens = self._session.begin(prompt)
-        loop = SpeculativeLoop(
-            parts.runner,
-            SelfDrafter(parts.runner, self._end_tokens) if use_draft else None,
-            governor,
-            TokenSampler(request.sampling),
-            self._end_tokens,
-            stop,
-        )
+        sampler = TokenSampler(request.sampling)
+        stepper = make_stepper(parts, sampler, self._end_tokens, stop, drafting=use_draft)
+        loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         text = Detokeniser(self._encoder.tokenizer)
@@ -143,24 +165,21 @@ class Engine:
             first = False
 
     def _governor_for(self, request: GenerationRequest) -> tuple[Governor, bool]:
-        length: DraftLength = (
-            self.config.draft_length if request.draft_length is None else request.draft_length
-        )
+        wanted = self.config.draft_length if request.draft_length is None else request.draft_length
         has_draft = self._loaded.passes.draft is not None
-        if length == 0 or (length == "auto" and not has_draft):
-            return FixedGovernor(0), False
-        if not has_draft:
-            reason = self.plan.drafting_reason
-            if not self.footprint.can_rollback:
-                raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use draft length 0 or auto.")
-            raise DraftError(f"No draft is loaded ({reason}): load the model again with drafting on.")
-        return (self._governor if length == "auto" else FixedGovernor(int(length))), True
+        length = choose_draft_length(wanted, self.plan, self.footprint, has_draft=has_draft)
+        return (self._governor if length == "auto" else FixedGovernor(length)), length != 0
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:
             parts = self._loaded
             parts.passes.scheduler.use(make_policy(name, cache_shape(parts.prepared, self.plan.num_slots)))
             self._policy = name
+
+    def record_routing(self, recorder: RoutingRecorder | None) -> None:
+        """Tell `recorder` which experts the target chooses, from the next answer on; None ends it. With
+        draft length 0, what it is told of is what is answered; rejected tokens would be told of too."""
+        self._loaded.passes.recorder = recorder
 
     def transfer_counters(self) -> TransferCounters:
         """Copies since the slots were made."""
@@ -194,19 +213,8 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """A description for people."""
-        parts = self._loaded
-        device = parts.prepared.compute.device
-        return EngineInfo(
-            name=parts.prepared.source.name,
-            architecture=self.footprint.architecture,
-            device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
-            dtype=str(parts.prepared.compute.dtype).removeprefix("torch."),
-            policy=self._policy,
-            draft=parts.draft_description or f"off: {self.plan.drafting_reason}",
-            link=describe_link(self.config, device),
-            context=self.plan.context,
-            has_chat_template=self._encoder.has_template,
-            exactness=describe_exactness(parts.row_padding),
+        return describe(
+            self._loaded, self.config, self.plan, self._policy, has_template=self._encoder.has_template
         )
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
@@ -225,21 +233,13 @@ class Engine:
 
     def _resize(self, budget: int | None) -> MemoryPlan:
         parts = self._loaded
-        config = replace(self.config, vram_budget_bytes=budget, context=self.plan.context)
-        if self.plan.drafting and config.draft_length == "auto":
-            config = replace(config, draft_length=1)  # the loaded draft stays, so the plan must hold it
-        elif not self.plan.drafting:
-            config = replace(config, draft_length=0)
-        stored_bytes = checkpoint_dtype(parts.prepared.checkpoint).itemsize
+        config = replace(self.config, vram_budget_bytes=budget)
         held_bytes = sum(self.device_memory().values())
         if parts.prepared.compute.device.type == "cpu":
             held_bytes += parts.store.num_bytes
-        plan = divide_memory(
-            self.footprint, config, parts.prepared.compute, stored_bytes, held_bytes=held_bytes
-        )
-        plan = replace(plan, drafting_reason=self.plan.drafting_reason)
+        plan = replan(parts.prepared, self.plan, config, held_bytes)
         self._new_slots(plan.num_slots)
-        self.config = replace(self.config, vram_budget_bytes=budget)
+        self.config = config
         self.plan = plan
         return plan
 
@@ -253,6 +253,7 @@ class Engine:
             raise EngineBusyError("An answer is being written: stop it first.")
         try:
             self._session.forget()
+            self._answers = 0
             self._governor = AutoGovernor(self._longest_draft)
             self._new_slots(self.plan.num_slots)
         finally:
@@ -260,13 +261,9 @@ class Engine:
 
     def _new_slots(self, num_slots: int) -> None:
         """Empty slots of another number, and a policy that has seen nothing."""
-        parts, passes = self._loaded, self._loaded.passes
-        passes.memory.close()
-        passes.memory.slots.release()  # before the new ones are made: both together might not fit
-        passes.memory = make_memory(
-            parts.prepared, passes.memory.link, parts.store, passes.scheduler, num_slots
-        )
-        passes.scheduler.use(make_policy(self._policy, cache_shape(parts.prepared, num_slots)))
+        parts = self._loaded
+        new_memory(parts, num_slots)
+        parts.passes.scheduler.use(make_policy(self._policy, cache_shape(parts.prepared, num_slots)))
 
     def close(self) -> None:
         """Stop the transfer worker and free the memory. A second call does nothing."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localmoe.core.config import MAX_DRAFT_LENGTH
+import torch
+
+from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.engine.loading import EngineParts
+from localmoe.engine.settings import describe_link
 from localmoe.kernels.rows import RowPadding
 
 
@@ -22,6 +27,26 @@ class EngineInfo:
     context: int
     has_chat_template: bool
     exactness: str
+
+
+def describe(
+    parts: EngineParts, config: EngineConfig, plan: MemoryPlan, policy: str, *, has_template: bool
+) -> EngineInfo:
+    """What the parts are, under the settings of now."""
+    prepared = parts.prepared
+    device = prepared.compute.device
+    return EngineInfo(
+        name=prepared.source.name,
+        architecture=prepared.footprint.architecture,
+        device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
+        dtype=str(prepared.compute.dtype).removeprefix("torch."),
+        policy=policy,
+        draft=parts.draft_description or f"off: {plan.drafting_reason}",
+        link=describe_link(config, device),
+        context=plan.context,
+        has_chat_template=has_template,
+        exactness=describe_exactness(parts.row_padding),
+    )
 
 
 def describe_exactness(rows: RowPadding | None) -> str:

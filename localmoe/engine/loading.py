@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +14,33 @@ from localmoe.core.errors import DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
-from localmoe.engine.drafts import GROUP_SIZE, HostExpertSource, expert_naming, load_draft
+from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
+from localmoe.engine.drafts import DraftLayers
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
+from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.needs import kv_positions
-from localmoe.hub.catalogue import draft_folder
+from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
 from localmoe.model.kv_cache import KVCache
-from localmoe.model.loader import load_weights
 from localmoe.model.row_check import measure_row_padding
 from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
-from localmoe.model.takeover import take_over
-from localmoe.prefetch.policy import CacheShape
+from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.quant.builder import build_rtn_draft
+from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
+
+if TYPE_CHECKING:  # these need Triton
+    from localmoe.model.device_experts import DevicePassState
+    from localmoe.model.device_runner import DeviceRunner
+
+Runner: TypeAlias = "ModelRunner | DeviceRunner"
 
 
 @dataclass(slots=True)
@@ -42,14 +49,14 @@ class EngineParts:
 
     prepared: PreparedModel
     store: HostStore
-    runner: ModelRunner
+    runner: Runner
     draft_description: str  # "" without a draft
     draft_bytes: int
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
 
     @property
-    def passes(self) -> PassState:
+    def passes(self) -> PassState | DevicePassState:
         """The state that all layers share."""
         return self.runner.passes
 
@@ -57,6 +64,8 @@ class EngineParts:
         """Stop the transfer worker and give all memory back, whoever still refers to the parts."""
         passes, device = self.passes, self.prepared.compute.device
         passes.memory.close()
+        if not isinstance(self.runner, ModelRunner):
+            self.runner.release()
         passes.memory.slots.release()
         passes.draft = None
         self.runner.sequence.release()
@@ -81,21 +90,39 @@ def assemble(
     """
     device = prepared.compute.device
     skeleton = prepared.skeleton
-    store = load_weights(skeleton, prepared.checkpoint, device=device, progress=progress, cancel=cancel)
+    source, draft_description = prepared.source, ""
+    draft: DraftLayers | None = None
+    store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
         try:
-            draft_description, draft = _draft(prepared, config, store, progress, cancel)
+            if prepared.plan.drafting:
+                draft_description, draft = source.load_draft(
+                    skeleton,
+                    store,
+                    device,
+                    config.draft_dir,
+                    packed=prepared.compute.whole_passes,
+                    progress=progress,
+                    cancel=cancel,
+                )
         except DraftError as error:
             if config.draft_length != "auto" or config.draft_dir is not None:
                 raise
-            draft_description, draft = "", None  # chatting without a draft beats not chatting
+            # chatting without a draft beats not chatting
             prepared = replace(prepared, plan=_without_draft(prepared.plan, str(error)))
         if device.type == "cuda":
             store.pin()
-        row_padding = _row_padding(prepared, store)
-        passes = _make_passes(prepared, config, store, draft, row_padding or RowPadding(1, MAX_WINDOW))
-        layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
-        take_over(skeleton, layers, replace_attention=skeleton.can_rollback)
+        shape = cache_shape(prepared, prepared.plan.num_slots)
+        scheduler = Scheduler(make_policy(config.policy, shape))
+        runner: Runner
+        if prepared.compute.whole_passes:
+            runner = assemble_on_device(prepared, store, _packed(draft), scheduler)
+            row_padding: RowPadding | None = runner.passes.rows
+        else:
+            row_padding = _row_padding(prepared, store)
+            runner = _assemble_by_layers(
+                prepared, config, store, _matrices(draft), scheduler, row_padding or RowPadding(1, MAX_WINDOW)
+            )
     except BaseException:
         store.close()
         raise
@@ -103,61 +130,22 @@ def assemble(
     return EngineParts(
         prepared=prepared,
         store=store,
-        runner=ModelRunner(skeleton.model, _sequence_state(prepared), passes, device),
+        runner=runner,
         draft_description=draft_description,
-        draft_bytes=sum(e.gate_up.num_bytes + e.down.num_bytes for layer in draft or () for e in layer),
+        draft_bytes=sum(map(_draft_bytes, draft or ())),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
     )
 
 
+def _draft_bytes(layer: list[DraftExpert] | LowBitExperts) -> int:
+    if isinstance(layer, LowBitExperts):
+        return layer.num_bytes
+    return sum(expert.gate_up.num_bytes + expert.down.num_bytes for expert in layer)
+
+
 def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
     return replace(plan, drafting=False, drafting_reason=reason, draft_bytes=0)
-
-
-def _draft(
-    prepared: PreparedModel,
-    config: EngineConfig,
-    store: HostStore,
-    progress: ProgressCallback | None,
-    cancel: threading.Event | None,
-) -> tuple[str, list[list[DraftExpert]] | None]:
-    """The draft that the plan foresees: the one that the user named, or the one in the default place, which
-    is built (round-to-nearest) where there is none or where it is damaged or of other weights."""
-    if not prepared.plan.drafting:
-        return "", None
-    skeleton, checkpoint, source = prepared.skeleton, prepared.checkpoint, prepared.source
-    naming, fingerprint = expert_naming(checkpoint, skeleton), checkpoint.fingerprint()
-
-    def load(folder: Path) -> tuple[str, list[list[DraftExpert]]]:
-        return load_draft(
-            folder,
-            naming,
-            skeleton,
-            prepared.compute.device,
-            fingerprint=fingerprint,
-            model_name=source.name,
-            progress=progress,
-            cancel=cancel,
-        )
-
-    if config.draft_dir is not None:
-        return load(config.draft_dir)
-    folder = draft_folder(source, "rtn", 4, GROUP_SIZE, fingerprint)
-    with suppress(DraftError):
-        return load(folder)
-    build_rtn_draft(
-        HostExpertSource(skeleton, store),
-        folder,
-        config=checkpoint.config,
-        naming=naming,
-        base_model=source.name,
-        base_fingerprint=fingerprint,
-        group_size=GROUP_SIZE,
-        progress=progress,
-        cancel=cancel,
-    )
-    return load(folder)
 
 
 def _row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
@@ -182,25 +170,65 @@ def _row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None
     return None
 
 
-def _make_passes(
+def _packed(draft: DraftLayers | None) -> list[LowBitExperts] | None:
+    return None if draft is None else [layer for layer in draft if isinstance(layer, LowBitExperts)]
+
+
+def _matrices(draft: DraftLayers | None) -> list[list[DraftExpert]] | None:
+    return None if draft is None else [layer for layer in draft if not isinstance(layer, LowBitExperts)]
+
+
+def _assemble_by_layers(
     prepared: PreparedModel,
     config: EngineConfig,
     store: HostStore,
     draft: list[list[DraftExpert]] | None,
+    scheduler: Scheduler,
     rows: RowPadding,
-) -> PassState:
-    scheduler = Scheduler(make_policy(config.policy, cache_shape(prepared, prepared.plan.num_slots)))
-    memory = make_memory(
-        prepared, make_link(config, prepared.compute.device), store, scheduler, prepared.plan.num_slots
-    )
-    lookahead = LookaheadBuffer(len(prepared.skeleton.experts))
-    return PassState(memory, scheduler, lookahead, rows, draft)
+) -> ModelRunner:
+    """Passes in which each layer asks the host for its experts: on CPU, and for models that the GPU's
+    kernels do not know."""
+    skeleton, device = prepared.skeleton, prepared.compute.device
+    memory = make_memory(prepared, make_link(config, device), store, scheduler, prepared.plan.num_slots)
+    lookahead = LookaheadBuffer(len(skeleton.experts))
+    passes = PassState(memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic)
+    layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
+    take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
+    return ModelRunner(skeleton.model, _sequence_state(prepared), passes, device)
 
 
-def cache_shape(prepared: PreparedModel, num_slots: int) -> CacheShape:
-    """What a policy may know."""
-    footprint = prepared.footprint
-    return CacheShape(footprint.num_layers, footprint.num_experts, footprint.experts_per_token, num_slots)
+def new_memory(parts: EngineParts, num_slots: int) -> None:
+    """Put empty slots of another number in the place of those that are there."""
+    prepared, runner = parts.prepared, parts.runner
+    old = runner.passes.memory
+    if isinstance(old, DeviceExpertMemory) and old.slots.num_slots == num_slots:
+        old.forget()
+        return
+    old.close()
+    old.slots.release()  # before the new ones are made: both together might not fit
+    scheduler = runner.passes.scheduler
+    if isinstance(runner, ModelRunner):
+        link = runner.passes.memory.link
+        runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
+    else:
+        runner.forget_graphs()
+        runner.passes.memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
+
+
+def make_stepper(
+    parts: EngineParts,
+    sampler: TokenSampler,
+    end_tokens: frozenset[int],
+    stop: threading.Event | None,
+    *,
+    drafting: bool,
+) -> Stepper:
+    """How an answer's steps are taken: whole on the GPU where no token has to be chosen by the host."""
+    runner = parts.runner
+    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy:
+        return DeviceStepper(runner, end_tokens)
+    drafter = SelfDrafter(runner, end_tokens) if drafting else None
+    return PassStepper(runner, drafter, sampler, stop)
 
 
 def make_link(config: EngineConfig, device: torch.device) -> Link:

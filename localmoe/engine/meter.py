@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from localmoe.core.stats import GenerationCounters
-from localmoe.experts.memory import TransferCounters
+from localmoe.experts.counters import TransferCounters
 
 
 class Meter:
@@ -42,6 +42,7 @@ class Meter:
             counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
         counters.decode_s = now - self._first_token_at
         counters.decode_h2d_bytes = totals.h2d_bytes - self._at_first.h2d_bytes
-        counters.stall_s = totals.stall_s - self._at_first.stall_s
+        waited, before = totals.stall_s, self._at_first.stall_s
+        counters.stall_s = None if waited is None or before is None else waited - before
         counters.prefetched = totals.prefetched - self._at_start.prefetched
         counters.wasted = totals.wasted - self._at_start.wasted

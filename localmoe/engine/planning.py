@@ -3,20 +3,25 @@ hardware.plan's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import DraftingRefusedError
+from localmoe.core.errors import ConfigError, DraftingRefusedError
 from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
+from localmoe.engine.device_support import why_not_on_device
 from localmoe.engine.drafts import GROUP_SIZE
 from localmoe.engine.settings import ComputeSettings, check_emulation, choose_compute, choose_context
+from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
-from localmoe.hub.catalogue import LocalModel, resolve_model
-from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model.footprint import checkpoint_dtype, measure_footprint
-from localmoe.model.skeleton import Skeleton, build_skeleton
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import ModelShape
+from localmoe.model.skeleton import Skeleton
+from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import check_policy
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
@@ -29,12 +34,12 @@ CUDA_LIBRARY_BYTES = 48 << 20  # cuBLAS keeps 32 MiB of workspace on recent GPUs
 class PreparedModel:
     """Everything known before the first weight is read."""
 
-    source: LocalModel
-    checkpoint: Checkpoint
+    source: ModelSource
     skeleton: Skeleton
     footprint: ModelFootprint
     compute: ComputeSettings
     plan: MemoryPlan
+    synthetic: SyntheticModel | None  # what stands in for a trained model's behaviour
 
 
 def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
@@ -44,16 +49,33 @@ def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
         LocalMoeError: the model is not there, not supported, damaged, or does not fit.
     """
     check_policy(config.policy)
-    source = resolve_model(model)
-    checkpoint = Checkpoint.open(source.folder)
-    compute = choose_compute(config.device, config.dtype, checkpoint_dtype(checkpoint))
+    return _prepare(CheckpointSource.open(model), config)
+
+
+def prepare_shape(shape: ModelShape, config: EngineConfig, synthetic: SyntheticSettings) -> PreparedModel:
+    """As `prepare_model`, for a model with random weights.
+
+    Raises:
+        LocalMoeError: a setting makes no sense, the trace is of another model, or the shape does not fit.
+    """
+    check_policy(config.policy)
+    if config.draft_dir is not None:
+        raise ConfigError("A shape's draft is random too: leave the draft folder out.")
+    return _prepare(RandomSource(shape, synthetic), config)
+
+
+def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
+    compute = choose_compute(config.device, config.dtype, source.stored_dtype)
     check_emulation(config, compute.device)
-    skeleton = build_skeleton(checkpoint, compute.dtype)
+    skeleton = source.skeleton(compute.dtype)
+    unsuited = why_not_on_device(skeleton, compute.device, compute.dtype)
+    compute = replace(compute, whole_passes=not unsuited and source.stored_dtype == compute.dtype)
     # a draft of the user's own may have smaller groups, and so more scales to hold
     group_size = GROUP_SIZE if config.draft_dir is None else DraftCheckpoint.open(config.draft_dir).group_size
-    footprint = measure_footprint(source.name, checkpoint, skeleton, group_size)
-    plan = divide_memory(footprint, config, compute, checkpoint_dtype(checkpoint).itemsize)
-    return PreparedModel(source, checkpoint, skeleton, footprint, compute, plan)
+    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, group_size)
+    synthetic = source.simulation(footprint)
+    plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
+    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic)
 
 
 def divide_memory(
@@ -80,13 +102,17 @@ def divide_memory(
     hardware = probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
     drafting = wanted and footprint.can_rollback
-    library_bytes = CUDA_LIBRARY_BYTES if compute.device.type == "cuda" else 0
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    library_bytes = CUDA_LIBRARY_BYTES if device == "cuda" else 0
+    host = None  # loaded records are pinned already, and what is held on a GPU is no RAM
+    if device == "cpu" or held_bytes is None:
+        host = host_room(hardware, device=device, held_bytes=held_bytes or 0)
     budget = config.vram_budget_bytes
     if budget is None:
         budget = automatic_budget(
             hardware,
             footprint,
-            device="cuda" if compute.device.type == "cuda" else "cpu",
+            device=device,
             context=context,
             compute_bytes=compute.dtype.itemsize,
             checkpoint_bytes_per_weight=stored_bytes,
@@ -94,10 +120,8 @@ def divide_memory(
             drafting=drafting,
             held_bytes=held_bytes or 0,
             library_bytes=library_bytes,
+            whole_passes=compute.whole_passes,
         )
-    host_available = hardware.ram_available_bytes
-    if compute.device.type == "cpu":  # slots and records share the same memory
-        host_available = max(0, host_available - budget)
     return plan_memory(
         footprint,
         budget_bytes=budget,
@@ -108,9 +132,30 @@ def divide_memory(
         drafting=drafting,
         drafting_reason=reason,
         library_bytes=library_bytes,
+        whole_passes=compute.whole_passes,
         drafting_required=isinstance(config.draft_length, int) and config.draft_length > 0,
-        host_available_bytes=None if held_bytes is not None else host_available,
+        host=host,
     )
+
+
+def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:
+    """The plan of another budget for a model that is loaded after `old`, whose context and draft stay.
+
+    Args:
+        held_bytes: see `divide_memory`.
+
+    Raises:
+        BudgetError: what is loaded does not fit.
+    """
+    length = config.draft_length
+    if not old.drafting:
+        length = 0
+    elif length == "auto":
+        length = 1  # the loaded draft stays, so the plan must hold it
+    config = replace(config, context=old.context, draft_length=length)
+    stored_bytes = prepared.source.stored_dtype.itemsize
+    plan = divide_memory(prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes)
+    return replace(plan, drafting_reason=old.drafting_reason)
 
 
 def plan_model(model: str, config: EngineConfig) -> tuple[ModelFootprint, MemoryPlan]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from localmoe.core.config import DeviceName, DtypeName, EngineConfig
-from localmoe.core.errors import ConfigError, HardwareError
+from localmoe.core.config import DeviceName, DraftLength, DtypeName, EngineConfig
+from localmoe.core.errors import ConfigError, DraftError, DraftingRefusedError, HardwareError
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
 
@@ -16,10 +17,11 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """Where and in which dtype the target computes."""
+    """Where and in which dtype the target computes, and whether its steps run whole on the GPU."""
 
     device: torch.device
     dtype: torch.dtype
+    whole_passes: bool = False
 
 
 def choose_compute(device: DeviceName, dtype: DtypeName, stored: torch.dtype) -> ComputeSettings:
@@ -58,6 +60,24 @@ def choose_context(requested: int | None, footprint: ModelFootprint) -> int:
             f"not {requested}."
         )
     return requested
+
+
+def choose_draft_length(
+    wanted: DraftLength, plan: MemoryPlan, footprint: ModelFootprint, *, has_draft: bool
+) -> DraftLength:
+    """What is wanted, or 0 where "auto" finds no draft.
+
+    Raises:
+        DraftError: a length is wanted and there is no draft. DraftingRefusedError: there cannot be one.
+    """
+    if wanted == 0 or has_draft:
+        return wanted
+    if wanted == "auto":
+        return 0
+    reason = plan.drafting_reason
+    if not footprint.can_rollback:
+        raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use draft length 0 or auto.")
+    raise DraftError(f"No draft is loaded ({reason}): load the model again with drafting on.")
 
 
 def check_emulation(config: EngineConfig, device: torch.device) -> None:

@@ -1,12 +1,14 @@
 """All routed experts in host RAM, in the checkpoint's own dtype: one page-aligned record an expert.
 
-Memory is anonymous mmap (page-aligned, committed when written) and, for a GPU, registered in place so that
-copies run at full link speed. Decides nothing about what is copied.
+Memory is anonymous mmap (page-aligned, committed when written, in huge pages where the system has them) and,
+for a GPU, registered in place so that copies run at full link speed. Decides nothing about what is copied.
 """
 
 from __future__ import annotations
 
 import mmap
+import sys
+from contextlib import suppress
 from types import TracebackType
 
 import torch
@@ -25,12 +27,12 @@ class HostStore:
         self.layouts = layouts
         self.num_experts = num_experts
         self.dtype = dtype
-        self._registered: list[int] = []
+        self._registered: dict[int, int] = {}  # layer -> address
         self._layers = [self._allocate(layout) for layout in layouts]
 
     def _allocate(self, layout: RecordLayout) -> Tensor:
         stride = -(-layout.num_bytes(self.dtype) // PAGE_BYTES) * PAGE_BYTES
-        memory = mmap.mmap(-1, stride * self.num_experts)  # kept alive by the tensor
+        memory = _anonymous_memory(stride * self.num_experts)  # kept alive by the tensor
         return torch.frombuffer(memory, dtype=torch.uint8).view(self.num_experts, stride)
 
     @property
@@ -54,27 +56,37 @@ class HostStore:
         return self.layouts[key.layer].views(self.record(key))
 
     def pin(self) -> None:
-        """Register the records with the CUDA driver, in place.
+        """Register the records with the CUDA driver, in place; layers that are registered stay so.
 
         Raises:
             HardwareError: the driver refuses (usually the locked-memory limit).
         """
-        runtime = torch.cuda.cudart()
-        for layer in self._layers:
-            code = int(runtime.cudaHostRegister(layer.data_ptr(), layer.numel(), 0))
-            if code != 0:
-                wanted = format_bytes(self.num_bytes)
-                self.close()
-                raise HardwareError(
-                    f"The CUDA driver refused to pin {wanted} of host memory "
-                    f"(error {code}): close other programs or choose a smaller model."
-                )
-            self._registered.append(layer.data_ptr())
+        for layer in range(self.num_layers):
+            self.pin_layer(layer)
+
+    def pin_layer(self, layer: int) -> None:
+        """Register one layer's records, while other layers may be written. Call it from one thread at a time.
+
+        Raises:
+            HardwareError: the driver refuses; the store is closed.
+        """
+        if layer in self._registered:
+            return
+        memory = self._layers[layer]
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        if code != 0:
+            wanted = format_bytes(self.num_bytes)
+            self.close()
+            raise HardwareError(
+                f"The CUDA driver refused to pin {wanted} of host memory "
+                f"(error {code}): close other programs or choose a smaller model."
+            )
+        self._registered[layer] = memory.data_ptr()
 
     def close(self) -> None:
         """Unregister pinned memory and let go of the records; memory in use elsewhere goes with its last
         view."""
-        for pointer in self._registered:
+        for pointer in self._registered.values():
             torch.cuda.cudart().cudaHostUnregister(pointer)
         self._registered.clear()
         self._layers = []
@@ -86,3 +98,17 @@ class HostStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _anonymous_memory(num_bytes: int) -> mmap.mmap:
+    """Zeroed pages, committed when first written. Private ones: the kernel gives huge pages to shared memory
+    only where an administrator allows it, and small pages make the first touch many times slower."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        # a forked child would get a copy of every pinned page at once, so it gets none of them
+        for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
+            with suppress(OSError):  # a kernel without huge pages
+                memory.madvise(advice)
+    return memory

@@ -20,6 +20,7 @@ from torch import Tensor
 from localmoe.core.errors import TransferError
 from localmoe.core.events import RoomWanted
 from localmoe.core.types import ExpertKey
+from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import Link
 from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
@@ -27,16 +28,6 @@ from localmoe.experts.residency import ResidencyTable
 from localmoe.experts.slots import DeviceSlots
 
 VictimChooser = Callable[[RoomWanted], ExpertKey | None]  # None: take a free slot, or wait if there is none
-
-
-@dataclass(slots=True)
-class TransferCounters:
-    """Totals since load."""
-
-    h2d_bytes: int = 0
-    prefetched: int = 0
-    wasted: int = 0
-    stall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +56,7 @@ class ExpertMemory:
         self._failed: dict[ExpertKey, BaseException] = {}
         self._broken: Exception | None = None  # what ended the worker
         self._counters = TransferCounters()
+        self._stall_s = 0.0
         self._changed = threading.Condition()
         self._closed = False
         self._worker = threading.Thread(target=self._run, name="localmoe-transfer", daemon=True)
@@ -78,7 +70,7 @@ class ExpertMemory:
     def counters(self) -> TransferCounters:
         """A copy of the totals."""
         with self._changed:
-            return replace(self._counters)
+            return replace(self._counters, stall_s=self._stall_s)
 
     def resident_keys(self) -> list[ExpertKey]:
         """Experts in slots now."""
@@ -168,7 +160,7 @@ class ExpertMemory:
                     if self._table.is_resident(key):
                         self._table.pin(key)
                         self._wanted.discard(key)
-                        self._counters.stall_s += time.perf_counter() - started
+                        self._stall_s += time.perf_counter() - started
                         return key
                 self._raise_if_ended()
                 self._ask_again(remaining)

@@ -31,6 +31,10 @@ class DeviceSlots:
         """Copy a flat host record into a slot, converting to the compute dtype (exact from 16 to 32 bits)."""
         self._arena[slot, : record.numel()].copy_(record, non_blocking=True)
 
+    def address(self, slot: int) -> int:
+        """Where a slot begins in device memory."""
+        return self._arena.data_ptr() + slot * self._arena.stride(0) * self._arena.element_size()
+
     def views(self, slot: int, layout: RecordLayout) -> tuple[Tensor, Tensor]:
         """(gate_up, down) of the expert that lies in a slot."""
         return layout.views(self._arena[slot])

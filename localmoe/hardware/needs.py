@@ -6,11 +6,17 @@ from dataclasses import dataclass
 
 from localmoe.core.types import ModelFootprint
 from localmoe.kernels.attention import KV_BLOCK
-from localmoe.kernels.rows import CANDIDATES
 
 PREFILL_CHUNK = 256  # tokens of a prompt in one pass, at most
+DEVICE_PREFILL_CHUNK = (
+    1024  # the same where a pass streams all experts over the link: the fewer passes the better
+)
+PASS_PADDING = 80  # rows that the widest pass may be padded to
 _ATTENTION_ROWS = 128  # query rows that attention handles at once
 _FLOAT_BYTES = 4
+_HALF_BYTES = 2
+_KERNEL_ATTENTION_BYTES = 40 << 20  # partial results of split attention, and the rotary table
+_FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class DeviceNeeds:
 def kv_positions(context: int) -> int:
     """Positions to allocate for a context: a pass may be padded past its end by rows that are dropped again,
     and attention reads whole blocks."""
-    return -(-(context + max(CANDIDATES) - 1) // KV_BLOCK) * KV_BLOCK
+    return -(-(context + PASS_PADDING - 1) // KV_BLOCK) * KV_BLOCK
 
 
 def device_needs(
@@ -53,6 +59,7 @@ def device_needs(
     checkpoint_bytes_per_weight: int,
     max_window: int,
     library_bytes: int = 0,
+    whole_passes: bool = False,
 ) -> DeviceNeeds:
     """Needs for one sequence of `context` tokens.
 
@@ -61,6 +68,7 @@ def device_needs(
         checkpoint_bytes_per_weight: bytes a weight in the checkpoint, which the footprint's bytes count.
         max_window: most tokens verified in one pass.
         library_bytes: what the matrix library takes for itself.
+        whole_passes: steps run whole on the GPU, in kernels that keep little, and prompts in longer passes.
     """
 
     def on_device(checkpoint_bytes: int) -> int:
@@ -69,9 +77,14 @@ def device_needs(
     positions = kv_positions(context)
     slot_bytes = footprint.expert_params * compute_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
-    tokens = max(min(PREFILL_CHUNK, context), max_window)
-    activations = _activation_bytes(footprint, tokens)
-    attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
+    chunk = DEVICE_PREFILL_CHUNK if whole_passes else PREFILL_CHUNK
+    tokens = max(min(chunk, context), max_window)
+    if whole_passes:
+        activations = _kernel_bytes(footprint, tokens)
+        attention = _KERNEL_ATTENTION_BYTES + _FRAGMENT_BYTES
+    else:
+        activations = _activation_bytes(footprint, tokens)
+        attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
     # logits as computed, as float32, and the probabilities of draft and target for sampling
     logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
     return DeviceNeeds(
@@ -93,6 +106,15 @@ def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
     hidden = footprint.hidden_size
     inner = -(-footprint.expert_params // (3 * hidden))
     return tokens * (16 * hidden + footprint.experts_per_token * (3 * inner + 2 * hidden)) * _FLOAT_BYTES
+
+
+def _kernel_bytes(footprint: ModelFootprint, tokens: int) -> int:
+    """A layer's activations in 16 bits: some sixteen tensors of the hidden size; for each chosen expert the
+    product of gate and up, and the output in float32."""
+    hidden = footprint.hidden_size
+    inner = -(-footprint.expert_params // (3 * hidden))
+    routed = footprint.experts_per_token * (inner * _HALF_BYTES + hidden * _FLOAT_BYTES)
+    return tokens * (16 * hidden * _HALF_BYTES + routed)
 
 
 def _attention_bytes(footprint: ModelFootprint, rows: int, positions: int, kv_layer_floats: int) -> int:

@@ -12,10 +12,10 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
 from localmoe.hardware.facts import Hardware
+from localmoe.hardware.host_room import HostRoom, host_room
 from localmoe.hardware.needs import DeviceNeeds, device_needs
 
 _MIN_CONTEXT = 16
-_RAM_SHARE = 0.8  # of what is available, for everything on a machine without a GPU
 _VRAM_RESERVE_SHARE = 0.05  # of the device, for libraries, fragmentation and the display
 _VRAM_RESERVE_BYTES = 512 << 20  # at least
 
@@ -31,8 +31,9 @@ def plan_memory(
     drafting: bool,
     drafting_reason: str = "",
     drafting_required: bool = False,
-    host_available_bytes: int | None = None,
+    host: HostRoom | None = None,
     library_bytes: int = 0,
+    whole_passes: bool = False,
 ) -> MemoryPlan:
     """The division of `budget_bytes` for one sequence of `context` tokens.
 
@@ -42,11 +43,12 @@ def plan_memory(
         max_window: most tokens verified in one pass.
         drafting: whether a draft is wanted; `drafting_reason` says why not.
         drafting_required: refuse, rather than plan without a draft, where it does not fit.
-        host_available_bytes: host RAM for the expert records; None skips the check.
+        host: RAM for the expert records (and, where it holds them, the slots); None skips the check.
         library_bytes: device memory that the matrix library takes for itself.
+        whole_passes: see `device_needs`.
 
     Raises:
-        BudgetError: the device budget or the host RAM is too small.
+        BudgetError: the device budget or the host RAM is too small; what the message names fits.
     """
 
     needs_at = partial(
@@ -56,9 +58,11 @@ def plan_memory(
         checkpoint_bytes_per_weight=checkpoint_bytes_per_weight,
         max_window=max_window,
         library_bytes=library_bytes,
+        whole_passes=whole_passes,
     )
-    host_bytes = _check_host(footprint, host_available_bytes)
     needs = needs_at(context=context)
+    if host is not None:
+        _check_host(footprint, host, context, needs_at, drafting=drafting and drafting_required)
     drafted, reason = drafting, "" if drafting else drafting_reason
     if drafting and not drafting_required and needs.least_bytes(drafting=True) > budget_bytes:
         drafted, reason = False, _why_no_draft(budget_bytes, needs)
@@ -67,7 +71,7 @@ def plan_memory(
         raise BudgetError(_too_small(budget_bytes, context, needs, shorter, drafting=drafted))
     free = budget_bytes - needs.fixed_bytes(drafting=drafted)
     num_slots = min(free // max(1, needs.slot_bytes), needs.max_slots)
-    return MemoryPlan(
+    plan = MemoryPlan(
         budget_bytes=budget_bytes,
         context=context,
         shared_bytes=needs.shared_bytes,
@@ -79,8 +83,11 @@ def plan_memory(
         resident_share=num_slots / needs.max_slots,
         drafting=drafted,
         drafting_reason=reason,
-        host_bytes=host_bytes,
+        host_bytes=host_record_bytes(footprint),
     )
+    if host is not None and host.holds_slots:
+        _check_beside_records(footprint, host, plan)
+    return plan
 
 
 def automatic_budget(
@@ -96,6 +103,7 @@ def automatic_budget(
     gpu_index: int = 0,
     held_bytes: int = 0,
     library_bytes: int = 0,
+    whole_passes: bool = False,
 ) -> int:
     """The budget to use when the user names none: what is free, less a reserve, and never more than the model
     can use. On CPU the "device" is RAM too, beside the expert records. May be less than the model needs;
@@ -115,10 +123,11 @@ def automatic_budget(
         checkpoint_bytes_per_weight=checkpoint_bytes_per_weight,
         max_window=max_window,
         library_bytes=library_bytes,
+        whole_passes=whole_passes,
     )
     if device == "cpu":
-        available = hardware.ram_available_bytes + held_bytes
-        room = int(available * _RAM_SHARE) - host_record_bytes(footprint)
+        host = host_room(hardware, device="cpu", held_bytes=held_bytes)
+        room = host.room_bytes - host_record_bytes(footprint)
     else:
         gpu = next((gpu for gpu in hardware.gpus if gpu.index == gpu_index), None)
         if gpu is None:
@@ -135,14 +144,47 @@ def host_record_bytes(footprint: ModelFootprint) -> int:
     return footprint.total_experts * footprint.expert_bytes
 
 
-def _check_host(footprint: ModelFootprint, available_bytes: int | None) -> int:
-    needed = host_record_bytes(footprint)
-    if available_bytes is not None and needed > available_bytes:
+def _check_host(
+    footprint: ModelFootprint,
+    host: HostRoom,
+    context: int,
+    needs_at: Callable[..., DeviceNeeds],
+    *,
+    drafting: bool,
+) -> None:
+    """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
+    records = host_record_bytes(footprint)
+    if records > host.room_bytes:
+        smaller = f", or use a model whose experts take at most {size_at_most(host.room_bytes)}"
         raise BudgetError(
-            f"The experts of {footprint.name} need {format_bytes(needed)} of host RAM, and "
-            f"{format_bytes(available_bytes)} are available: close other programs or use a smaller model."
+            f"The experts of {footprint.name} need {format_bytes(records)} of host RAM, and of the "
+            f"{format_bytes(host.available_bytes)} available {format_bytes(host.room_bytes)} may be used "
+            f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}."
         )
-    return needed
+    least = needs_at(context=context).least_bytes(drafting=drafting)
+    left = host.room_bytes - records
+    if host.holds_slots and least > left:
+        shorter = _longest_context(left, context, needs_at, drafting=drafting)
+        remedy = "use a smaller model" if shorter is None else f"use a context of at most {shorter} tokens"
+        raise BudgetError(
+            f"{footprint.name} needs {format_bytes(records)} of RAM for its experts and "
+            f"{format_bytes(least)} to compute with, and of the {format_bytes(host.available_bytes)} "
+            f"available {format_bytes(host.room_bytes)} may be used ({host.reason}): "
+            f"close other programs, or {remedy}."
+        )
+
+
+def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: MemoryPlan) -> None:
+    """Whether what the plan takes fits beside the records in the same RAM."""
+    left = host.room_bytes - plan.host_bytes
+    if plan.total_bytes > left:
+        raise BudgetError(
+            f"With a memory budget of {format_bytes(plan.budget_bytes)} {footprint.name} would take "
+            f"{format_bytes(plan.total_bytes)} of RAM beside {format_bytes(plan.host_bytes)} for its "
+            f"experts, and of the {format_bytes(host.available_bytes)} available "
+            f"{format_bytes(host.room_bytes)} may be used ({host.reason}): give a budget of at most "
+            f"{size_at_most(left)}, or close other programs."
+        )
 
 
 def _why_no_draft(budget_bytes: int, needs: DeviceNeeds) -> str:
@@ -188,3 +230,11 @@ def size_at_least(num_bytes: int) -> str:
     """A size that a user can type, rounded up so that it suffices."""
     unit, name = (1 << 20, "MiB") if num_bytes >= 64 << 20 else (1 << 10, "KiB")
     return f"{-(-num_bytes // unit)}{name}"
+
+
+def size_at_most(num_bytes: int) -> str:
+    """A size that a user can type, rounded down so that it still fits."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= 64 * unit:
+            return f"{num_bytes // unit}{name}"
+    return str(num_bytes)

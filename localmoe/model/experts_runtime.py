@@ -23,6 +23,8 @@ from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.int4 import Int4Linear
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.routing_trace import RoutingRecorder
+from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
 
@@ -49,6 +51,9 @@ class PassState:
     live_rows: int = 0  # rows after these are padding
     draft_token: int = 0  # window token that the draft is at
     counters: GenerationCounters = field(default_factory=GenerationCounters)
+    synthetic: SyntheticModel | None = None  # of random weights: what routes and accepts in their place
+    forced_index: Tensor | None = None  # (live rows, L, K) int64 in place of the router's choice, this pass
+    recorder: RoutingRecorder | None = None  # told of the target's routing
 
 
 class RoutedExperts:
@@ -65,6 +70,10 @@ class RoutedExperts:
         """(T, H), (T, K), (T, K) -> (T, H); padding rows come out as zeros and demand nothing."""
         live = self._state.live_rows
         x, index, weights = hidden[:live], top_k_index[:live], top_k_weights[:live]
+        if self._state.forced_index is not None:
+            index = self._state.forced_index[:, self._layer]
+        if self._state.recorder is not None and self._state.phase != "draft":
+            self._state.recorder.record(self._layer, index)
         chosen: list[list[int]] = index.tolist()
         if self._state.phase == "draft":
             self._record_draft(chosen, weights)

@@ -18,11 +18,11 @@ _MEASURE_ONLY = "localmoe_measure_only"
 
 
 def measure_footprint(
-    name: str, checkpoint: Checkpoint, skeleton: Skeleton, group_size: int = 128
+    name: str, stored: torch.dtype, skeleton: Skeleton, group_size: int = 128
 ) -> ModelFootprint:
-    """Counts and bytes of a checkpoint, in its own dtype."""
+    """Counts and bytes of a model whose weights are kept in the dtype `stored`."""
     layout = skeleton.experts[0].layout
-    weight_bytes = checkpoint_dtype(checkpoint).itemsize
+    weight_bytes = stored.itemsize
     expert_bytes = layout.elements * weight_bytes
     total_experts = len(skeleton.experts) * skeleton.num_experts
     expert_params = layout.elements

@@ -15,7 +15,7 @@ from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import Skeleton
-from localmoe.model.takeover import take_over
+from localmoe.model.takeover import NAME, take_over
 
 _WINDOWS = (9, 5, 2)  # tokens a pass that are compared with one token a pass
 _WIDTHS = (80, 64, 48, 32, 16)  # how wide a pass may get is tried in this order
@@ -43,7 +43,7 @@ def measure_row_padding(
     for_attention = measure_row_multiple([keys, keys.T.contiguous()], for_experts.max_rows, transposed=False)
     if for_attention is None:
         return None
-    take_over(skeleton, [_stand_in] * len(skeleton.experts), replace_attention=True)
+    take_over(skeleton, [_stand_in] * len(skeleton.experts), attention=NAME)
     config = skeleton.text_config
     count = _PREFIX + _WIDTHS[0]
     cache = KVCache(int(config.num_hidden_layers), count + CANDIDATES[-1])

@@ -13,8 +13,14 @@ import torch
 import transformers
 from torch import Tensor
 
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.stats import GenerationCounters
 from localmoe.core.types import Phase
+from localmoe.hardware.needs import PREFILL_CHUNK
+from localmoe.kernels.rows import RowPadding
 from localmoe.model.experts_runtime import PassState
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.prefetch.scheduler import Scheduler
 
 
 class SequenceState(Protocol):
@@ -33,6 +39,47 @@ class SequenceState(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
+
+
+class PassCommons(Protocol):
+    """What all kinds of passes share."""
+
+    rows: RowPadding
+    counters: GenerationCounters
+    synthetic: SyntheticModel | None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Whom events are told to."""
+
+    @property
+    def lookahead(self) -> LookaheadBuffer:
+        """What the draft's routers chose."""
+
+
+class PassRunner(Protocol):
+    """Runs passes of one model over one sequence state."""
+
+    @property
+    def sequence(self) -> SequenceState:
+        """The tokens so far."""
+
+    @property
+    def passes(self) -> PassCommons:
+        """State of the passes."""
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most tokens of a prompt in one pass."""
+
+    def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:
+        """Append tokens to the sequence; their logits (n, V), or the last one's (1, V)."""
+
+    def begin_draft_token(self, position: int) -> None:
+        """The next draft pass is of this window token."""
+
+    def rewind(self, length: int) -> None:
+        """After an interrupted pass: go back to `length` tokens, or to none."""
 
 
 class RecurrentState(transformers.DynamicCache):
@@ -101,6 +148,7 @@ class ModelRunner:
         multiple = self.passes.rows.multiple if self._pad and phase != "draft" else 1
         padding = -count % multiple
         self.passes.phase, self.passes.live_rows = phase, count
+        self.passes.forced_index = self._forced_index(phase, start, count)
         ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self.device)
         positions = torch.arange(start, start + count + padding, device=self.device)[None]
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
@@ -119,6 +167,21 @@ class ModelRunner:
             self.sequence.truncate(start + count)
             logits = logits[:-padding]
         return logits[-1:].float() if last_only else logits.float()
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most tokens of a prompt in one pass."""
+        return PREFILL_CHUNK
+
+    def begin_draft_token(self, position: int) -> None:
+        """The next draft pass is of this window token."""
+        self.passes.draft_token = position
+
+    def _forced_index(self, phase: Phase, start: int, count: int) -> Tensor | None:
+        """(count, L, K) experts that a simulation gives to the positions from `start` on, if one runs."""
+        synthetic = self.passes.synthetic
+        forced = None if synthetic is None else synthetic.forced(phase, start, count)
+        return None if forced is None else torch.from_numpy(forced).to(self.device)
 
     def rewind(self, length: int) -> None:
         """After an interrupted pass: go back to `length` tokens, or to none where the state cannot be

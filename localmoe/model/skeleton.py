@@ -62,25 +62,36 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         UnsupportedModelError: unknown architecture, custom code, quantised weights, a dense model, or
             experts of a form that the takeover does not know.
     """
-    folder = checkpoint.folder
+    what = f"the model in {checkpoint.folder}"
     _refuse_by_config(checkpoint)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except Exception as error:  # a config may make any line of any architecture fail
+        raise _cannot_build(what, error) from error
+    return skeleton_from_config(config, dtype, what)
+
+
+def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton:
+    """Instantiate a transformers config without weights. `what` names the model in errors.
+
+    Raises:
+        UnsupportedModelError: transformers cannot build it, it is a dense model, or its experts are of a
+            form that the takeover does not know.
+    """
+    try:
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=False
             )
     except Exception as error:  # a config may make any line of any architecture fail
-        raise UnsupportedModelError(
-            f"transformers cannot build the model in {folder}: {sentence_of(error)}"
-        ) from error
+        raise _cannot_build(what, error) from error
     model.eval()
     experts = _find_experts(model)
     text = config.get_text_config()
     if not experts:
         raise UnsupportedModelError(
-            f"The model in {folder} ({config.model_type}) has no routed experts that localmoe can take over: "
-            "it is a dense model or a Mixture-of-Experts of an unsupported form."
+            f"{what[:1].upper()}{what[1:]} ({config.model_type}) has no routed experts that localmoe can "
+            "take over: it is a dense model or a Mixture-of-Experts of an unsupported form."
         )
     return Skeleton(
         model=model,
@@ -90,6 +101,10 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         experts_per_token=_experts_per_token(text),
         can_rollback=_can_rollback(text),
     )
+
+
+def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
+    return UnsupportedModelError(f"transformers cannot build {what}: {sentence_of(error)}")
 
 
 def _refuse_by_config(checkpoint: Checkpoint) -> None:

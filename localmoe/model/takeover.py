@@ -29,10 +29,12 @@ class ExpertLayer(Protocol):
         """(T, H), (T, K), (T, K) -> (T, H)."""
 
 
-def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, replace_attention: bool) -> None:
+def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, attention: str | None = NAME) -> None:
     """Route the model's experts to `layers` (one a MoE layer, in order) and drop the fused expert parameters.
 
-    With `replace_attention`, attention goes through kernels.attention, which needs a model.kv_cache.KVCache.
+    Args:
+        attention: name of the attention function to use: this file's goes through kernels.attention, which
+            needs a model.kv_cache.KVCache; None keeps the model's own.
 
     Raises:
         UnsupportedModelError: the architecture does not let its attention or experts be replaced.
@@ -47,8 +49,8 @@ def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, replace_atte
             experts.module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     try:
         skeleton.model.set_experts_implementation(NAME)
-        if replace_attention:
-            skeleton.model.set_attn_implementation(NAME)
+        if attention is not None:
+            skeleton.model.set_attn_implementation(attention)
     except (ValueError, NotImplementedError, AttributeError) as error:
         raise UnsupportedModelError(
             f"{skeleton.config.model_type} does not let its attention or experts be replaced: {error}"

@@ -1,7 +1,7 @@
 """Read tensors of safetensors files straight into memory that is already there. Does not decide where they
 belong.
 
-Plain positional reads instead of a memory map: a map's pages would count as the process's memory beside the
+Plain reads instead of a memory map: a map's pages would count as the process's memory beside the
 destination, which would double the peak of a load.
 """
 
@@ -27,34 +27,25 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )  # fmt: skip
 
 
+def stored_dtype(header: TensorHeader) -> torch.dtype:
+    """The torch dtype of a stored tensor.
+
+    Raises:
+        CheckpointError: localmoe does not read this dtype.
+    """
+    if header.dtype not in DTYPES:
+        raise CheckpointError(
+            f"Tensor {header.name} has dtype {header.dtype}: localmoe needs 16- or 32-bit weights."
+        )
+    return DTYPES[header.dtype]
+
+
 class WeightReader:
-    """Keeps one file open at a time; a context manager."""
+    """Keeps one file open at a time; a context manager, for one thread."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._file: io.FileIO | None = None
-
-    def read(self, header: TensorHeader) -> Tensor:
-        """A new tensor with the header's shape and dtype.
-
-        Raises:
-            CheckpointError: the file cannot be read, or its dtype is unknown.
-        """
-        out = torch.empty(header.shape, dtype=self.dtype(header))
-        self.read_part(header, 0, out)
-        return out
-
-    def dtype(self, header: TensorHeader) -> torch.dtype:
-        """The torch dtype of a stored tensor.
-
-        Raises:
-            CheckpointError: localmoe does not read this dtype.
-        """
-        if header.dtype not in DTYPES:
-            raise CheckpointError(
-                f"Tensor {header.name} has dtype {header.dtype}: localmoe needs 16- or 32-bit weights."
-            )
-        return DTYPES[header.dtype]
 
     def read_part(self, header: TensorHeader, first_element: int, out: Tensor) -> None:
         """Fill a contiguous tensor of the stored dtype with stored elements from `first_element` on.
@@ -62,7 +53,7 @@ class WeightReader:
         Raises:
             CheckpointError: the file ends early or cannot be read.
         """
-        assert out.is_contiguous() and out.dtype == self.dtype(header)
+        assert out.is_contiguous() and out.dtype == stored_dtype(header)
         file = self._open(header.file)
         target = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0

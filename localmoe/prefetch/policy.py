@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localmoe.core.events import Event, PrefetchRequest, RoomWanted
 from localmoe.core.types import ExpertKey
 
@@ -20,9 +23,22 @@ class CacheShape:
     num_slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeepScores:
+    """Which experts to keep, all at once: a GPU picks victims by itself in the middle of a pass.
+
+    Attributes:
+        scores: float32 (L, E); the lowest makes room, an infinite one never does.
+        per_layer: room for an expert is made among its own layer's experts only.
+    """
+
+    scores: NDArray[np.float32]
+    per_layer: bool
+
+
 class Policy(Protocol):
     """Sees every event in order and answers with prefetch requests; is asked for a victim whenever a copy
-    needs room."""
+    needs room, or for the scores of all experts before a pass that the host does not see."""
 
     name: str
 
@@ -35,6 +51,10 @@ class Policy(Protocol):
         None means: take a free slot if there is one; otherwise a prefetch waits and a demand takes the oldest
         candidate.
         """
+
+    def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
+        """Scores for the pass that comes next. last_use: (L, E), number of the last pass that used each
+        expert."""
 
 
 PolicyFactory = Callable[[CacheShape], Policy]

@@ -5,10 +5,29 @@ nothing (the memory does).
 
 from __future__ import annotations
 
+import threading
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
 from localmoe.core.events import Event, LayerFinished, RoomWanted, StepFinished, StepStarted
 from localmoe.core.types import ExpertKey
-from localmoe.experts.memory import ExpertMemory
 from localmoe.prefetch.policy import Policy
+
+
+class PrefetchTarget(Protocol):
+    """An expert memory, as far as prefetching goes."""
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Guards the policy's state."""
+
+    def prefetch(self, key: ExpertKey, deadline: float) -> None:
+        """Ask for a copy ahead of need."""
+
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        """Withdraw what has not started."""
 
 
 class Scheduler:
@@ -17,9 +36,9 @@ class Scheduler:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._memory: ExpertMemory | None = None
+        self._memory: PrefetchTarget | None = None
 
-    def attach(self, memory: ExpertMemory) -> None:
+    def attach(self, memory: PrefetchTarget) -> None:
         """Name the memory that requests go to (it needs `choose_victim` before it exists)."""
         self._memory = memory
 
@@ -47,3 +66,9 @@ class Scheduler:
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """The policy's choice; the memory calls this under its lock."""
         return self.policy.choose_victim(room)
+
+    def keep_scores(self, last_use: NDArray[np.int64]) -> tuple[NDArray[np.float32], bool]:
+        """The policy's scores (L, E), and whether room is made within a layer only; for a memory whose passes
+        the host does not see."""
+        kept = self.policy.keep_scores(last_use)
+        return kept.scores, kept.per_layer

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from localmoe.model.runner import ModelRunner
+from localmoe.model.runner import PassRunner
 from localmoe.speculative.sampling import TokenSampler
 
 
@@ -36,7 +36,7 @@ class Drafter(Protocol):
 class SelfDrafter:
     """The model itself with its INT4 experts, one token at a time."""
 
-    def __init__(self, runner: ModelRunner, end_tokens: frozenset[int]) -> None:
+    def __init__(self, runner: PassRunner, end_tokens: frozenset[int]) -> None:
         self._runner = runner
         self._end_tokens = end_tokens
 
@@ -52,7 +52,7 @@ class SelfDrafter:
             for position in range(count):
                 if stop is not None and stop.is_set():
                     break
-                runner.passes.draft_token = position
+                runner.begin_draft_token(position)
                 logits = runner.run([token], "draft", last_only=True)
                 context = [*history, *proposal.tokens]
                 if sampler.config.greedy:

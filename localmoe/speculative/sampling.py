@@ -45,6 +45,11 @@ class TokenSampler:
             if config.min_p > 0.0:
                 self._warpers.append(MinPLogitsWarper(float(config.min_p)))
 
+    @property
+    def plainly_greedy(self) -> bool:
+        """Whether every token is the argmax of the logits as they are."""
+        return self.config.greedy and self._penalty is None
+
     def greedy_choices(self, logits: Tensor, history: Sequence[int], following: Sequence[int]) -> list[int]:
         """Argmax of each row. Row i comes after `history` and the first i tokens of `following`.
 
@@ -56,6 +61,12 @@ class TokenSampler:
             return choices
         rows = [self._penalised(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
         return [int(row.argmax()) for row in rows]
+
+    def next_token(self, logits: Tensor, history: Sequence[int]) -> int:
+        """The target's token after `history`, from logits (V,)."""
+        if self.config.greedy:
+            return self.greedy_choices(logits[None], history, ())[0]
+        return self.draw(self.distribution(logits, history))
 
     def distribution(self, logits: Tensor, history: Sequence[int]) -> Tensor:
         """Probabilities (V,) in float32 on CPU of the next token after `history`, from logits (V,)."""

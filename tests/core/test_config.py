@@ -125,7 +125,10 @@ def test_only_temperature_zero_is_greedy() -> None:
 def test_a_request_has_messages_or_a_prompt_and_not_both() -> None:
     assert GenerationRequest(messages=HELLO).prompt is None
     assert GenerationRequest(prompt="").prompt == ""  # refused later, by name, where the tokens are known
-    for wrong in ({}, {"messages": HELLO, "prompt": "hello"}, {"messages": HELLO, "prompt": ""}):
+    assert GenerationRequest(prompt_token_ids=()).prompt_token_ids == ()  # the same
+    two = ({"messages": HELLO, "prompt": "hello"}, {"messages": HELLO, "prompt": ""})
+    ids = ({"messages": HELLO, "prompt_token_ids": (1,)}, {"prompt": "hello", "prompt_token_ids": ()})
+    for wrong in ({}, *two, *ids):
         with pytest.raises(ConfigError, match="messages or a prompt"):
             GenerationRequest(**wrong)  # type: ignore[arg-type]
 

@@ -1,48 +1,76 @@
-"""The engine on a real GPU: exact for every setting, and inside its budget."""
+"""The engine on a real GPU: exact for every setting, without hidden waits, and inside its budget."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.engines import ask, load_with_slots
+from support.engines import ask, load_with_slots, runner_of
 from support.tiny_models import ARCHITECTURES
 
-from localmoe.core.config import EngineConfig
+from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import BudgetError
+from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.model.runner import ModelRunner
+from localmoe.model.shapes import SHAPES, ModelShape, find_shape
 
 pytestmark = pytest.mark.gpu
-QUESTIONS = (
-    "hello",
-    "who are you?",
-    "tell me a story about a fox",
-    "what is 3 + 4?",
-    "Once there was a king",
-)
-Tiny = Callable[[str], tuple[Path, Any]]
+GIB = 1 << 30
+LENGTHS = (0, 1, 4, 8, 16, "auto")
+POLICIES = ("on-demand", "moe-speq")
+Tiny16 = Callable[[str], Path]
 
 
-def answers(engine: Engine, **request: Any) -> list[list[int]]:
-    return [ask(engine, [Message("user", question)], 48, **request).tokens for question in QUESTIONS]
+def on_gpu(budget: int | None = None, **settings: Any) -> EngineConfig:
+    return EngineConfig(device="cuda", vram_budget_bytes=budget, **settings)
+
+
+def shallow(name: str, layers: int) -> ModelShape:
+    """A real model's shape with fewer layers."""
+    shape = find_shape(name)
+    changes: dict[str, Any] = {"num_hidden_layers": layers}
+    if "layer_types" in shape.dimensions:
+        changes["layer_types"] = list(shape.dimensions["layer_types"])[:layers]
+    return replace(shape, dimensions={**shape.dimensions, **changes})
+
+
+def random_prompts(engine: Engine, count: int, tokens: int) -> list[GenerationRequest]:
+    ids = np.random.default_rng(5).integers(0, engine.footprint.vocab_size, (count, tokens)).tolist()
+    return [GenerationRequest(prompt_token_ids=tuple(row), max_new_tokens=24) for row in ids]
+
+
+def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+    return [token for event in engine.stream(request) for token in event.token_ids]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_embedded_model_answers_alike_for_every_setting_within_the_budget(dtype: str) -> None:
+def test_the_embedded_model_answers_20_prompts_alike_for_every_setting(dtype: str) -> None:
+    count = 20 if dtype == "bfloat16" else 3
+    questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, count)]
+    lengths = LENGTHS if dtype == "bfloat16" else (0, 4, "auto")  # 32 bits have no whole passes
     expected: list[list[int]] | None = None
-    for budget in (120 << 20, 100 << 20):
+    for budget in (220 << 20, 190 << 20):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        config = EngineConfig(device="cuda", dtype=dtype, vram_budget_bytes=budget)  # type: ignore[arg-type]
-        with Engine.load("demo", config) as engine:
+        with Engine.load("demo", on_gpu(budget, dtype=dtype, context=1024)) as engine:
+            assert isinstance(runner_of(engine), ModelRunner) == (dtype == "float32")
             assert engine.info().exactness.startswith("exact")
-            for policy in ("on-demand", "moe-speq"):
-                for length in (0, 1, 4, 8, "auto"):
+            for policy in POLICIES:
+                for length in lengths:
                     engine.reset()
-                    given = answers(engine, policy=policy, draft_length=length)
+                    given = [
+                        ask(engine, [Message("user", q)], 32, policy=policy, draft_length=length).tokens
+                        for q in questions
+                    ]
                     expected = expected or given
                     assert given == expected, (budget, policy, length)
             assert torch.cuda.max_memory_allocated() <= budget
@@ -50,12 +78,86 @@ def test_the_embedded_model_answers_alike_for_every_setting_within_the_budget(dt
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_tiny_models_answer_alike_with_and_without_drafts(architecture: str, tiny: Tiny) -> None:
-    slots = 5
-    with load_with_slots(
-        tiny(architecture)[0], slots, device="cuda", dtype="bfloat16", context=256
-    ) as engine:
+def test_tiny_models_answer_alike_with_and_without_drafts(architecture: str, tiny16: Tiny16) -> None:
+    with load_with_slots(tiny16(architecture), 5, device="cuda", dtype="bfloat16", context=256) as engine:
         plain = ask(engine, "Once upon a time", 48, draft_length=0).tokens
-        for policy in ("on-demand", "moe-speq"):
-            for length in (1, 4, 8, 15, "auto"):
+        for policy in POLICIES:
+            for length in (1, 4, 8, 15, 40, "auto"):
                 assert ask(engine, "Once upon a time", 48, draft_length=length, policy=policy).tokens == plain
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None:
+    expected: list[list[int]] | None = None
+    for slots in (9, 40):
+        config = on_gpu(20 * GIB, context=1024)
+        with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
+            assert not isinstance(runner_of(engine), ModelRunner), "steps run whole on the GPU"
+            engine._new_slots(slots)
+            requests = [*random_prompts(engine, 3, 20), *random_prompts(engine, 1, 150)]
+            for policy in POLICIES:
+                for length in LENGTHS:
+                    engine.reset()
+                    given = [
+                        tokens_of(engine, replace(r, policy=policy, draft_length=length)) for r in requests
+                    ]
+                    expected = expected or given
+                    assert given == expected, (slots, policy, length)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_prompt_leaves_the_same_bits_however_it_is_cut_into_passes(
+    architecture: str, tiny16: Tiny16
+) -> None:
+    with load_with_slots(tiny16(architecture), 6, device="cuda", dtype="bfloat16", context=512) as engine:
+        runner = runner_of(engine)
+        tokens = np.random.default_rng(1).integers(10, 250, 300).tolist()
+        after = []
+        for width in (300, 150, 64, 17, 9, 1):
+            runner.sequence.truncate(0)
+            for start in range(0, len(tokens), width):
+                runner.run(tokens[start : start + width], "prefill", last_only=True)
+            after.append(runner.run([7], "verify", last_only=True).clone())
+        assert all(torch.equal(logits, after[0]) for logits in after)
+
+
+def test_greedy_steps_wait_for_nothing_but_their_own_report() -> None:
+    with Engine.load("demo", on_gpu(190 << 20, context=512)) as engine:
+        request = GenerationRequest(prompt="Once upon a time", max_new_tokens=40, draft_length=4)
+        expected = tokens_of(engine, request)  # captures the graphs
+        given: list[int] = []
+        stream = iter(engine.stream(request))
+        given += next(stream).token_ids  # the prompt
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for event in stream:
+                given += event.token_ids
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert given == expected
+
+
+@pytest.mark.parametrize("gib", [8, 12, 16, 24])
+@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "olmoe-1b-7b"])
+def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gib: int) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.zeros(1, device="cuda")
+    assert torch.cuda.memory_allocated() < 64 << 20, "an engine before this one has not let go of its memory"
+    free_before = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    started = time.perf_counter()
+    try:
+        engine = Engine.load_shape(name, on_gpu(gib * GIB, context=2048), SyntheticSettings())
+    except BudgetError as error:
+        assert time.perf_counter() - started < 2.0
+        assert "at least" in str(error)
+        return
+    with engine:
+        least_free = torch.cuda.mem_get_info()[0]
+        for request in random_prompts(engine, 1, 1100):
+            for length in (4, 8, 64):
+                tokens_of(engine, replace(request, draft_length=length if engine.plan.drafting else 0))
+                least_free = min(least_free, torch.cuda.mem_get_info()[0])
+        assert torch.cuda.max_memory_reserved() <= gib * GIB
+        assert free_before - least_free <= gib * GIB

@@ -12,8 +12,8 @@ from support.tiny_models import ARCHITECTURES, SLIDING_WINDOW, reference_greedy
 
 from localmoe.core.config import DraftLength, SamplingConfig
 from localmoe.engine import Engine
+from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.attention import KV_BLOCK
-from localmoe.speculative.loop import PREFILL_CHUNK
 
 PROMPTS = ("Hello there, how are", "1 + 2 = 3, and then", "z")
 DRAFT_LENGTHS: tuple[DraftLength, ...] = (0, 1, 4, 8, "auto")

@@ -8,11 +8,8 @@ import time
 import pytest
 from expert_rig import LAYOUT, WAIT_S, StoppableLink, in_thread, oldest, rig
 
-from localmoe.core.errors import TransferError
 from localmoe.core.events import RoomWanted
 from localmoe.core.types import ExpertKey
-
-LINK_DOWN = RuntimeError("link down")
 
 
 def key(expert: int, layer: int = 0) -> ExpertKey:
@@ -241,77 +238,6 @@ def test_a_policy_may_evict_although_a_slot_is_free() -> None:
         assert r.resident() == {key(3)}
 
 
-def test_a_failed_copy_is_an_error_of_its_reader_and_the_memory_stays_usable() -> None:
-    with rig(2) as r:
-        r.read(0, 0)
-        r.link.broken[key(1)] = LINK_DOWN
-        with pytest.raises(TransferError, match="expert 1 of layer 0 failed: link down"):
-            r.read(0, 0, 1)
-        assert r.resident() == {key(0)}
-        r.link.broken.clear()
-        assert r.read(0, 0, 1) == ({0}, set(), {1})
-        assert r.read(1, *range(8))[2] == set(range(8))  # no slot and no pin was lost
-
-
-@pytest.mark.parametrize("error", [OSError("gone"), MemoryError("full"), RuntimeError("CUDA error")])
-def test_a_failed_prefetch_troubles_nobody_who_does_not_wait_for_it(error: Exception) -> None:
-    with rig(2) as r:
-        r.link.broken[key(1)] = error
-        r.memory.prefetch(key(1), 0.0)
-        r.link.wait_until_started(key(1))
-        r.read(0, 0)
-        r.link.broken.clear()
-        assert r.read(0, 1) == (set(), set(), {1})
-        assert r.memory.counters().prefetched == 0
-
-
-def test_a_late_expert_whose_copy_fails_is_an_error_too() -> None:
-    with rig(2) as r:
-        r.link.hold()
-        r.link.broken[key(1)] = LINK_DOWN
-        r.memory.prefetch(key(1), 0.0)
-        r.link.wait_until_started(key(1))
-        with pytest.raises(TransferError), r.memory.demand(0, (1,)) as (report, views):
-            assert report.late == {1}
-            r.link.let()
-            list(views)
-        r.link.broken.clear()
-        r.read(0, 1)
-
-
-def test_the_failure_of_a_copy_whose_reader_left_is_not_told_to_the_next_reader() -> None:
-    with rig(4) as r:
-        r.read(0, 0)
-        r.link.broken = {key(1): LINK_DOWN, key(2): LINK_DOWN}
-        with pytest.raises(TransferError), r.memory.demand(0, (0, 1, 2)) as (_, views):
-            next(views)  # while expert 0 is read, the copies of both others fail
-            r.link.wait_until_started(key(1))
-            r.link.wait_until_started(key(2))
-            time.sleep(0.03)
-            list(views)
-        r.link.broken.clear()
-        assert r.read(0, 1) == (set(), set(), {1})
-        assert r.read(0, 2) == (set(), set(), {2})
-
-
-def test_a_reader_that_leaves_early_gives_up_its_pins_and_its_wishes() -> None:
-    with rig(2) as r:
-        r.read(0, 0, 1)
-        with pytest.raises(KeyError, match="abandoned"), r.memory.demand(0, (0, 1)) as (_, views):
-            next(views)
-            raise KeyError("abandoned")
-        assert r.read(1, *range(8))[2] == set(range(8))  # both slots can be had again
-        r.link.hold()
-        r.memory.prefetch(key(0), 0.0)
-        r.link.wait_until_started(key(0))
-        with r.memory.demand(0, (3, 4)):
-            pass  # asked, but not read
-        r.link.let()
-        r.read(0, 5)
-        assert key(3) not in r.link.copied
-        assert key(4) not in r.link.copied
-
-
 def test_after_read_is_told_the_slot_of_every_view_that_was_read() -> None:
     with rig(3) as r:
         r.read(0, 0, 1, 2)
@@ -338,52 +264,6 @@ def test_counters_are_a_copy() -> None:
     with rig(2) as r:
         r.memory.counters().h2d_bytes = 10**9
         assert r.memory.counters().h2d_bytes == 0
-
-
-def test_closing_wakes_a_reader_that_waits_and_finishes_the_copy_that_runs() -> None:
-    with rig(2) as r:
-        r.link.hold()
-        reader, outcome = in_thread(lambda: r.read(0, 0, 1))
-        r.link.wait_until_started(key(0))
-        closer, _ = in_thread(r.memory.close)
-        reader.join(WAIT_S)
-        assert isinstance(outcome[0], TransferError)
-        assert "closed" in str(outcome[0])
-        assert closer.is_alive()  # the running copy still writes into a slot
-        r.link.let()
-        closer.join(WAIT_S)
-        assert not closer.is_alive()
-        assert r.link.copied == [key(0)]
-
-
-def test_a_closed_memory_refuses_what_is_missing_instead_of_waiting_for_ever() -> None:
-    with rig(2) as r:
-        r.read(0, 0)
-        r.memory.close()
-        r.memory.close()  # a second time is no error
-        r.memory.prefetch(key(3), 0.0)
-        reader, outcome = in_thread(lambda: r.read(0, 1))
-        reader.join(WAIT_S)
-        assert isinstance(outcome[0], TransferError)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_policy_that_names_an_impossible_victim_does_not_leave_the_reader_waiting_for_ever() -> None:
-    with rig(1, choose=lambda room: key(7, layer=1)) as r:
-        reader, outcome = in_thread(lambda: r.read(0, 0))
-        reader.join(5)
-        assert not reader.is_alive()
-        assert isinstance(outcome[0], Exception)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_copy_that_fails_for_a_reason_nobody_foresaw_does_not_leave_the_reader_waiting_for_ever() -> None:
-    with rig(1) as r:
-        r.link.broken[key(0)] = ValueError("a fault of the program")
-        reader, outcome = in_thread(lambda: r.read(0, 0))
-        reader.join(5)
-        assert not reader.is_alive()
-        assert isinstance(outcome[0], Exception)
 
 
 def test_two_readers_at_once_both_get_what_they_asked_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +125,41 @@ def test_pinning_registers_every_layer_and_closing_unregisters_it_once(
         assert sum(driver.registered.values()) == store.num_bytes
     assert driver.registered == {}
     store.close()
+
+
+def test_a_layer_is_registered_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, store = with_driver(monkeypatch, None)
+    store.pin_layer(1)
+    assert list(driver.registered) == [store.record(ExpertKey(1, 0)).data_ptr()]
+    store.pin()
+    store.pin_layer(2)
+    assert driver.calls == len(driver.registered) == 3
+    store.close()
+    assert driver.registered == {}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux knows of a mapping")
+def test_records_ask_for_huge_pages_and_are_not_copied_into_forked_children() -> None:
+    store = HostStore([RecordLayout((1024, 512), (512, 512), False)], 8, torch.bfloat16)  # 12 MiB
+    address = store.record(ExpertKey(0, 0)).data_ptr()
+    permissions, flags = mapping_at(address)
+    assert permissions == "rw-p"
+    assert "dc" in flags
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
+
+
+def mapping_at(address: int) -> tuple[str, list[str]]:
+    """(permissions, flags) of the mapping that holds an address."""
+    permissions, inside = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        span, *rest = line.split()
+        if "-" in span and not span.endswith(":"):
+            start, end = (int(part, 16) for part in span.split("-"))
+            permissions, inside = rest[0], start <= address < end
+        elif inside and span == "VmFlags:":
+            return permissions, rest
+    raise AssertionError("no such mapping")
 
 
 def test_a_refused_pin_is_one_sentence_and_leaves_nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:

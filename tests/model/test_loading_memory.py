@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from support.engines import budget_for_slots
+from support.sparse_files import tensor_shapes, write_zeros
 from support.tiny_models import tiny_config
 from support.tokenizer import write_tokenizer
 
@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 1.15
 MB = 10**6
 NUM_EXPERTS, HIDDEN, INNER = 32, 512, 1024
-ROUTED = ("gate_proj", "up_proj", "down_proj")
 
 
 def write_big_checkpoint(folder: Path, *, fused: bool) -> Path:
@@ -37,33 +36,6 @@ def write_big_checkpoint(folder: Path, *, fused: bool) -> Path:
     write_tokenizer(folder)
     write_zeros(folder / "model.safetensors", tensor_shapes(config, fused=fused))
     return folder
-
-
-def tensor_shapes(config: Any, *, fused: bool) -> dict[str, list[int]]:
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    shapes: dict[str, list[int]] = {}
-    for name, parameter in model.named_parameters():
-        path, _, leaf = name.rpartition(".")
-        if fused or not path.endswith(".experts"):
-            shapes[name] = list(parameter.shape)
-        elif leaf == "gate_up_proj":
-            for expert in range(NUM_EXPERTS):
-                shapes |= {f"{path}.{expert}.{part}.weight": [INNER, HIDDEN] for part in ROUTED[:2]}
-        else:
-            shapes |= {f"{path}.{expert}.down_proj.weight": [HIDDEN, INNER] for expert in range(NUM_EXPERTS)}
-    return shapes
-
-
-def write_zeros(path: Path, shapes: dict[str, list[int]]) -> None:
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + 2 * torch.Size(shape).numel()
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
-    raw = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        file.truncate(file.tell() + end)
 
 
 @pytest.mark.slow

@@ -91,6 +91,9 @@ class TableRunner:
             phase="prefill",
             live_rows=0,
             draft_token=0,
+            synthetic=None,
+            forced_index=None,
+            recorder=None,
         )
         self.runner = ModelRunner(self._model, self.state, self.passes, torch.device("cpu"))  # type: ignore[arg-type]
 

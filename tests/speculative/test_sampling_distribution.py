@@ -19,6 +19,7 @@ from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import FixedGovernor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import PassStepper
 
 TABLE = Table(agreement=0.4, seed=11)
 PROMPT = (0, 3)
@@ -122,7 +123,8 @@ def test_the_whole_loop_has_the_targets_distribution(draft_length: int) -> None:
     for _ in range(3_000):
         made = TableRunner(TABLE)
         drafter = SelfDrafter(made.runner, frozenset()) if draft_length else None
-        loop = SpeculativeLoop(made.runner, drafter, FixedGovernor(draft_length), sampler, frozenset(), None)
+        stepper = PassStepper(made.runner, drafter, sampler, None)
+        loop = SpeculativeLoop(made.runner, stepper, FixedGovernor(draft_length), sampler, frozenset(), None)
         tokens = [token for step in loop.run(PROMPT, LENGTH + draft_length) for token in step.tokens]
         counts[tuple(tokens[:LENGTH])] += 1
         drafted, accepted = drafted + made.passes.counters.drafted, accepted + made.passes.counters.accepted

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, PrefillStarted, StepFinished, StepStarted
-from localmoe.speculative.drafters import Proposal, SelfDrafter
+from localmoe.hardware.needs import PREFILL_CHUNK
+from localmoe.speculative.drafters import Drafter, Proposal, SelfDrafter
 from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
-from localmoe.speculative.loop import PREFILL_CHUNK, SpeculativeLoop, StepResult
+from localmoe.speculative.loop import SpeculativeLoop, StepResult
 from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import PassStepper
 
 PROMPT = [1, 2, 0]
 
@@ -40,13 +42,15 @@ def loop_of(
     *,
     end: frozenset[int] = frozenset(),
     stop: threading.Event | None = None,
-    config: SamplingConfig | None = None,
+    sampler: TokenSampler | None = None,
+    drafter: Drafter | None = None,
 ) -> SpeculativeLoop:
     fixed = FixedGovernor(governor) if isinstance(governor, int) else governor
-    drafter = None if governor == 0 else SelfDrafter(made.runner, end)
-    return SpeculativeLoop(
-        made.runner, drafter, fixed, TokenSampler(config or SamplingConfig()), end, stop
-    )  # fmt: skip
+    sampler = sampler or TokenSampler(SamplingConfig())
+    if governor != 0 and drafter is None:
+        drafter = SelfDrafter(made.runner, end)
+    stepper = PassStepper(made.runner, drafter, sampler, stop)
+    return SpeculativeLoop(made.runner, stepper, fixed, sampler, end, stop)
 
 
 def tokens_of(steps: Sequence[StepResult]) -> list[int]:
@@ -82,8 +86,8 @@ def test_greedy_output_is_the_targets_own_for_every_draft_and_length(
 def test_a_repetition_penalty_does_not_let_the_draft_show(penalty: float, length: int) -> None:
     table = Table(agreement=0.5, vocab=9, seed=3)
     config = SamplingConfig(repetition_penalty=penalty)
-    plain = list(loop_of(TableRunner(table), 0, config=config).run(PROMPT, 12))
-    drafted = list(loop_of(TableRunner(table), length, config=config).run(PROMPT, 12))
+    plain = list(loop_of(TableRunner(table), 0, sampler=TokenSampler(config)).run(PROMPT, 12))
+    drafted = list(loop_of(TableRunner(table), length, sampler=TokenSampler(config)).run(PROMPT, 12))
     assert tokens_of(drafted) == tokens_of(plain)
     assert tokens_of(plain) != table.greedy(PROMPT, 12)
 
@@ -99,7 +103,8 @@ def test_a_perfect_draft_is_accepted_whole_and_each_step_adds_one_token_of_the_t
 
 def test_the_draft_is_penalised_as_the_target_is_and_so_agrees_with_it() -> None:
     made = TableRunner(Table(agreement=1.0, vocab=9, seed=3))
-    list(loop_of(made, 4, config=SamplingConfig(repetition_penalty=2.0)).run(PROMPT, 16))
+    sampler = TokenSampler(SamplingConfig(repetition_penalty=2.0))
+    list(loop_of(made, 4, sampler=sampler).run(PROMPT, 16))
     assert made.passes.counters.accepted == made.passes.counters.drafted == 12
 
 
@@ -108,10 +113,7 @@ def test_a_draft_that_is_always_wrong_costs_nothing_but_time() -> None:
     made = TableRunner(table)
     greedy = table.greedy(PROMPT, 5)
     wrong = [[(greedy[i] + 1) % 4] * 3 for i in range(1, 5)]
-    loop = SpeculativeLoop(
-        made.runner, Guess(wrong), FixedGovernor(3), TokenSampler(SamplingConfig()), frozenset(), None
-    )
-    steps = list(loop.run(PROMPT, 5))
+    steps = list(loop_of(made, 3, drafter=Guess(wrong)).run(PROMPT, 5))
     assert tokens_of(steps) == greedy
     assert [step.from_draft for step in steps] == [0] * 5
     assert (made.passes.counters.accepted, made.passes.counters.steps) == (0, 4)
@@ -136,10 +138,7 @@ def test_nothing_after_an_end_token_is_emitted_even_if_it_was_accepted() -> None
     greedy = table.greedy(PROMPT, 8)
     end = frozenset({greedy[3]})
     cut = table.greedy(PROMPT, 8, end)
-    loop = SpeculativeLoop(
-        made.runner, Guess([greedy[1:6]]), FixedGovernor(5), TokenSampler(SamplingConfig()), end, None
-    )
-    steps = list(loop.run(PROMPT, 8))
+    steps = list(loop_of(made, 5, end=end, drafter=Guess([greedy[1:6]])).run(PROMPT, 8))
     assert tokens_of(steps) == cut
     assert steps[-1].finish_reason == "stop"
     assert made.state.tokens == [*PROMPT, *cut][:-1]
@@ -270,9 +269,7 @@ def test_a_verify_pass_that_is_interrupted_after_its_tokens_entered_the_state_is
                 raise KeyboardInterrupt
             return super().greedy_choices(logits, history, following)
 
-    sampler = Interrupted(SamplingConfig())
-    drafter = SelfDrafter(made.runner, frozenset())
-    steps = SpeculativeLoop(made.runner, drafter, FixedGovernor(3), sampler, frozenset(), None).run(PROMPT, 9)
+    steps = loop_of(made, 3, sampler=Interrupted(SamplingConfig())).run(PROMPT, 9)
     next(steps)
     with pytest.raises(KeyboardInterrupt):
         next(steps)
@@ -292,8 +289,6 @@ def test_with_sampling_every_distribution_is_made_for_the_tokens_before_it() -> 
             return super().distribution(logits, history)
 
     sampler = Checking(SamplingConfig(temperature=1.0, repetition_penalty=1.5, seed=3))
-    drafter = SelfDrafter(made.runner, frozenset())
-    loop = SpeculativeLoop(made.runner, drafter, FixedGovernor(4), sampler, frozenset(), None)
-    assert len(tokens_of(list(loop.run(PROMPT, 60)))) == 60
+    assert len(tokens_of(list(loop_of(made, 4, sampler=sampler).run(PROMPT, 60)))) == 60
     assert set(seen) == {True, False}
     assert 0 < made.passes.counters.accepted < made.passes.counters.drafted

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localmoe.core.events import Event, PrefetchRequest, RoomWanted
 from localmoe.core.types import ExpertKey
-from localmoe.prefetch.policy import CacheShape
+from localmoe.prefetch.policy import CacheShape, KeepScores
 
 
 class OnDemandPolicy:
@@ -28,12 +31,20 @@ class OnDemandPolicy:
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """A free slot while the layer is below its share; then the layer's least recently used expert."""
-        if self._shape.num_slots < self._shape.num_layers:
+        if not self._layers_have_shares:
             return None if room.num_free else next(iter(room.candidates), None)
         if room.num_free and room.layer_slots < self._quota(room.key.layer):
             return None
         own = (key for key in room.candidates if key.layer == room.key.layer)
         return next(own, None)
+
+    def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
+        """The longer ago, the sooner it goes."""
+        return KeepScores(last_use.astype(np.float32), per_layer=self._layers_have_shares)
+
+    @property
+    def _layers_have_shares(self) -> bool:
+        return self._shape.num_slots >= self._shape.num_layers
 
     def _quota(self, layer: int) -> int:
         """Slots of a layer: an equal share, the first layers taking the remainder."""

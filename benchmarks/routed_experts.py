@@ -1,0 +1,273 @@
+"""The target's expert kernels on a GPU: correct, row-invariant, and how near to the memory's and the link's
+speed.
+
+python benchmarks/routed_experts.py [--sweep] [--shapes qwen1.5-moe,...]
+
+For each shape: error against float64, whether a token's bits are the same for 1 to 64 tokens, then
+microseconds a layer in a CUDA graph over distinct layers, all experts in slots, beside the floor (bytes of
+the distinct experts over the read bandwidth measured in the same run); then with some of them read over the
+link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu import routed_experts as kernels
+from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.routed_experts import ExpertShape, Launch, routed_experts
+from localmoe.kernels.residency import ON_HOST, ResidencyView
+
+SILU = Activation("silu")
+OAI = Activation("swiglu_oai", alpha=1.702, limit=7.0, interleaved=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's experts: shape, number, experts a token."""
+
+    shape: ExpertShape
+    experts: int
+    top_k: int
+
+
+CASES = {
+    "qwen1.5-moe": Case(ExpertShape(2048, 1408, False, SILU), 60, 4),
+    "qwen3-30b-a3b": Case(ExpertShape(2048, 768, False, SILU), 128, 8),
+    "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
+    "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI), 32, 4),
+}
+
+
+class Layers:
+    """Weights of several layers, all resident, and pinned host copies of the first layer's."""
+
+    def __init__(self, case: Case, num_layers: int) -> None:
+        self.case = case
+        self.elements = 3 * case.shape.hidden * case.shape.inner
+        self.weights = [
+            torch.randn(case.experts, self.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+            for _ in range(num_layers)
+        ]
+        self.done = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def view(self, layer: int) -> ResidencyView:
+        """All experts in slots."""
+        experts = self.case.experts
+        start, stride = self.weights[layer].data_ptr(), 2 * self.elements
+        address = start + stride * torch.arange(experts, device="cuda")
+        zeros = torch.zeros(experts, dtype=torch.int64, device="cuda")
+        return ResidencyView(
+            address, zeros, torch.rand(experts, device="cuda"), torch.zeros_like(zeros)[:4],
+            self.done, torch.zeros(experts, dtype=torch.int32, device="cuda"),
+        )  # fmt: skip
+
+
+def run(layers: Layers, layer: int, view: ResidencyView, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """One layer's experts."""
+    live = LIVE[x.shape[0]]
+    groups = group_pairs(index, live, view)
+    return routed_experts(
+        x, groups, index, weights, live, layers.done, layers.case.shape, layers.case.experts
+    )
+
+
+LIVE: dict[int, Tensor] = {}
+
+
+def reference(layers: Layers, layer: int, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """float64, with the intermediate rounded as the kernels do."""
+    shape = layers.case.shape
+    out = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
+    for t, k in itertools.product(*map(range, index.shape)):
+        record = layers.weights[layer][int(index[t, k])]
+        split = 2 * shape.hidden * shape.inner
+        gate_up, down = record[:split].double(), record[split:].double()
+        gate_up = gate_up.view(shape.hidden, -1).T if shape.transposed else gate_up.view(-1, shape.hidden)
+        down = down.view(shape.inner, -1).T if shape.transposed else down.view(-1, shape.inner)
+        y = gate_up @ x[t].double()
+        gate, up = shape.activation.split(y)
+        hidden = shape.activation.apply(gate, up).bfloat16().double()
+        out[t] += weights[t, k].double() * (down @ hidden)
+    return out
+
+
+def timed_graph(calls: list, repeats: int = 15) -> float:
+    """Median microseconds a call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for i in range(repeats + 3):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        b.synchronize()
+        if i >= 3:
+            times.append(a.elapsed_time(b))
+    return sorted(times)[len(times) // 2] * 1e3 / len(calls)
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that a plain sum over a large tensor reads."""
+    data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
+    return data.nbytes / timed_graph([lambda: data.sum()] * 2) * 1e6
+
+
+def routed(case: Case, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(tokens, case.shape.hidden, device="cuda", dtype=torch.bfloat16)
+    index = torch.rand(tokens, case.experts, device="cuda").topk(case.top_k).indices
+    weights = torch.rand(tokens, case.top_k, device="cuda")
+    return x, index, weights
+
+
+def check(layers: Layers) -> None:
+    x, index, weights = routed(layers.case, 64)
+    whole = run(layers, 0, layers.view(0), x, index, weights)
+    want = reference(layers, 0, x, index, weights)
+    error = float((whole.double() - want).norm() / want.norm())
+    same = {}
+    for tokens in (1, 2, 5, 9, 16, 17, 33):
+        part = run(layers, 0, layers.view(0), x[:tokens], index[:tokens], weights[:tokens])
+        last = run(layers, 0, layers.view(0), x[-tokens:], index[-tokens:], weights[-tokens:])
+        same[tokens] = torch.equal(part, whole[:tokens]) and torch.equal(last, whole[-tokens:])
+    differ = [tokens for tokens, ok in same.items() if not ok]
+    print(f"  error {error:.1e}, same bits for {len(same) - len(differ)} of {len(same)} widths, not {differ}")
+    for block_rows in (32, 64, 128):
+        live = LIVE[64]
+        groups = group_pairs(index, live, layers.view(0))
+        try:
+            other = routed_experts(
+                x,
+                groups,
+                index,
+                weights,
+                live,
+                layers.done,
+                layers.case.shape,
+                layers.case.experts,
+                block_rows=block_rows,
+            )
+            print(f"  tiles of {block_rows} rows: same bits {torch.equal(other, whole)}")
+        except Exception as error:
+            print(f"  tiles of {block_rows} rows: {str(error)[:80]}")
+
+
+def speed(layers: Layers, tokens: int) -> tuple[float, float]:
+    """(us a layer, bytes of distinct experts a layer)."""
+    parts = [routed(layers.case, tokens) for _ in layers.weights]
+    views = [layers.view(i) for i in range(len(layers.weights))]
+    calls = [lambda i=i: run(layers, i, views[i], *parts[i]) for i in range(len(parts))]
+    distinct = sum(int(index.unique().numel()) for _, index, _ in parts) / len(parts)
+    return timed_graph(calls), distinct * layers.elements * 2
+
+
+def over_the_link(layers: Layers) -> None:
+    """A window of 9 tokens with 1 to 8 of its experts on the host, read and kept, or only read."""
+    case = layers.case
+    host = torch.empty(case.experts, layers.elements, dtype=torch.bfloat16, pin_memory=True)
+    host.copy_(layers.weights[0])
+    spare = torch.zeros(8, layers.elements, dtype=torch.bfloat16, device="cuda")
+    x, index, weights = routed(case, 9)
+    want = run(layers, 0, layers.view(0), x, index, weights)
+    asked = index.unique().tolist()
+    for missing in (1, 4, 8):
+        for keep in (False, True):
+            view = layers.view(0)
+            for expert in asked[:missing]:
+                view.address[expert] = host[expert].data_ptr()
+                view.ticket[expert] = ON_HOST
+            landing = torch.zeros(8, dtype=torch.int64, device="cuda")
+            if keep:
+                landing[:missing] = spare.data_ptr() + 2 * layers.elements * torch.arange(
+                    missing, device="cuda"
+                )
+            view = replace(view, landing=landing, score=torch.full_like(view.score, float("inf")))
+            got = run(layers, 0, view, x, index, weights)
+            kept = all(
+                torch.equal(spare[int(view.log[e]) >> 8], layers.weights[0][e]) for e in asked[:missing]
+            ) if keep else None  # fmt: skip
+            us = timed_graph([lambda v=view: run(layers, 0, v, x, index, weights)])
+            rate = missing * layers.elements * 2 / us / 1e3
+            same = torch.equal(got, want)
+            print(f"  {missing} missing, keep {keep}: {us:.0f} us, {rate:.1f} GB/s, same {same}, kept {kept}")
+
+
+def sweep(layers: Layers) -> None:
+    shape = layers.case.shape
+    for tokens in (1, 9):
+        base = (kernels.gate_up_launch, kernels.down_launch)
+        for which in (0, 1):
+            results = []
+            for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4, 5)):
+                size = (shape.hidden, shape.inner)[which]
+                tile = (2 - which) * n + 16
+                if size % k or tile * k * 2 * s > 96 << 10 or n * k < 2048 or n * k > 16384:
+                    continue
+                launch = Launch(n, k, w, s)
+                names = ("gate_up_launch", "down_launch")
+                setattr(kernels, names[which], lambda *a, v=launch: v)
+                try:
+                    results.append((speed(layers, tokens)[0], n, k, w, s))
+                except Exception as error:
+                    print("   fail", launch, str(error)[:60])
+                setattr(kernels, names[which], base[which])
+            results.sort()
+            print(
+                f"  sweep T={tokens} {'gate_up' if which == 0 else 'down'}: "
+                + "; ".join(f"{us:.1f} us n{n} k{k} w{w} s{s}" for us, n, k, w, s in results[:5]),
+                f"... worst {results[-1]}",
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--shapes", default=",".join(CASES))
+    args = parser.parse_args()
+    for tokens in range(1, 65):
+        LIVE[tokens] = torch.tensor([tokens], dtype=torch.int32, device="cuda")
+    bandwidth = read_bandwidth()
+    versions = f"torch {torch.__version__}, triton {triton.__version__}"
+    print(f"{torch.cuda.get_device_name()}, {versions}, memory {bandwidth / 1e12:.2f} TB/s read")
+    for name in args.shapes.split(","):
+        case = CASES[name]
+        layers = Layers(case, 8 if case.shape.inner < 4000 else 3)
+        print(f"{name}")
+        check(layers)
+        for tokens in (1, 2, 5, 9, 17, 33, 64):
+            us, num_bytes = speed(layers, tokens)
+            floor = num_bytes / bandwidth * 1e6
+            share = 100 * floor / us
+            print(
+                f"  {tokens:3d} tokens: {us:8.1f} us a layer, floor {floor:8.1f} us, {share:.0f} % of it",
+                flush=True,
+            )
+        if name != "phi-3.5-moe":
+            over_the_link(layers)
+        if args.sweep:
+            sweep(layers)
+        del layers
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    main()

@@ -1,0 +1,71 @@
+"""`localmoe trace`: answer prompts greedily and write down which experts the target used for every token."""
+
+from __future__ import annotations
+
+import argparse
+
+from localmoe.cli.arguments import engine_config
+from localmoe.cli.output import ProgressBars, note, print_json
+from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import ConfigError
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+from localmoe.model.routing_trace import RoutingRecorder, RoutingTrace
+
+
+def run_trace(args: argparse.Namespace) -> None:
+    """Record, write, and say what was recorded.
+
+    Raises:
+        LocalMoeError: for one sentence to the user.
+    """
+    prompts = read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
+    if not args.out.parent.is_dir() or args.out.is_dir():  # said before hours of answers, not after
+        raise ConfigError(f"The trace {args.out} cannot be written: name a file in a folder that exists.")
+    requests = [
+        GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
+        for prompt in prompts
+    ]
+    with ProgressBars() as progress:
+        engine = Engine.load(args.model, engine_config(args), progress=progress)
+    with engine:
+        note(f"Recording {len(requests)} prompts ...")
+        recorder = RoutingRecorder(engine.footprint.num_layers)
+        engine.record_routing(recorder)
+        for request in requests:
+            engine.reset()  # a prefix that is reused from the prompt before would not be routed again
+            recorder.begin()
+            for _ in engine.stream(request):
+                pass
+        trace = recorder.trace(engine.info().name, engine.footprint.num_experts)
+    trace.write(args.out)
+    _report(args, trace)
+
+
+def _report(args: argparse.Namespace, trace: RoutingTrace) -> None:
+    tokens, layers, top_k = trace.experts.shape
+    repeat = trace.repeat_share()
+    if args.json:
+        print_json(
+            {
+                "trace": str(args.out),
+                "model": trace.model,
+                "prompts": len(trace.starts),
+                "tokens": tokens,
+                "layers": layers,
+                "experts": trace.num_experts,
+                "experts_per_token": top_k,
+                "repeat_share": repeat,
+            }
+        )
+        return
+    print(
+        f"Recorded {tokens} tokens of {len(trace.starts)} prompts, {layers} layers, {top_k} of "
+        f"{trace.num_experts} experts a token, of {trace.model}: {args.out}"
+    )
+    if repeat is not None:
+        print(
+            f"A token's experts are {100 * repeat:.1f} % those of the token before (--routing "
+            f"sticky:{repeat:.3f}); with uniform routing {100 * top_k / trace.num_experts:.1f} % would be."
+        )

@@ -1,0 +1,108 @@
+"""Assemble the passes of a model whose steps run whole on a GPU; see device_support for which can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.engine.planning import PreparedModel
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.residency_block import ResidencyBlock
+from localmoe.experts.slots import DeviceSlots
+from localmoe.experts.transfers import CudaTransfers, HostTransfers, Transfers
+from localmoe.hardware.needs import kv_positions
+from localmoe.kernels.activations import Activation, detect_activation
+from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.rows import RowPadding
+from localmoe.model.skeleton import Skeleton
+from localmoe.prefetch.policy import CacheShape
+from localmoe.prefetch.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from localmoe.model.device_runner import DeviceRunner
+
+_SHARED_BLOCK_BYTES = 10 << 20  # tensors from here on have a block of their own
+
+
+def assemble_on_device(
+    prepared: PreparedModel,
+    store: HostStore,
+    draft: list[LowBitExperts] | None,
+    scheduler: Scheduler,
+) -> DeviceRunner:
+    """Cache, slots, table and passes; the skeleton's shared weights are on the device already."""
+    from localmoe.kernels.gpu.routed_experts import ExpertShape
+    from localmoe.model.device_cache import DeviceKVCache
+    from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
+    from localmoe.model.device_modules import install
+    from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
+    from localmoe.model.device_runner import DeviceRunner
+    from localmoe.model.device_takeover import take_over_device
+    from localmoe.model.device_window import DeviceWindow
+
+    skeleton, device = prepared.skeleton, prepared.compute.device
+    positions = kv_positions(prepared.plan.context)
+    with torch.inference_mode():
+        mode = install(skeleton.model, positions)
+    if device.type == "cuda":
+        _compact(skeleton.model)
+    window = DeviceWindow(WINDOW_BUCKETS[-1], device)
+    memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
+    rows = RowPadding(1, WINDOW_BUCKETS[-1])
+    lookahead = LookaheadBuffer(len(skeleton.experts))
+    passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, synthetic=prepared.synthetic)
+    layers = []
+    for layer, experts in enumerate(skeleton.experts):
+        layout = experts.layout
+        inner, hidden = layout.down_shape if layout.transposed else layout.down_shape[::-1]
+        shape = ExpertShape(hidden, inner, layout.transposed, _activation(skeleton, layer))
+        layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
+    take_over_device(skeleton, layers, window)
+    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), positions, window)
+    runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode), cache, passes)
+    runner.prepare()
+    return runner
+
+
+def _compact(model: nn.Module) -> None:
+    """Give back what joining weights left behind, before the slots take the rest: small tensors share the
+    allocator's blocks with the holes, so they move together first."""
+    for parameter in model.parameters():
+        if (
+            parameter.is_cuda
+            and parameter.untyped_storage().nbytes() == parameter.nbytes < _SHARED_BLOCK_BYTES
+        ):
+            parameter.data = parameter.data.clone()
+    torch.cuda.empty_cache()
+
+
+def _activation(skeleton: Skeleton, layer: int) -> Activation:
+    found = detect_activation(skeleton.experts[layer].module)
+    assert found is not None, "device_support comes first"
+    return found
+
+
+def make_device_memory(
+    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, num_slots: int
+) -> DeviceExpertMemory:
+    """Slots of the planned number, empty, and attached to the scheduler."""
+    device, dtype = prepared.compute.device, prepared.compute.dtype
+    assert store.dtype == dtype, "kernels read records as they are"
+    elements = max(layout.elements for layout in store.layouts)
+    slots = DeviceSlots(num_slots, elements, dtype, device)
+    block = ResidencyBlock(store.num_layers, store.num_experts, device)
+    make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
+    memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
+    scheduler.attach(memory)
+    return memory
+
+
+def cache_shape(prepared: PreparedModel, num_slots: int) -> CacheShape:
+    """What a policy may know."""
+    footprint = prepared.footprint
+    return CacheShape(footprint.num_layers, footprint.num_experts, footprint.experts_per_token, num_slots)

@@ -1,0 +1,53 @@
+"""Which models' steps can run whole on a GPU, in localmoe's kernels. Assembles nothing; see device_parts."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from localmoe.kernels.activations import detect_activation
+from localmoe.model.skeleton import Skeleton
+
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+_GRANULE = 16  # both dimensions of an expert are multiples of it: a tensor-core tile's depth
+_WIDEST_HEAD = 256
+
+
+def why_not_on_device(skeleton: Skeleton, device: torch.device, dtype: torch.dtype) -> str:
+    """Why a model's steps cannot run whole on the GPU; "" if they can."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if dtype not in _KERNEL_DTYPES:
+        return f"the kernels multiply 16-bit numbers, not {str(dtype).removeprefix('torch.')}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return why_not_in_kernels(skeleton)
+
+
+def why_not_in_kernels(skeleton: Skeleton) -> str:
+    """What of the architecture the kernels do not know; "" if they know all."""
+    text = skeleton.text_config
+    if not skeleton.can_rollback:
+        return "it keeps recurrent state"
+    if getattr(text, "attention_chunk_size", None):
+        return "its attention is cut into chunks"
+    if _head_width(text) > _WIDEST_HEAD:
+        return f"its attention heads are {_head_width(text)} wide"
+    for experts in skeleton.experts:
+        if any(size % _GRANULE for size in (*experts.layout.gate_up_shape, *experts.layout.down_shape)):
+            return f"its experts are no multiples of {_GRANULE}"
+        if not getattr(experts.module, "has_gate", True) or getattr(
+            experts.module, "has_post_expert_norm", False
+        ):
+            return "its experts are not gated MLPs"
+    if detect_activation(skeleton.experts[0].module) is None:
+        return "its experts' activation is not known"
+    return ""
+
+
+def _head_width(text: object) -> int:
+    if getattr(text, "kv_lora_rank", None):
+        return int(getattr(text, "qk_nope_head_dim", 0)) + int(getattr(text, "qk_rope_head_dim", 0))
+    heads = int(getattr(text, "num_attention_heads", 1))
+    return int(getattr(text, "head_dim", None) or int(getattr(text, "hidden_size", 0)) // heads)

@@ -1,0 +1,260 @@
+"""Where a model's weights, draft and text come from: a checkpoint on this machine, or random numbers. Plans
+nothing."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from localmoe.chat.prompt import Encoder, PromptEncoder, TokenEncoder
+from localmoe.core.errors import DraftError
+from localmoe.core.synthetic import SyntheticSettings
+from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.drafts import GROUP_SIZE, DraftLayers, HostExpertSource, expert_naming, load_draft
+from localmoe.engine.end_tokens import find_end_tokens
+from localmoe.experts.host_store import HostStore
+from localmoe.hub.catalogue import LocalModel, draft_folder, resolve_model
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.footprint import checkpoint_dtype
+from localmoe.model.loader import load_weights
+from localmoe.model.random_weights import (
+    STORED_DTYPE,
+    fill_random,
+    random_draft,
+    random_packed_draft,
+)
+from localmoe.model.shapes import ModelShape
+from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.quant.builder import build_rtn_draft
+
+
+class ModelSource(Protocol):
+    """Everything about a model that does not depend on how it is run."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the host records."""
+
+    def skeleton(self, dtype: torch.dtype) -> Skeleton:
+        """The model without weights, to compute in `dtype`."""
+
+    def load_weights(
+        self,
+        skeleton: Skeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Fill the skeleton's shared weights on `device`; the experts' records."""
+
+    def load_draft(
+        self,
+        skeleton: Skeleton,
+        store: HostStore,
+        device: torch.device,
+        folder: Path | None,
+        *,
+        packed: bool,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> tuple[str, DraftLayers]:
+        """A description, and the draft on `device`: that of `folder`, or the model's own. packed: for the
+        GPU's kernels."""
+
+    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
+        """What routes and accepts in a trained model's place; None if this is one."""
+
+    def encoder(self) -> Encoder:
+        """What turns requests into token ids."""
+
+    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """A model folder."""
+
+    model: LocalModel
+    checkpoint: Checkpoint
+
+    @classmethod
+    def open(cls, model: str) -> CheckpointSource:
+        """Resolve a folder, repo id or "demo" and check its headers.
+
+        Raises:
+            LocalMoeError: it is not there, or damaged.
+        """
+        found = resolve_model(model)
+        return cls(found, Checkpoint.open(found.folder))
+
+    @property
+    def name(self) -> str:
+        """As the user may name it."""
+        return self.model.name
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype that most of the checkpoint's bytes have."""
+        return checkpoint_dtype(self.checkpoint)
+
+    def skeleton(self, dtype: torch.dtype) -> Skeleton:
+        """Raises UnsupportedModelError, as `build_skeleton`."""
+        return build_skeleton(self.checkpoint, dtype)
+
+    def load_weights(
+        self,
+        skeleton: Skeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Raises CheckpointError and LoadCancelledError, as `load_weights`."""
+        pin = device.type == "cuda"
+        return load_weights(
+            skeleton, self.checkpoint, device=device, pin=pin, progress=progress, cancel=cancel
+        )
+
+    def load_draft(
+        self,
+        skeleton: Skeleton,
+        store: HostStore,
+        device: torch.device,
+        folder: Path | None,
+        *,
+        packed: bool,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> tuple[str, DraftLayers]:
+        """The draft that the user named, or the one in the default place, which is built (round-to-nearest)
+        where there is none or where it is damaged or of other weights.
+
+        Raises:
+            DraftError: the named one is damaged or of another model. LoadCancelledError: `cancel` was set.
+        """
+        naming, fingerprint = expert_naming(self.checkpoint, skeleton), self.checkpoint.fingerprint()
+
+        def load(place: Path) -> tuple[str, DraftLayers]:
+            return load_draft(
+                place,
+                naming,
+                skeleton,
+                device,
+                fingerprint=fingerprint,
+                model_name=self.name,
+                packed=packed,
+                progress=progress,
+                cancel=cancel,
+            )
+
+        if folder is not None:
+            return load(folder)
+        default = draft_folder(self.model, "rtn", 4, GROUP_SIZE, fingerprint)
+        with suppress(DraftError):
+            return load(default)
+        build_rtn_draft(
+            HostExpertSource(skeleton, store),
+            default,
+            config=self.checkpoint.config,
+            naming=naming,
+            base_model=self.name,
+            base_fingerprint=fingerprint,
+            group_size=GROUP_SIZE,
+            progress=progress,
+            cancel=cancel,
+        )
+        return load(default)
+
+    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
+        """None: the model routes itself."""
+        return None
+
+    def encoder(self) -> Encoder:
+        """Raises CheckpointError: there is no readable tokenizer."""
+        return PromptEncoder(self.model.folder)
+
+    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
+        """What generation config, config and tokenizer say."""
+        return find_end_tokens(self.model.folder, encoder.tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSource:
+    """A model of a real one's shape whose weights are random numbers; it has no file and no words."""
+
+    shape: ModelShape
+    synthetic: SyntheticSettings
+
+    @property
+    def name(self) -> str:
+        """Says what it is."""
+        return f"{self.shape.name} (synthetic weights)"
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """bfloat16, whatever the real model is published in."""
+        return STORED_DTYPE
+
+    def skeleton(self, dtype: torch.dtype) -> Skeleton:
+        """Raises UnsupportedModelError: transformers cannot build the shape."""
+        return skeleton_from_config(self.shape.config(), dtype, f"the shape {self.shape.name}")
+
+    def load_weights(
+        self,
+        skeleton: Skeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Raises LoadCancelledError: `cancel` was set."""
+        layouts = [experts.layout for experts in skeleton.experts]
+        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE)
+        try:
+            fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def load_draft(
+        self,
+        skeleton: Skeleton,
+        store: HostStore,
+        device: torch.device,
+        folder: Path | None,
+        *,
+        packed: bool,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> tuple[str, DraftLayers]:
+        """Random codes, which are not those of the random weights."""
+        assert folder is None, "a shape has no draft folder"
+        make = random_packed_draft if packed else random_draft
+        return f"INT4 synthetic, group {GROUP_SIZE}", make(skeleton, device, self.synthetic.seed, GROUP_SIZE)
+
+    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
+        """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""
+        return SyntheticModel(
+            self.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
+        )
+
+    def encoder(self) -> Encoder:
+        """Takes token ids only."""
+        return TokenEncoder(int(self.shape.config().get_text_config().vocab_size))
+
+    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
+        """None: an answer goes on to its limit."""
+        return frozenset()

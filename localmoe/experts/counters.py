@@ -1,0 +1,15 @@
+"""What has been copied since load. Counts, decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """Totals since load; stall_s is None where waiting happens inside kernels and is not measured."""
+
+    h2d_bytes: int = 0
+    prefetched: int = 0
+    wasted: int = 0
+    stall_s: float | None = 0.0

@@ -1,0 +1,85 @@
+"""A prompt's experts, streamed through the slots layer by layer, each over the link at most once a pass.
+
+A long prompt asks for nearly every expert, and the order of layers is known, so the copies run ahead of the
+computation without waiting for the router. Experts that a layer has free slots for stay; the others pass
+through a small ring of slots, each of which is overwritten once its reader has been issued. Decides nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from localmoe.core.types import ExpertKey
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.transfers import Mark
+
+RING_SLOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """Experts of one layer that can be computed with now, and the addresses of their weights."""
+
+    experts: list[int]
+    addresses: list[int]
+
+
+class PrefillStream:
+    """One pass over all layers. Compute with each group before asking for the next one; `close` at the
+    end."""
+
+    def __init__(self, memory: DeviceExpertMemory) -> None:
+        self._memory = memory
+        memory.transfers.copies_wait_for(memory.transfers.mark_compute())  # slots may still be read
+        memory.transfers.compute_waits_for_copies()  # of earlier prefetches
+        slots = memory.slots.num_slots
+        self._ring = memory.reserve(min(RING_SLOTS, max(2, slots // 4))) if memory.may_copy else []
+        self._share = (slots - len(self._ring)) // memory.store.num_layers
+        self._owner: dict[int, ExpertKey] = {}  # of ring slots
+        self._read: dict[int, Mark] = {}  # ring slot -> when its last reader was issued
+        self._next = 0
+
+    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+        """Groups that together hold all experts of a layer: first those that are here."""
+        memory = self._memory
+        here, missing = memory.split_layer(layer)
+        if here:
+            yield self._group(layer, here)
+            self._mark_readers(layer, here)
+        size = max(1, len(self._ring) // 2)
+        for start in range(0, len(missing), size):
+            experts = missing[start : start + size]
+            for expert in experts:
+                self._load(ExpertKey(layer, expert))
+            memory.transfers.compute_waits_for_copies()
+            yield self._group(layer, experts)
+            self._mark_readers(layer, experts)
+
+    def _load(self, key: ExpertKey) -> None:
+        slot = self._memory.free_slot_for(key.layer, self._share)
+        if slot is None:
+            slot = self._ring[self._next]
+            self._next = (self._next + 1) % len(self._ring)
+            if slot in self._owner:
+                self._memory.leave(self._owner[slot])
+            self._owner[slot] = key
+            if slot in self._read:
+                self._memory.transfers.copies_wait_for(self._read.pop(slot))
+        self._memory.load(key, slot)
+
+    def _group(self, layer: int, experts: list[int]) -> ExpertGroup:
+        addresses = [self._memory.slot_address(ExpertKey(layer, expert)) for expert in experts]
+        return ExpertGroup(experts, addresses)
+
+    def _mark_readers(self, layer: int, experts: list[int]) -> None:
+        keys = {ExpertKey(layer, expert) for expert in experts}
+        slots = [slot for slot, key in self._owner.items() if key in keys]
+        if slots:
+            mark = self._memory.transfers.mark_compute()
+            self._read.update(dict.fromkeys(slots, mark))
+
+    def close(self) -> None:
+        """What the ring holds stays; its unused slots are free again."""
+        self._memory.give_back([slot for slot in self._ring if slot not in self._owner])

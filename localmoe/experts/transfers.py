@@ -1,0 +1,153 @@
+"""Copies from host records into slots that nobody waits for on the host. Each copy has a number, its ticket;
+when it is complete the copy stream writes the ticket into device memory, where kernels can see it. Decides
+neither what is copied nor where to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from localmoe.experts.slots import DeviceSlots
+
+_TICKETS = 8192  # staged ticket values; so many copies may be under way at most
+
+
+class Mark(Protocol):
+    """A point in a stream."""
+
+
+class Transfers(Protocol):
+    """Numbered copies in order, beside the computation."""
+
+    @property
+    def issued(self) -> int:
+        """Number of the last copy that was asked for; the first is 1."""
+
+    def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
+        """Copy a record into a slot; returns its ticket at once."""
+
+    def mark_compute(self) -> Mark:
+        """The computation issued so far."""
+
+    def copies_wait_for(self, mark: Mark) -> None:
+        """Copies from here on start after that computation."""
+
+    def compute_waits_for_copies(self) -> None:
+        """Computation from here on starts after all copies asked for so far."""
+
+    def wait_for_compute(self) -> None:
+        """Wait on the host until all computation issued so far has ended."""
+
+    def drain(self) -> None:
+        """Wait on the host until all copies are complete."""
+
+
+class CudaTransfers:
+    """Copies on a stream of their own."""
+
+    def __init__(self, done: Tensor) -> None:
+        """done: int64 (1,) on the device, see kernels.residency."""
+        self._done = done
+        self._stream = torch.cuda.Stream(done.device)
+        self._values = torch.zeros(_TICKETS, dtype=torch.int64, pin_memory=True)
+        self._host_values = self._values.numpy()
+        self._issued = 0
+
+    @property
+    def issued(self) -> int:
+        """Number of the last copy that was asked for."""
+        return self._issued
+
+    def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
+        """Copy a record into a slot; returns its ticket at once."""
+        self._issued += 1
+        at = self._issued % _TICKETS
+        if at == 0:
+            self._stream.synchronize()  # the staged values are used anew
+        self._host_values[at] = self._issued
+        with torch.cuda.stream(self._stream):
+            slots.write(slot, record)
+            self._done.copy_(self._values[at : at + 1], non_blocking=True)
+        return self._issued
+
+    def mark_compute(self) -> torch.cuda.Event:
+        """The computation issued so far."""
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def copies_wait_for(self, mark: Mark) -> None:
+        """Copies from here on start after that computation."""
+        assert isinstance(mark, torch.cuda.Event)
+        self._stream.wait_event(mark)
+
+    def compute_waits_for_copies(self) -> None:
+        """Computation from here on starts after all copies asked for so far."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def wait_for_compute(self) -> None:
+        """Wait on the host until all computation issued so far has ended."""
+        torch.cuda.current_stream().synchronize()
+
+    def drain(self) -> None:
+        """Wait on the host until all copies are complete."""
+        self._stream.synchronize()
+
+
+class HostTransfers:
+    """The same on CPU: each copy is complete when the call returns, unless it is held back by `paused`."""
+
+    def __init__(self, done: Tensor) -> None:
+        self._done = done
+        self._issued = 0
+        self._waiting: list[tuple[Tensor, DeviceSlots, int, int]] | None = None
+
+    @property
+    def issued(self) -> int:
+        """Number of the last copy that was asked for."""
+        return self._issued
+
+    def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
+        """Copy a record into a slot; returns its ticket."""
+        self._issued += 1
+        if self._waiting is not None:
+            self._waiting.append((record, slots, slot, self._issued))
+        else:
+            self._finish(record, slots, slot, self._issued)
+        return self._issued
+
+    def _finish(self, record: Tensor, slots: DeviceSlots, slot: int, ticket: int) -> None:
+        slots.write(slot, record)
+        self._done.fill_(ticket)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Copies inside are made when the block ends, in order."""
+        waiting: list[tuple[Tensor, DeviceSlots, int, int]] = []
+        self._waiting = waiting
+        try:
+            yield
+        finally:
+            self._waiting = None
+            for record, slots, slot, ticket in waiting:
+                self._finish(record, slots, slot, ticket)
+
+    def mark_compute(self) -> None:
+        """Computation has ended when its call returns."""
+
+    def copies_wait_for(self, mark: Mark) -> None:
+        """Nothing to wait for."""
+
+    def compute_waits_for_copies(self) -> None:
+        """Nothing to wait for."""
+
+    def wait_for_compute(self) -> None:
+        """Nothing to wait for."""
+
+    def drain(self) -> None:
+        """Nothing to wait for."""

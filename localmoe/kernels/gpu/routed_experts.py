@@ -1,0 +1,151 @@
+"""The target's routed experts, with weights read through the residency table: from slots, or from pinned host
+records over the link. Decides neither what is resident nor what is copied.
+
+A weight is read once for all tokens of a window that chose its expert. What comes over the link is written to
+its new slot by the very program that multiplies with it, so a miss costs the link its bytes once. Products
+are 16-row tensor-core tiles accumulated along K in one program, so a row's bits do not depend on what rides
+along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu.grouping import Groups
+from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """How an expert's record [gate_up | down] is laid out.
+
+    Attributes:
+        hidden, inner: H and I.
+        transposed: matrices are (in, out) instead of (out, in).
+        activation: of gate and up; says whether their rows alternate.
+    """
+
+    hidden: int
+    inner: int
+    transposed: bool
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Block sizes of one kernel."""
+
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
+    """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep)."""
+    block_k = _block_k(shape.hidden)
+    return Launch(32 if block_k >= 128 else 64, block_k, 2, 4)
+
+
+def down_launch(shape: ExpertShape, rows: int) -> Launch:
+    """Blocks for down; measured likewise."""
+    return Launch(64, _block_k(shape.inner), 4, 4)
+
+
+def _block_k(length: int) -> int:
+    """The largest block that divides the summed dimension; the last one is masked where none does."""
+    return next((block for block in (128, 64, 32, 16) if length % block == 0), 16)
+
+
+def routed_experts(
+    x: Tensor,
+    groups: Groups,
+    index: Tensor,
+    weights: Tensor,
+    live: Tensor,
+    done: Tensor,
+    shape: ExpertShape,
+    num_experts: int,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    block_rows: int = 16,
+) -> Tensor:
+    """sum_k weights[:, k] * expert_k(x), for one layer.
+
+    Args:
+        x: (T, H) bfloat16 or float16. index: int64 (T, K). weights: (T, K). live: int32 (1,).
+        groups: of `index`. done: int64 (1,), see ResidencyView.
+        gate_up_bias: (E, 2I) in the record's order. down_bias: (E, H).
+
+    Returns:
+        (T, H) in x.dtype; rows from `live` on are zero.
+    """
+    tokens, hidden = x.shape
+    top_k = index.shape[1]
+    inner = x.new_empty(tokens * top_k, shape.inner)
+    out = x.new_empty(tokens * top_k, hidden, dtype=torch.float32)
+    run_groups(x, groups, top_k, done, shape, inner, out, gate_up_bias, down_bias, block_rows)
+    return combine(out, index, weights, live, num_experts, x.dtype)
+
+
+def run_groups(
+    x: Tensor,
+    groups: Groups,
+    top_k: int,
+    done: Tensor,
+    shape: ExpertShape,
+    inner: Tensor,
+    out: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    block_rows: int,
+) -> None:
+    """Both products of the experts in `groups`: out[pair] = expert(x[token of pair]), float32 (P, H);
+    inner is scratch, (P, I). Pairs of other experts are left alone."""
+    tiles = groups.begin.shape[0]
+    common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
+    kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
+    launch = gate_up_launch(shape, block_rows)
+    gate_up_kernel[(tiles * triton.cdiv(shape.inner, launch.block_n),)](
+        x, x.stride(0), *common, groups.landing, done, gate_up_bias, inner,
+        K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
+        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
+        BM=block_rows, BN=launch.block_n, BK=launch.block_k,
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    launch = down_launch(shape, block_rows)
+    down_kernel[(tiles * triton.cdiv(shape.hidden, launch.block_n),)](
+        inner, *common, groups.landing, done, down_bias, out,
+        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
+        BM=block_rows, BN=launch.block_n, BK=launch.block_k,
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+
+
+def combine(
+    out: Tensor, index: Tensor, weights: Tensor, live: Tensor, num_experts: int, dtype: torch.dtype
+) -> Tensor:
+    """Weighted sum of each token's experts, in ascending expert order, in float32, rounded once.
+
+    Args:
+        out: float32 (T * K, H). index, weights: (T, K); an index outside the experts adds nothing.
+        live: int32 (1,).
+
+    Returns:
+        (T, H) in `dtype`; rows from `live` on are zero.
+    """
+    tokens, top_k = index.shape
+    hidden = out.shape[1]
+    result = out.new_empty(tokens, hidden, dtype=dtype)
+    block = min(1024, triton.next_power_of_2(hidden))
+    combine_kernel[(tokens, triton.cdiv(hidden, block))](
+        out, index, *index.stride(), weights, *weights.stride(), live, result,
+        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, num_warps=4,
+    )  # fmt: skip
+    return result

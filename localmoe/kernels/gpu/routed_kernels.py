@@ -1,0 +1,216 @@
+"""Device code of the target's routed experts; routed_experts launches it and says what it computes. Dimension
+letters: H hidden, I intermediate, K experts a token, E experts.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localmoe.kernels.gpu.activations import apply_activation
+
+
+@triton.jit
+def _wait_for(done, ticket):
+    """Until the copy `ticket` is complete. The copy engine writes `done`, so waiting programs cannot keep it
+    from being written."""
+    if ticket > 0:
+        seen = tl.atomic_add(done, 0, sem="acquire", scope="sys")
+        while seen < ticket:
+            seen = tl.atomic_add(done, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def _at(anchor, address):
+    """Pointer to an address of 16-byte alignment. Going by way of an aligned argument of the kernel tells the
+    compiler of the alignment, which it loses in a plain cast, and with it all wide loads."""
+    element_bytes: tl.constexpr = anchor.dtype.element_ty.primitive_bitwidth // 8
+    return anchor + tl.multiple_of((address - anchor.to(tl.int64)) // element_bytes, 8)
+
+
+@triton.jit
+def _gate_up_tile(
+    x, x_stride, rows, ok, w, keep, nb,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """gate and up, float32 (BM, BN) each; with KEEP the weights are written to `keep` as they are read."""
+    WIDTH: tl.constexpr = 2 * BN if INTERLEAVED else BN
+    COLUMNS: tl.constexpr = 2 * I if INTERLEAVED else I
+    advance: tl.constexpr = 2 * I if TRANSPOSED else 1  # from a column of the sum to the next
+    to_up: tl.constexpr = I if TRANSPOSED else I * H
+    n = nb * WIDTH + tl.arange(0, WIDTH)
+    inside = n < COLUMNS
+    # rows of weights past the end read the first and are not stored; as columns they are masked, since the
+    # compiler must see that they lie side by side
+    n_read = n if TRANSPOSED else tl.where(inside, n, 0)
+    k = tl.arange(0, BK)
+    x_at = x + rows[:, None] * x_stride + k[None, :]
+    if TRANSPOSED:
+        at = k[:, None] * (2 * I) + n_read[None, :]
+        kept = inside[None, :] & (k >= 0)[:, None]
+    else:
+        at = n_read[:, None] * H + k[None, :]
+        kept = inside[:, None] & (k >= 0)[None, :]
+    gate = tl.zeros([BM, WIDTH], tl.float32)
+    up = tl.zeros([BM, WIDTH], tl.float32)
+    for start in range(0, H, BK):
+        if H % BK == 0 and not TRANSPOSED:
+            a = tl.load(x_at + start, mask=ok[:, None], other=0.0)
+            g = tl.load(w + at + start * advance, eviction_policy="evict_first")
+            if not INTERLEAVED:
+                u = tl.load(w + to_up + at + start * advance, eviction_policy="evict_first")
+        else:
+            in_k = start + k < H
+            a = tl.load(x_at + start, mask=ok[:, None] & in_k[None, :], other=0.0)
+            kept = inside[None, :] & in_k[:, None] if TRANSPOSED else inside[:, None] & in_k[None, :]
+            g = tl.load(w + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first")
+            if not INTERLEAVED:
+                u = tl.load(
+                    w + to_up + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first"
+                )
+        if KEEP:
+            tl.store(keep + at + start * advance, g, mask=kept)
+            if not INTERLEAVED:
+                tl.store(keep + to_up + at + start * advance, u, mask=kept)
+        gate = tl.dot(a, g if TRANSPOSED else tl.trans(g), gate)
+        if not INTERLEAVED:
+            up = tl.dot(a, u if TRANSPOSED else tl.trans(u), up)
+    if INTERLEAVED:
+        gate, up = tl.split(tl.reshape(gate, (BM, BN, 2)))
+    return gate, up
+
+
+@triton.jit
+def gate_up_kernel(
+    x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, done, bias, inner,
+    K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (I + BN - 1) // BN
+    tile = tl.program_id(0) // blocks
+    nb = tl.program_id(0) % blocks
+    begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    if begin < end:
+        _wait_for(done, tl.load(tickets + tile))
+        dtype: tl.constexpr = x.dtype.element_ty
+        w = _at(x, tl.load(addresses + tile))
+        landing = tl.load(landings + tile)
+        keep = _at(x, landing)
+        n = nb * BN + tl.arange(0, BN)
+        first = begin
+        while first < end:
+            m = first + tl.arange(0, BM)
+            ok = m < end
+            pair = tl.load(pairs + m, mask=ok, other=0)
+            rows = (pair // K).to(tl.int64)
+            if (landing != 0) & (first == begin):
+                gate, up = _gate_up_tile(
+                    x, x_stride, rows, ok, w, keep, nb, H, I, TRANSPOSED, INTERLEAVED, True, BM, BN, BK
+                )
+                tl.debug_barrier()  # from here on this program's part is read from the slot
+                w = keep
+            else:
+                gate, up = _gate_up_tile(
+                    x, x_stride, rows, ok, w, keep, nb, H, I, TRANSPOSED, INTERLEAVED, False, BM, BN, BK
+                )
+            if bias is not None:
+                row = bias + tl.load(experts + tile).to(tl.int64) * (2 * I)
+                gate_at, up_at = (2 * n, 2 * n + 1) if INTERLEAVED else (n, I + n)
+                gate += tl.load(row + gate_at, mask=n < I, other=0.0).to(tl.float32)[None, :]
+                up += tl.load(row + up_at, mask=n < I, other=0.0).to(tl.float32)[None, :]
+            y = apply_activation(gate, up, KIND, ALPHA, LIMIT)
+            at = pair[:, None].to(tl.int64) * I + n[None, :]
+            tl.store(inner + at, y.to(dtype), mask=ok[:, None] & (n < I)[None, :])
+            first += BM
+
+
+@triton.jit
+def _down_tile(
+    inner, pair, ok, w, keep, nb,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    n = nb * BN + tl.arange(0, BN)
+    inside = n < H
+    n_read = n if TRANSPOSED else tl.where(inside, n, 0)
+    k = tl.arange(0, BK)
+    a_at = inner + pair[:, None] * I + k[None, :]
+    advance: tl.constexpr = H if TRANSPOSED else 1
+    if TRANSPOSED:
+        at = k[:, None] * H + n_read[None, :]
+        kept = inside[None, :] & (k >= 0)[:, None]
+    else:
+        at = n_read[:, None] * I + k[None, :]
+        kept = inside[:, None] & (k >= 0)[None, :]
+    acc = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, I, BK):
+        if I % BK == 0 and not TRANSPOSED:
+            a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
+            b = tl.load(w + at + start * advance, eviction_policy="evict_first")
+        else:
+            in_k = start + k < I
+            a = tl.load(a_at + start, mask=ok[:, None] & in_k[None, :], other=0.0)
+            kept = inside[None, :] & in_k[:, None] if TRANSPOSED else inside[:, None] & in_k[None, :]
+            b = tl.load(w + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first")
+        if KEEP:
+            tl.store(keep + at + start * advance, b, mask=kept)
+        acc = tl.dot(a, b if TRANSPOSED else tl.trans(b), acc)
+    return acc
+
+
+@triton.jit
+def down_kernel(
+    inner, pairs, begins, ends, experts, addresses, tickets, landings, done, bias, out,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (H + BN - 1) // BN
+    tile = tl.program_id(0) // blocks
+    nb = tl.program_id(0) % blocks
+    begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    if begin < end:  # gate_up has waited for the copy
+        w = _at(inner, tl.load(addresses + tile)) + 2 * I * H
+        landing = tl.load(landings + tile)
+        keep = _at(inner, landing) + 2 * I * H
+        n = nb * BN + tl.arange(0, BN)
+        first = begin
+        while first < end:
+            m = first + tl.arange(0, BM)
+            ok = m < end
+            pair = tl.load(pairs + m, mask=ok, other=0).to(tl.int64)
+            if (landing != 0) & (first == begin):
+                acc = _down_tile(inner, pair, ok, w, keep, nb, H, I, TRANSPOSED, True, BM, BN, BK)
+                tl.debug_barrier()
+                w = keep
+            else:
+                acc = _down_tile(inner, pair, ok, w, keep, nb, H, I, TRANSPOSED, False, BM, BN, BK)
+            if bias is not None:
+                row = bias + tl.load(experts + tile).to(tl.int64) * H
+                acc += tl.load(row + n, mask=n < H, other=0.0).to(tl.float32)[None, :]
+            tl.store(out + pair[:, None] * H + n[None, :], acc, mask=ok[:, None] & (n < H)[None, :])
+            first += BM
+
+
+@triton.jit
+def combine_kernel(
+    out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
+    K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    h = tl.program_id(1) * BH + tl.arange(0, BH)
+    total = tl.zeros([BH], tl.float32)
+    if token < tl.load(live):
+        k = tl.arange(0, K_PAD)
+        expert = tl.load(index + token * index_stride + k * index_stride_k, mask=k < K, other=1 << 30)
+        smaller = expert[None, :] < expert[:, None]
+        before = smaller | ((expert[None, :] == expert[:, None]) & (k[None, :] < k[:, None]))
+        rank = tl.sum(before.to(tl.int32), 1)
+        for i in range(K):
+            at = tl.sum(tl.where(rank == i, k, 0), 0)
+            which = tl.sum(tl.where(rank == i, expert, 0), 0)
+            weight = tl.load(weights + token * weight_stride + at * weight_stride_k).to(tl.float32)
+            there = (h < H) & (which >= 0) & (which < E)
+            total += weight * tl.load(out + (token * K + at).to(tl.int64) * H + h, mask=there, other=0.0)
+    tl.store(result + token.to(tl.int64) * H + h, total.to(result.dtype.element_ty), mask=h < H)

@@ -1,0 +1,146 @@
+"""Rows of low-bit codes, stacked over experts, laid out for the GPU kernels: packing and unpacking.
+
+torch only. Knows no file format, quantises nothing, and launches no kernel.
+
+Layout. A row of K weights is padded to whole groups of G columns. int32 words hold C codes each (8, 16, 4
+for 4, 2, 8 bits), code j in the j-th lowest bits. Word w of a group's G / C words holds the columns
+w, w + G/C, w + 2G/C, ... of that group: a thread that reads four words in a row then needs four activations
+in a row for each j, and all codes of a word share a scale. 3 bits are the 2 low bits so packed, and the
+top bits of a word's 16 codes in an int16 of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localmoe.kernels.int4 import QuantizedMatrix, unpack_codes
+
+BITS = (2, 3, 4, 8)
+_CHUNK_CODES = 1 << 22  # codes that are packed at once: at most about 24 MiB of temporaries
+
+
+def codes_per_word(bits: int) -> int:
+    """Codes in one int32 word; with 3 bits, the codes whose low bits it holds."""
+    return {2: 16, 3: 16, 4: 8, 8: 4}[bits]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeMatrix:
+    """One matrix W of N output and K input features: W = scale * (code - 2^(bits - 1)).
+
+    Attributes:
+        codes: uint8 (N, K_padded), one code 0..2^bits - 1 an element.
+        scales: float16 (N, K_padded / group_size).
+        in_features: K without padding.
+        group_size: columns that share a scale.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    in_features: int
+    group_size: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        groups = -(-self.in_features // self.group_size)
+        assert self.bits in BITS
+        assert self.codes.dtype == torch.uint8 and self.scales.dtype == torch.float16
+        assert self.codes.shape == (self.scales.shape[0], groups * self.group_size)
+        assert self.scales.shape[1] == groups
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """One matrix (N, K) of each of E experts.
+
+    Attributes:
+        words: int32 (E, N, K_padded / codes_per_word).
+        top_bits: int16 of the same shape with 3 bits, else empty.
+        scales: float16 (E, N, K_padded / group_size).
+        in_features: K.
+    """
+
+    words: Tensor
+    top_bits: Tensor
+    scales: Tensor
+    in_features: int
+    group_size: int
+    bits: int
+
+    @classmethod
+    def empty(
+        cls, shape: tuple[int, int, int], bits: int, group_size: int, device: torch.device | str
+    ) -> PackedRows:
+        """Uninitialised, for shape (E, N, K)."""
+        experts, rows, columns = shape
+        groups = -(-columns // group_size)
+        words = (experts, rows, groups * (group_size // codes_per_word(bits)))
+        return cls(
+            torch.empty(words, dtype=torch.int32, device=device),
+            torch.empty(words if bits == 3 else 0, dtype=torch.int16, device=device),
+            torch.empty((experts, rows, groups), dtype=torch.float16, device=device),
+            columns,
+            group_size,
+            bits,
+        )
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.words.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of codes and scales."""
+        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes
+
+    def set_expert(self, expert: int, matrix: QuantizedMatrix | CodeMatrix) -> None:
+        """Pack one expert's matrix, which may be on any device, a few rows at a time."""
+        bits = matrix.bits if isinstance(matrix, CodeMatrix) else 4
+        assert (bits, matrix.group_size, matrix.in_features) == (self.bits, self.group_size, self.in_features)
+        assert matrix.scales.shape == self.scales.shape[1:], "matrix of another shape"
+        device = self.words.device
+        self.scales[expert].copy_(matrix.scales)
+        step = max(1, _CHUNK_CODES // (self.scales.shape[2] * self.group_size))
+        for start in range(0, self.out_features, step):
+            rows = slice(start, start + step)
+            codes = matrix.codes[rows].to(device)
+            codes = codes if isinstance(matrix, CodeMatrix) else unpack_codes(codes)
+            self._pack(codes, expert, rows)
+
+    def _pack(self, codes: Tensor, expert: int, rows: slice) -> None:
+        per_word = codes_per_word(self.bits)
+        width = 2 if self.bits == 3 else self.bits
+        # (rows, groups, C, G / C): [..., j, w] is code j of word w
+        codes = codes.view(codes.shape[0], self.scales.shape[2], per_word, -1)
+        words = torch.zeros_like(codes[:, :, 0], dtype=torch.int32)
+        top_bits = torch.zeros_like(words)
+        for j in range(per_word):
+            code = codes[:, :, j].int()
+            words |= (code & ((1 << width) - 1)) << (width * j)
+            top_bits |= (code >> width) << j
+        self.words[expert, rows].copy_(words.flatten(1))
+        if self.bits == 3:
+            self.top_bits[expert, rows].copy_(top_bits.flatten(1).to(torch.int16))
+
+    def codes(self, expert: int) -> Tensor:
+        """uint8 (N, K_padded), one code an element, in column order."""
+        per_word = codes_per_word(self.bits)
+        width = 2 if self.bits == 3 else self.bits
+        shifts = torch.arange(per_word, device=self.words.device)[:, None]
+        groups = self.scales.shape[2]
+        words = self.words[expert].view(self.out_features, groups, 1, -1)
+        codes = words >> width * shifts & (1 << width) - 1  # (N, groups, C, G / C)
+        if self.bits == 3:
+            top = self.top_bits[expert].int().view(self.out_features, groups, 1, -1)
+            codes |= (top >> shifts & 1) << width
+        return codes.to(torch.uint8).view(self.out_features, -1)
+
+    def dequantize(self, expert: int) -> Tensor:
+        """W (N, K) in float32."""
+        values = self.codes(expert).float() - (1 << self.bits - 1)
+        values = values.view(self.out_features, -1, self.group_size) * self.scales[expert].float()[..., None]
+        return values.view(self.out_features, -1)[:, : self.in_features]

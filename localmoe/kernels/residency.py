@@ -1,0 +1,33 @@
+"""What a kernel sees of the residency table, and how it reports what it found. No Triton, no decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# how an expert was found: the low byte of a log entry (0: not asked for); the rest holds the detail
+HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED = 1, 2, 3, 4, 5
+ON_HOST = -1  # ticket of an expert whose address is its host record
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyView:
+    """One layer's rows of the residency table on the device.
+
+    Attributes:
+        address: int64 (E,), where the weights lie: a slot or the pinned host record.
+        ticket: int64 (E,), ON_HOST, or the number of the copy that fills the slot (0: nothing to wait for).
+        score: float32 (E,), what is kept longest; the lowest makes room, an infinite one never does.
+        landing: int64 (R,), free slots that this layer may fill with what it misses; 0 ends the list.
+        done: int64 (1,), number of the last copy that is complete. Written by the copy stream.
+        log: int32 (E,), how each expert was found: kind | detail << 8; detail of MISS_KEPT is the index
+            in `landing`, of MISS_REPLACED the expert whose slot was taken.
+    """
+
+    address: Tensor
+    ticket: Tensor
+    score: Tensor
+    landing: Tensor
+    done: Tensor
+    log: Tensor

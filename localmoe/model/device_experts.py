@@ -1,0 +1,105 @@
+"""What a MoE layer's experts do where whole passes run on the GPU: packed codes when drafting, 16-bit weights
+through the residency table in the target, streamed weights for a long prompt.
+
+Takes no part in prefetch or eviction, and never waits for the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.stats import GenerationCounters
+from localmoe.core.types import Phase
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.kernels.gpu.grouping import Groups, group_pairs
+from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
+from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
+from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.rows import RowPadding
+from localmoe.model.device_window import DeviceWindow
+from localmoe.model.routing_trace import RoutingRecorder
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.prefetch.scheduler import Scheduler
+
+_STREAM_ROWS = 64  # rows of a tile for a long prompt
+
+
+@dataclass(slots=True)
+class DevicePassState:
+    """What the layers need to know of the pass that is running. One object, shared by all layers of a
+    model."""
+
+    memory: DeviceExpertMemory
+    scheduler: Scheduler
+    lookahead: LookaheadBuffer
+    rows: RowPadding
+    window: DeviceWindow
+    draft: list[LowBitExperts] | None = None
+    phase: Phase = "prefill"
+    stream: PrefillStream | None = None  # of the long prompt that is running
+    forced: Tensor | None = None  # int64 (T, L, K) in place of the routers' choices
+    routed: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # layer -> (index, weights), last pass
+    counters: GenerationCounters = field(default_factory=GenerationCounters)
+    synthetic: SyntheticModel | None = None
+    recorder: RoutingRecorder | None = None
+
+
+class DeviceRoutedExperts:
+    """Computes the routed experts of MoE layer `layer`."""
+
+    def __init__(self, layer: int, module: Any, shape: ExpertShape, state: DevicePassState) -> None:
+        self._layer = layer
+        self._shape = shape
+        self._state = state
+        self._gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
+        self._down_bias: Tensor | None = getattr(module, "down_proj_bias", None)
+
+    def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, H), (T, K), (T, K) -> (T, H)."""
+        state, layer = self._state, self._layer
+        index = top_k_index if state.forced is None else state.forced[: hidden.shape[0], layer]
+        state.routed[layer] = (index, top_k_weights)
+        if state.phase == "draft":
+            assert state.draft is not None, "no draft is loaded"
+            return lowbit_moe(
+                hidden, state.draft[layer], index, top_k_weights, activation=self._shape.activation
+            )
+        if state.stream is not None:
+            return self._streamed(state.stream, hidden, index, top_k_weights)
+        residency = state.memory.block.view(layer)
+        groups = group_pairs(index, state.window.live, residency)
+        return routed_experts(
+            hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
+            state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
+        )  # fmt: skip
+
+    def _streamed(self, stream: PrefillStream, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        tokens, top_k = index.shape
+        num_experts = self._state.memory.store.num_experts
+        device = hidden.device
+        chosen, order = index.reshape(-1).sort(stable=True)
+        bounds = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=device)).int()
+        pairs = order.int()
+        inner = hidden.new_empty(tokens * top_k, self._shape.inner)
+        out = hidden.new_empty(tokens * top_k, hidden.shape[1], dtype=torch.float32)
+        done = self._state.memory.block.done
+        for group in stream.layer(self._layer):
+            host = torch.tensor([group.experts, group.addresses], pin_memory=device.type == "cuda")
+            experts, addresses = host.to(device, non_blocking=True)
+            nothing = torch.zeros_like(addresses)
+            groups = Groups(
+                pairs, bounds[experts], bounds[experts + 1], experts.int(), addresses, nothing, nothing
+            )
+            run_groups(
+                hidden, groups, top_k, done, self._shape, inner, out,
+                self._gate_up_bias, self._down_bias, _STREAM_ROWS,
+            )  # fmt: skip
+        return combine(out, index, weights, self._state.window.live, num_experts, hidden.dtype)

@@ -1,0 +1,225 @@
+"""Issue whole passes to the GPU: a draft pass and a window of the target as one CUDA graph each, a long
+prompt as it is. Reads nothing back and tells nobody; see device_runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.core.types import Phase
+from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_experts import DevicePassState
+from localmoe.model.device_linear import KernelMode
+from localmoe.model.device_modules import uninstall
+from localmoe.model.step_graphs import PassOutput, StepGraphs
+
+WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
+_LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """What a window's pass tells the host.
+
+    Attributes:
+        log: int (L, E), how each expert was found, see kernels.residency.
+        experts: int (L, T, K), what the routers chose.
+        choices: the argmax after each token.
+        tokens: the tokens after the first, as the pass read them.
+    """
+
+    log: NDArray[np.int32]
+    experts: NDArray[np.int32]
+    choices: list[int]
+    tokens: list[int]
+
+
+class DevicePasses:
+    """The passes of one model over one cache."""
+
+    def __init__(self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode) -> None:
+        self._model = model
+        self._cache = cache
+        self._state = state
+        self._mode = mode
+        self._device = state.window.at.device
+        self.on_gpu = self._device.type == "cuda"
+        self._graphs = StepGraphs(self.on_gpu)
+        self._num_layers = state.memory.store.num_layers
+        self._num_experts = state.memory.store.num_experts
+        self._top_k = 0  # known after the first pass
+        self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
+        self._forced: dict[str, Tensor] = {}
+
+    def prepare(self) -> None:
+        """Run each kind of pass once, for no token: afterwards all that passes keep between them is there,
+        the kernels are compiled, and graphs can be captured."""
+        window = self._state.window
+        window.set(0, 0, [0])
+        window.visible = self._visible(WINDOW_BUCKETS[-1])
+        self._state.memory.open_pass()
+        self._state.phase = "verify"
+        for rows in (1, WINDOW_BUCKETS[-1]):
+            report = self._window_body(rows).report
+        self._state.memory.close_pass(self.read_window(report.cpu().numpy(), WINDOW_BUCKETS[-1]).log)
+        if self._state.draft is not None:
+            self._state.phase, self._mode.one_row = "draft", True
+            self._draft_body()
+            self._mode.one_row = False
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def forget_graphs(self) -> None:
+        """Captured passes hold the addresses of the table; the next passes are captured anew."""
+        self._graphs.clear()
+
+    def release(self) -> None:
+        """Give back what passes keep; none can be issued any more."""
+        self._graphs.clear()
+        self._forced.clear()
+        self._state.routed.clear()
+        self._state.forced = self._state.draft = None
+        uninstall(self._model)
+        self._mode = KernelMode()
+
+    def force(self, phase: Phase, start: int, count: int) -> None:
+        """Put what a simulation routes the positions from `start` on to where the passes read it."""
+        synthetic = self._state.synthetic
+        forced = None if synthetic is None or not count else synthetic.forced(phase, start, count)
+        if forced is None:
+            return
+        kind = "draft" if phase == "draft" else "target"
+        if kind not in self._forced:
+            shape = (WINDOW_BUCKETS[-1], *forced.shape[1:])
+            self._forced[kind] = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        staging = torch.from_numpy(forced)
+        staging = staging.pin_memory() if self.on_gpu else staging
+        self._forced[kind][:count].copy_(staging, non_blocking=True)
+
+    # -- a draft pass
+
+    def draft(self, length: int) -> PassOutput:
+        """One token through the low-bit experts: the one that the window's cursor is at. It leaves the argmax
+        of its logits (1, V) as the next token. length: of the sequence, at the end of the step."""
+        self._state.window.visible = self._visible(length)
+        self._state.phase, self._mode.one_row = "draft", True
+        try:
+            return self._graphs.run(("draft", self._state.window.visible), self._draft_body)
+        finally:
+            self._mode.one_row = False
+
+    def _draft_body(self) -> PassOutput:
+        window = self._state.window
+        torch.add(window.start, window.cursor, out=window.at)
+        forced = self._forced.get("draft")
+        self._state.forced = None if forced is None else forced.index_select(0, window.cursor)
+        logits = self._forward(window.tokens.index_select(0, window.cursor), window.at, keep=1)
+        window.cursor.add_(1)
+        window.tokens.index_copy_(0, window.cursor, logits.argmax(-1))
+        routed = self._routed()
+        weights = torch.stack([weights for _, weights in routed]).float().flatten()
+        return PassOutput(logits, torch.cat([self._experts(routed), weights.view(torch.int32)]))
+
+    def read_draft(self, report: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """What the draft's routers chose, (L, K), and their weights."""
+        shape = (self._num_layers, self._top_k)
+        experts, weights = report.reshape(2, *shape)
+        return experts, weights.view(np.float32)
+
+    # -- a window of the target
+
+    def window(self, count: int, start: int) -> PassOutput:
+        """The window's `count` tokens, at positions from `start` on, through the target; logits (rows, V)
+        with rows at least `count`."""
+        rows = _bucket(count)
+        self._state.window.visible = self._visible(start + rows)
+        self._state.phase = "verify"
+        key = ("window", rows, self._state.window.visible)
+        return self._graphs.run(key, lambda: self._window_body(rows))
+
+    def _window_body(self, rows: int) -> PassOutput:
+        window = self._state.window
+        window.at.copy_(window.start)
+        self._state.forced = self._forced.get("target")
+        positions = (window.at + self._rows[:rows]).clamp_(max=self._cache.capacity - 1)
+        logits = self._forward(window.tokens[:rows], positions, keep=0)
+        numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
+        numbers += [logits.argmax(-1).int(), window.tokens[:rows].int()]
+        return PassOutput(logits, torch.cat(numbers))
+
+    def read_window(self, report: NDArray[np.int32], count: int) -> WindowReport:
+        """The report of a window of `count` tokens."""
+        layers, experts, rows = self._num_layers, self._num_experts, _bucket(count)
+        log, routed, choices, tokens = np.split(
+            report, np.cumsum([layers * experts, layers * rows * self._top_k, rows])
+        )
+        return WindowReport(
+            log.reshape(layers, experts),
+            routed.reshape(layers, rows, self._top_k)[:, :count],
+            choices[:count].tolist(),
+            tokens[1:count].tolist(),
+        )
+
+    # -- a long prompt
+
+    def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
+        """A prompt through the target, its experts streamed past; logits (1, V) of its last token, and the
+        experts (L, T, K) that the routers chose."""
+        state, window, count = self._state, self._state.window, len(tokens)
+        window.set(start, count, [])
+        window.at.copy_(window.start)
+        window.visible = self._visible(start + count)
+        ids = torch.tensor(tokens, pin_memory=self.on_gpu).to(self._device, non_blocking=True)
+        positions = torch.arange(start, start + count, device=self._device)
+        synthetic = state.synthetic
+        forced = None if synthetic is None else synthetic.forced("prefill", start, count)
+        state.forced = None if forced is None else torch.from_numpy(forced).to(self._device)
+        state.phase, state.stream = "prefill", PrefillStream(state.memory)
+        try:
+            logits = self._forward(ids, positions, keep=1)
+        finally:
+            state.stream.close()
+            state.stream = None
+        experts: NDArray[np.int32] = torch.stack([index for index, _ in self._routed()]).int().cpu().numpy()
+        return logits, experts
+
+    # -- common to all
+
+    def _visible(self, length: int) -> int:
+        """Cache positions that a pass up to `length` is made for."""
+        visible = _LEAST_VISIBLE
+        while visible < length:
+            visible *= 4
+        return min(visible, self._cache.capacity)
+
+    def _forward(self, ids: Tensor, positions: Tensor, keep: int) -> Tensor:
+        with self._mode:
+            logits: Tensor = self._model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits[0]
+        return logits
+
+    def _routed(self) -> list[tuple[Tensor, Tensor]]:
+        """(index, weights) of each layer's router in the pass that was just issued."""
+        routed = [self._state.routed[layer] for layer in range(self._num_layers)]
+        self._top_k = routed[0][0].shape[1]
+        return routed
+
+    def _experts(self, routed: list[tuple[Tensor, Tensor]]) -> Tensor:
+        return torch.stack([index for index, _ in routed]).int().flatten()
+
+
+def _bucket(count: int) -> int:
+    return next(bucket for bucket in WINDOW_BUCKETS if bucket >= count)

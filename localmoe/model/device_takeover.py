@@ -1,0 +1,73 @@
+"""Hand a model's experts and attention to the GPU's kernels, which read positions on the device. See takeover
+for the rest. Decides nothing about where experts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from localmoe.kernels.gpu.attention import attention
+from localmoe.model.device_window import DeviceWindow
+from localmoe.model.skeleton import Skeleton
+from localmoe.model.takeover import ExpertLayer, take_over
+
+DEVICE_ATTENTION = "localmoe-device"
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Stands for a mask: a row sees what came before it, or the last `window` positions of that."""
+
+    window: int | None
+
+
+def take_over_device(skeleton: Skeleton, layers: Sequence[ExpertLayer], window: DeviceWindow) -> None:
+    """Route the model's experts to `layers` and its attention to the kernels, which need a DeviceKVCache.
+
+    Raises:
+        UnsupportedModelError: the architecture does not let its attention or experts be replaced.
+    """
+    ALL_ATTENTION_FUNCTIONS.register(DEVICE_ATTENTION, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(DEVICE_ATTENTION, _mask)
+    take_over(skeleton, layers, attention=DEVICE_ATTENTION)
+    for module in skeleton.model.modules():
+        if hasattr(module, "layer_idx"):
+            module.localmoe_window = window
+
+
+def _mask(*args: Any, **kwargs: Any) -> Visible:
+    return Visible(kwargs.get("local_size"))
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Visible,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out."""
+    window: DeviceWindow = module.localmoe_window
+    out = attention(
+        query,
+        key,
+        value,
+        window.at,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        max_length=window.visible,
+        window=attention_mask.window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out[None], None

@@ -1,0 +1,36 @@
+"""What all ways to fill a skeleton share: which weights stay float32, and the buffers that no file holds.
+Reads and makes no weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def float32_names(model: Any) -> re.Pattern[str] | None:
+    """Found in the names of the weights that the architecture keeps in float32; None if there are none."""
+    plan = model._get_dtype_plan(model.dtype)
+    names = [name for name, kept in plan.items() if kept == torch.float32]
+    return re.compile("|".join(re.escape(name) for name in names)) if names else None
+
+
+def rebuild_buffers(model: Any, device: torch.device) -> None:
+    """Make the buffers that are still without memory, such as rotary frequencies, as the model itself does;
+    weights stay as they are."""
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # so that _init_weights leaves it alone
+    for module in _with_meta_buffers(model, device):
+        model._init_weights(module)
+
+
+def _with_meta_buffers(model: nn.Module, device: torch.device) -> Iterator[nn.Module]:
+    for module in model.modules():
+        meta: dict[str, Tensor] = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
+        for name, buffer in meta.items():
+            module._buffers[name] = torch.zeros_like(buffer, device=device)
+        if meta:
+            yield module

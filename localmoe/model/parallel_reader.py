@@ -1,0 +1,156 @@
+"""Fill tensors from weight files with several threads, in the order of the files. Does not decide what is
+read, nor where it goes.
+
+Reading a tensor straight into memory that nobody has written yet costs the kernel's zeroing of its pages and
+a copy out of the page cache; both happen inside the read call, without the interpreter's lock, so threads
+share them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from localmoe.core.errors import LoadCancelledError
+from localmoe.hardware.cpu import core_counts
+from localmoe.hub.checkpoint import TensorHeader
+from localmoe.model.weight_reader import WeightReader, stored_dtype
+
+MAX_THREADS = 8
+PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
+STAGED_BYTES = 4 << 20  # at most, of a read through a buffer, of which each thread has one
+_POLL_S = 0.05  # between looks at `cancel` while nothing finishes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Stored elements from `first_element` on, as many as `target` has and in its order.
+
+    Attributes:
+        target: of any device, floating dtype and strides.
+        layer: the MoE layer whose records it belongs to; None for a shared weight.
+    """
+
+    header: TensorHeader
+    first_element: int
+    target: Tensor
+    layer: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.target.numel() * stored_dtype(self.header).itemsize
+
+
+def split_read(
+    header: TensorHeader, target: Tensor, first_element: int = 0, layer: int | None = None
+) -> Iterator[Piece]:
+    """A read as pieces of whole rows (of dimension 0), as few as the limits on their size allow.
+
+    Raises:
+        CheckpointError: localmoe does not read this dtype.
+    """
+    stored = stored_dtype(header)
+    flat = target.view(-1) if target.is_contiguous() else target
+    row = flat[0].numel() if flat.numel() else 1
+    limit = PIECE_BYTES if _is_direct(flat, stored) else STAGED_BYTES
+    rows = max(1, limit // (row * stored.itemsize))
+    for start in range(0, flat.shape[0], rows):
+        yield Piece(header, first_element + start * row, flat[start : start + rows], layer)
+
+
+def num_threads() -> int:
+    """Readers at a time: one a core, but at least two, as a disk answers several questions faster."""
+    return max(2, min(MAX_THREADS, core_counts()[1]))
+
+
+def read_pieces(
+    pieces: Sequence[Piece],
+    finished: Callable[[Piece], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Read all pieces; `finished` is called after each, in the calling thread. No thread outlives the call.
+
+    Raises:
+        CheckpointError: a file cannot be read. LoadCancelledError: `cancel` was set. Whatever `finished`
+            raises.
+    """
+    ordered = sorted(pieces, key=lambda piece: (piece.header.file, piece.header.offset, piece.first_element))
+    work = _Work(deque(ordered), SimpleQueue(), threading.Event())
+    threads = [
+        threading.Thread(target=work.run, name="localmoe-reader", daemon=True)
+        for _ in range(min(num_threads(), len(ordered)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in ordered:
+            piece = work.next_result(cancel)
+            if finished is not None:
+                finished(piece)
+    finally:
+        work.stop.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the readers share."""
+
+    waiting: deque[Piece]
+    results: SimpleQueue[Piece | BaseException]
+    stop: threading.Event
+
+    def run(self) -> None:
+        """One reader: its own file handle and buffer."""
+        staging = torch.empty(0, dtype=torch.uint8)
+        try:
+            with WeightReader() as reader:
+                while self.waiting and not self.stop.is_set():
+                    try:
+                        piece = self.waiting.popleft()
+                    except IndexError:  # another reader took the last one
+                        return
+                    staging = _read(reader, piece, staging)
+                    self.results.put(piece)
+        except BaseException as error:  # raised again by the thread that waits
+            self.results.put(error)
+
+    def next_result(self, cancel: threading.Event | None) -> Piece:
+        """The next piece that is read, as long as nothing went wrong."""
+        while True:
+            if cancel is not None and cancel.is_set():
+                raise LoadCancelledError("Loading the model was cancelled.")
+            try:
+                result = self.results.get(timeout=_POLL_S)
+            except Empty:
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+
+def _read(reader: WeightReader, piece: Piece, staging: Tensor) -> Tensor:
+    """Read one piece; returns the buffer to use for the next."""
+    stored = stored_dtype(piece.header)
+    if _is_direct(piece.target, stored):
+        reader.read_part(piece.header, piece.first_element, piece.target)
+        return staging
+    if staging.numel() < piece.num_bytes:
+        staging = torch.empty(max(piece.num_bytes, STAGED_BYTES), dtype=torch.uint8)
+    part = staging[: piece.num_bytes].view(stored).view(piece.target.shape)
+    reader.read_part(piece.header, piece.first_element, part)
+    piece.target.copy_(part)
+    return staging
+
+
+def _is_direct(target: Tensor, stored: torch.dtype) -> bool:
+    return target.device.type == "cpu" and target.dtype == stored and target.is_contiguous()

@@ -1,0 +1,34 @@
+"""Fill an answer's counters from what a whole target pass reported. Counts only what ran."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.stats import GenerationCounters
+from localmoe.experts.device_memory import PassReport
+
+
+def count_window(
+    counters: GenerationCounters, lookahead: LookaheadBuffer, found: PassReport, experts: NDArray[np.int32]
+) -> None:
+    """Add one verify pass.
+
+    Args:
+        found: how its experts were found.
+        experts: int (L, T, K), what the target's routers chose; outside the experts means "none".
+    """
+    counters.hits += int(found.hits.sum())
+    counters.late += int(found.late.sum())
+    counters.misses += int(found.misses.sum())
+    layers, exists = np.arange(len(experts))[:, None, None], (experts >= 0) & (experts < found.hits.shape[1])
+    counters.token_demands += int(exists.sum())
+    counters.token_hits += int((found.hits[layers, np.where(exists, experts, 0)] & exists).sum())
+    drafted = [lookahead.token_experts(token) for token in range(min(experts.shape[1], lookahead.num_tokens))]
+    known = [rows for rows in drafted if rows is not None]
+    if known:  # the draft's tokens are the window's first
+        chosen = np.sort(experts[:, : len(known)].swapaxes(0, 1), axis=2)
+        same = (np.sort(np.stack(known), axis=2) == chosen).all(axis=2)
+        counters.routed_pairs += same.size
+        counters.matched_pairs += int(same.sum())

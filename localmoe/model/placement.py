@@ -1,0 +1,201 @@
+"""Where each tensor of a checkpoint belongs in a skeleton: routed experts in host records, everything else on
+the device. transformers' own conversion mapping says so, so no architecture is named here. Reads no weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
+
+from localmoe.core.errors import CheckpointError
+from localmoe.core.types import ExpertKey
+from localmoe.experts.host_store import HostStore
+from localmoe.hub.checkpoint import Checkpoint, TensorHeader
+from localmoe.model.materialise import float32_names
+from localmoe.model.parallel_reader import Piece, split_read
+from localmoe.model.skeleton import Skeleton
+
+_EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
+_WEIGHTS = ("gate_up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTarget:
+    """A fused expert parameter: MoE layer, and which of the two matrices."""
+
+    layer: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Tensors that transformers' own converter turns into one parameter, with the pattern that each has."""
+
+    converter: Any
+    sources: list[tuple[str, TensorHeader]] = field(default_factory=list)
+
+
+class Placement:
+    """Shared weights are made on `device`, unread, and put into the model; `pieces()` fills them and the
+    records. Tensors that the model does not know are skipped, as transformers does."""
+
+    def __init__(
+        self, skeleton: Skeleton, store: HostStore, device: torch.device, checkpoint: Checkpoint
+    ) -> None:
+        """
+        Raises:
+            CheckpointError: a tensor has another shape or a dtype that is not read.
+        """
+        self.conversions: dict[str, Conversion] = {}
+        self._model = skeleton.model
+        self._store = store
+        self._device = device
+        self._folder = checkpoint.folder
+        self._meta: dict[str, Tensor] = skeleton.model.state_dict()
+        self._experts = {
+            f"{experts.path}.{name}": ExpertTarget(layer, part)
+            for layer, experts in enumerate(skeleton.experts)
+            for part, name in enumerate(_WEIGHTS)
+        }
+        # what fills a place (key, expert, slab), -1 for all; where two tensors claim one, the later one wins
+        self._reads: dict[tuple[str, int, int], list[Piece]] = {}
+        self._elements = dict.fromkeys(self._experts, 0)  # of the experts' weights that have a source
+        mapping = get_model_conversion_mapping(skeleton.model)
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._by_pattern = {p: entry for entry in self._converters for p in entry.source_patterns}
+        self._float32 = float32_names(skeleton.model)
+        for header in checkpoint.tensors.values():
+            self._place(header)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All reads but those of conversions."""
+        for pieces in self._reads.values():
+            yield from pieces
+
+    def check_complete(self) -> None:
+        """Tie weights and see that each has a source.
+
+        Raises:
+            CheckpointError: some have none.
+        """
+        self._model.tie_weights()
+        absent = [key for key, found in self._elements.items() if found != self._meta[key].numel()]
+        absent += [key for key in self._meta if key not in self._experts and _is_meta(self._model, key)]
+        if absent:
+            raise CheckpointError(
+                f"{len(absent)} weights are missing from {self._folder}, e.g. {min(absent)}: "
+                "download the model again."
+            )
+
+    def put(self, key: str, tensor: Tensor) -> None:
+        """Copy a whole parameter, as a conversion gives it, to its place.
+
+        Raises:
+            CheckpointError: it has another shape.
+        """
+        if tuple(tensor.shape) != tuple(self._meta[key].shape):
+            raise _wrong_shape(f"Tensor {key}", tensor.shape, self._meta[key].shape)
+        if key not in self._experts:
+            self._make(key).copy_(tensor)
+            return
+        target = self._experts[key]
+        for expert in range(self._store.num_experts):
+            self._store.views(ExpertKey(target.layer, expert))[target.part].copy_(tensor[expert])
+        self._elements[key] = tensor.numel()
+
+    def _place(self, header: TensorHeader) -> None:
+        key, pattern = rename_source_key(
+            header.name, self._renamings, self._converters, self._model.base_model_prefix, self._meta
+        )
+        if key not in self._meta and header.name in self._meta:
+            key, pattern = header.name, None
+        if key not in self._meta:
+            return
+        if pattern is not None:
+            self._place_converted(key, header, pattern)
+            return
+        expected = tuple(self._meta[key].shape)
+        if tuple(header.shape) != expected:
+            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
+        if key in self._experts:  # (E, ...) in the checkpoint as in the module
+            for expert in range(self._store.num_experts):
+                view = self._store.views(ExpertKey(self._experts[key].layer, expert))[self._experts[key].part]
+                self._read_expert(key, header, expert, 0, view, expert * view.numel())
+        else:
+            self._reads[key, -1, -1] = list(split_read(header, self._make(key)))
+
+    def _place_converted(self, key: str, header: TensorHeader, pattern: str) -> None:
+        """An expert's matrix, or one of the slabs that its fused matrix is made of, is read into its place;
+        any other chain is transformers' own converter's."""
+        converter = self._by_pattern[pattern]
+        operations = [type(operation) for operation in converter.operations]
+        if key not in self._experts or operations not in ([MergeModulelist], [MergeModulelist, Concatenate]):
+            conversion = self.conversions.setdefault(key, Conversion(copy.deepcopy(converter)))
+            conversion.sources.append((pattern, header))
+            return
+        match = _EXPERT_INDEX.search(header.name)
+        expert = int(match.group(1)) if match else -1
+        if not 0 <= expert < self._store.num_experts:
+            raise CheckpointError(
+                f"Tensor {header.name} names no expert of this model: download the model again."
+            )
+        target, slab = self._experts[key], converter.source_patterns.index(pattern)
+        view = self._store.views(ExpertKey(target.layer, expert))[target.part]
+        if len(operations) == 2:
+            dim = converter.operations[1].dim - 1  # without the expert dimension
+            width = view.shape[dim] // len(converter.source_patterns)
+            view = view.narrow(dim, slab * width, width)
+        if tuple(header.shape) != tuple(view.shape):
+            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, view.shape)
+        self._read_expert(key, header, expert, slab, view, 0)
+
+    def _read_expert(
+        self, key: str, header: TensorHeader, expert: int, slab: int, view: Tensor, first_element: int
+    ) -> None:
+        place = (key, expert, slab)
+        if place not in self._reads:
+            self._elements[key] += view.numel()
+        self._reads[place] = list(split_read(header, view, first_element, self._experts[key].layer))
+
+    def _make(self, key: str) -> Tensor:
+        """A new parameter or buffer on the device, in the skeleton's dtype, but for modules that the
+        architecture keeps in float32."""
+        expected = self._meta[key]
+        path, _, leaf = key.rpartition(".")
+        module = self._model.get_submodule(path)
+        dtype = expected.dtype
+        if expected.is_floating_point() and self._float32 is not None and self._float32.search(key):
+            dtype = torch.float32
+        tensor = torch.empty(expected.shape, dtype=dtype, device=self._device)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+        else:
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        return tensor
+
+
+def _is_meta(model: nn.Module, key: str) -> bool:
+    path, _, leaf = key.rpartition(".")
+    return bool(getattr(model.get_submodule(path), leaf).is_meta)
+
+
+def _wrong_shape(what: str, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        f"{what} has shape {list(found)}, the model expects {list(expected)}: config.json and weights do not "
+        "belong together."
+    )

@@ -1,0 +1,147 @@
+"""Fill a skeleton with random weights in place of a checkpoint: shared weights on the device, expert records
+in host RAM, an INT4 draft. Decides no shapes; the draft is not that of the weights.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from localmoe.core.errors import LoadCancelledError
+from localmoe.core.types import ExpertKey, Progress, ProgressCallback
+from localmoe.experts.host_store import HostStore
+from localmoe.kernels.int4 import Int4Linear, QuantizedMatrix
+from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.model.experts_runtime import DraftExpert
+from localmoe.model.materialise import float32_names, rebuild_buffers
+from localmoe.model.packed_draft import empty_layer
+from localmoe.model.skeleton import ExpertsModule, Skeleton
+
+STORED_DTYPE = torch.bfloat16
+SPREAD = 0.02  # standard deviation of all random weights
+_SHIFT = 64  # elements between the beginnings of two experts in the random block: a cache line and more
+_MAX_THREADS = 16
+_INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
+
+
+def fill_random(
+    skeleton: Skeleton,
+    device: torch.device,
+    store: HostStore,
+    seed: int,
+    *,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Shared weights: matrices normal(0, 0.02), norms 1, biases 0, drawn on `device`. Experts: all are
+    windows of one normal(0, 0.02) block at places of their own, so filling costs a copy.
+
+    Raises:
+        LoadCancelledError: `cancel` was set.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        _fill_shared(skeleton, device, generator)
+    rebuild_buffers(skeleton.model, device)
+    _fill_records(store, device, generator, progress, cancel)
+
+
+def _fill_shared(skeleton: Skeleton, device: torch.device, generator: torch.Generator) -> None:
+    experts = {
+        f"{module.path}.{name}" for module in skeleton.experts for name in ("gate_up_proj", "down_proj")
+    }
+    model = skeleton.model
+    float32 = float32_names(model)
+    for name, empty in list(model.named_parameters()):
+        if name not in experts:
+            dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype
+            weight = _random_weight(name, empty, device, dtype, generator)
+            path, _, leaf = name.rpartition(".")
+            module = model.get_submodule(path)
+            module._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
+    model.tie_weights()
+
+
+def _random_weight(
+    name: str, like: Tensor, device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    out = torch.empty(like.shape, dtype=dtype, device=device)
+    if name.endswith("bias") or (like.dim() == 1 and not name.endswith("weight")):
+        return out.zero_()
+    return out.fill_(1.0) if like.dim() == 1 else out.normal_(0.0, SPREAD, generator=generator)
+
+
+def _fill_records(
+    store: HostStore,
+    device: torch.device,
+    generator: torch.Generator,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> None:
+    assert store.dtype == STORED_DTYPE, "records are filled as 16-bit words"
+    num_experts = store.num_layers * store.num_experts
+    elements = max(layout.elements for layout in store.layouts) + num_experts * _SHIFT
+    block = torch.empty(elements, dtype=STORED_DTYPE, device=device).normal_(0.0, SPREAD, generator=generator)
+    words = block.cpu().view(torch.int16).numpy()
+
+    def fill(layer: int, expert: int) -> None:
+        record = store.record(ExpertKey(layer, expert)).view(torch.int16).numpy()
+        start = (layer * store.num_experts + expert) * _SHIFT
+        # without the GIL, so the threads share the first touch of the pages
+        np.copyto(record, words[start : start + len(record)])
+
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
+        for layer in range(store.num_layers):
+            if cancel is not None and cancel.is_set():
+                raise LoadCancelledError("Loading the model was cancelled.")
+            for _ in threads.map(fill, [layer] * store.num_experts, range(store.num_experts)):
+                pass
+            if progress is not None:
+                progress(Progress("Filling synthetic weights", layer + 1, store.num_layers, "layers"))
+
+
+def random_draft(
+    skeleton: Skeleton, device: torch.device, seed: int, group_size: int
+) -> list[list[DraftExpert]]:
+    """[layer][expert] of random INT4 codes, each alike likely, with the scale that gives them the spread of
+    the other weights."""
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    return [
+        [_random_expert(experts, device, generator, group_size) for _ in range(skeleton.num_experts)]
+        for experts in skeleton.experts
+    ]
+
+
+def random_packed_draft(
+    skeleton: Skeleton, device: torch.device, seed: int, group_size: int
+) -> list[LowBitExperts]:
+    """The same for the GPU's kernels."""
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    layers = []
+    for experts in skeleton.experts:
+        layer = empty_layer(experts, skeleton.num_experts, 4, group_size, device)
+        for packed in (layer.gate_up, layer.down):
+            packed.words.view(torch.uint8).random_(0, 256, generator=generator)
+            packed.scales.fill_(SPREAD / _INT4_SPREAD)
+        layers.append(layer)
+    return layers
+
+
+def _random_expert(
+    experts: ExpertsModule, device: torch.device, generator: torch.Generator, group_size: int
+) -> DraftExpert:
+    def matrix(shape: tuple[int, int]) -> Int4Linear:
+        rows, columns = shape[::-1] if experts.layout.transposed else shape
+        groups = -(-columns // group_size)
+        codes = torch.randint(
+            256, (rows, groups * group_size // 2), dtype=torch.uint8, device=device, generator=generator
+        )
+        scales = torch.full((rows, groups), SPREAD / _INT4_SPREAD, dtype=torch.float16, device=device)
+        return Int4Linear(QuantizedMatrix(codes, scales, columns, group_size), device)
+
+    return DraftExpert(matrix(experts.layout.gate_up_shape), matrix(experts.layout.down_shape))

@@ -1,0 +1,142 @@
+"""Shapes of well-known models, made in code: what a benchmark with random weights needs instead of a file.
+Loads nothing.
+
+Dimensions are those of the published config.json files, and weights are counted as 16-bit ones. Rotary
+embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss-20b yarn, phi-3.5-moe
+longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import transformers
+
+from localmoe.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A name, and what makes a transformers config: its model_type and dimensions."""
+
+    name: str
+    architecture: str
+    dimensions: Mapping[str, Any]
+
+    def config(self) -> Any:
+        """A new transformers config, without end tokens."""
+        no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        return transformers.AutoConfig.for_model(self.architecture, **{**no_tokens, **self.dimensions})
+
+
+def find_shape(name: str) -> ModelShape:
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none; names those that there are.
+    """
+    if name not in SHAPES:
+        raise ConfigError(f"Shape '{name}' is unknown: use one of {', '.join(SHAPES)}.")
+    return SHAPES[name]
+
+
+def shape_config(name: str) -> Any:
+    """The transformers config of a shape.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
+    return find_shape(name).config()
+
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+_ALL = (
+    ModelShape(  # Qwen/Qwen1.5-MoE-A2.7B: 14.3 B
+        "qwen1.5-moe-a2.7b",
+        "qwen2_moe",
+        {
+            "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632, "num_experts": 60, "num_experts_per_tok": 4,
+            "norm_topk_prob": False, "decoder_sparse_step": 1, "use_sliding_window": False,
+            "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            **_rope(1e6),
+        },
+    ),
+    ModelShape(  # deepseek-ai/DeepSeek-V2-Lite: 15.7 B
+        "deepseek-v2-lite",
+        "deepseek_v2",
+        {
+            "vocab_size": 102400, "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+            "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "topk_method": "greedy", "n_group": 1,
+            "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
+            "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            **_rope(1e4),
+        },
+    ),
+    ModelShape(  # microsoft/Phi-3.5-MoE-instruct: 41.9 B
+        "phi-3.5-moe",
+        "phimoe",
+        {
+            "vocab_size": 32064, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 6400, "num_local_experts": 16,
+            "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
+            "sliding_window": None, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False, **_rope(1e4),
+        },
+    ),
+    ModelShape(  # mistralai/Mixtral-8x7B-v0.1: 46.7 B
+        "mixtral-8x7b",
+        "mixtral",
+        {
+            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "sliding_window": None, "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **_rope(1e6),
+        },
+    ),
+    ModelShape(  # Qwen/Qwen3-30B-A3B: 30.5 B
+        "qwen3-30b-a3b",
+        "qwen3_moe",
+        {
+            "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+            "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+            "norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False,
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            **_rope(1e6),
+        },
+    ),
+    ModelShape(  # allenai/OLMoE-1B-7B-0924: 6.9 B
+        "olmoe-1b-7b",
+        "olmoe",
+        {
+            "vocab_size": 50304, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 1024, "num_experts": 64,
+            "num_experts_per_tok": 8, "norm_topk_prob": False, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **_rope(1e4),
+        },
+    ),
+    ModelShape(  # openai/gpt-oss-20b: 20.9 B
+        "gpt-oss-20b",
+        "gpt_oss",
+        {
+            "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 32,
+            "num_experts_per_tok": 4, "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+            **_rope(150000.0),
+        },
+    ),
+)  # fmt: skip
+SHAPES: Mapping[str, ModelShape] = MappingProxyType({shape.name: shape for shape in _ALL})

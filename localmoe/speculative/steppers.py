@@ -1,0 +1,126 @@
+"""One speculative step: draft, verify, accept, roll back. Two ways: pass by pass with the host in between,
+which does everything; and whole on the GPU, for greedy answers. Decides no draft length and emits nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from localmoe.core.events import DraftFinished
+from localmoe.model.runner import PassRunner
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.speculative.acceptance import Verdict, accept_greedy, accept_sampled
+from localmoe.speculative.drafters import Drafter, Proposal
+from localmoe.speculative.sampling import TokenSampler
+
+if TYPE_CHECKING:  # needs Triton
+    from localmoe.model.device_runner import DeviceRunner
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step drafted, how many of those are kept, the target's own token after them, and how long it
+    took."""
+
+    drafted: list[int]
+    accepted: int
+    token: int
+    draft_s: float
+    verify_s: float
+
+
+class Stepper(Protocol):
+    """Advances the sequence by the accepted tokens plus one."""
+
+    def step(self, history: Sequence[int], length: int) -> StepOutcome:
+        """Draft at most `length` tokens after `history`, of which the sequence holds all but the last. An
+        exception leaves the sequence as it was."""
+
+
+class PassStepper:
+    """Draft token by token, verify, decide on the host."""
+
+    def __init__(
+        self,
+        runner: PassRunner,
+        drafter: Drafter | None,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+    ) -> None:
+        self._runner = runner
+        self._drafter = drafter
+        self._sampler = sampler
+        self._stop = stop
+
+    def step(self, history: Sequence[int], length: int) -> StepOutcome:
+        """Draft g tokens, verify g + 1 in one target pass, keep what the target agrees with plus its next
+        token."""
+        runner = self._runner
+        base = runner.sequence.length
+        try:
+            proposal, draft_s = self._draft(history, length)
+            started = time.perf_counter()
+            # verify: row i of the logits is the target's view of what follows history + drafted[:i]
+            logits = runner.run([history[-1], *proposal.tokens], "verify", last_only=False)
+            verdict = self._accept(logits, history, proposal)
+            runner.sequence.truncate(base + 1 + verdict.accepted)
+        except BaseException:
+            runner.rewind(base)
+            raise
+        verify_s = time.perf_counter() - started
+        return StepOutcome(proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s)
+
+    def _draft(self, history: Sequence[int], length: int) -> tuple[Proposal, float]:
+        if self._drafter is None or length == 0:
+            return Proposal([], []), 0.0
+        started = time.perf_counter()
+        proposal = self._drafter.propose(history, length, self._sampler, self._stop)
+        self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
+        return proposal, time.perf_counter() - started
+
+    def _accept(self, logits: Tensor, history: Sequence[int], proposal: Proposal) -> Verdict:
+        sampler, drafted = self._sampler, proposal.tokens
+        synthetic = self._runner.passes.synthetic
+        if synthetic is not None and synthetic.settings.acceptance is not None:
+            return self._accept_synthetic(synthetic, logits, history, drafted)
+        if sampler.config.greedy:
+            return accept_greedy(sampler.greedy_choices(logits, history, drafted), drafted)
+        return accept_sampled(
+            target=lambda i: sampler.distribution(logits[i], [*history, *drafted[:i]]),
+            draft=proposal.distributions,
+            drafted=drafted,
+            uniform=sampler.uniform,
+            draw=sampler.draw,
+        )
+
+    def _accept_synthetic(
+        self, synthetic: SyntheticModel, logits: Tensor, history: Sequence[int], drafted: list[int]
+    ) -> Verdict:
+        """What the simulation accepts, then the target's choice after it."""
+        places = range(len(drafted))
+        accepted = next((i for i in places if not synthetic.accepts(len(history) + i)), len(drafted))
+        return Verdict(accepted, self._sampler.next_token(logits[accepted], [*history, *drafted[:accepted]]))
+
+
+class DeviceStepper:
+    """Greedy steps that the GPU runs from the first drafted token to the count of accepted ones."""
+
+    def __init__(self, runner: DeviceRunner, end_tokens: frozenset[int]) -> None:
+        self._runner = runner
+        self._end_tokens = end_tokens
+
+    def step(self, history: Sequence[int], length: int) -> StepOutcome:
+        """Draft g tokens, verify g + 1, read back once. What was drafted after an end token does not
+        count."""
+        done = self._runner.speculate(history[-1], length)
+        ends = (i + 1 for i, token in enumerate(done.drafted) if token in self._end_tokens)
+        counted = next(ends, len(done.drafted))
+        return StepOutcome(
+            done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s
+        )

@@ -1,0 +1,80 @@
+"""Every reason not to run whole passes on a GPU is given to a model that deserves it, and to no other."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_config
+
+from localmoe.engine.device_support import why_not_in_kernels, why_not_on_device
+from localmoe.model.skeleton import Skeleton, skeleton_from_config
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def skeleton(architecture: str, **changes: Any) -> Skeleton:
+    return skeleton_from_config(tiny_config(architecture, **changes), torch.bfloat16, "the model")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_usual_architectures_have_no_reason(architecture: str) -> None:
+    made = skeleton(architecture)
+    assert why_not_in_kernels(made) == ""
+    if importlib.util.find_spec("triton") is not None:
+        assert why_not_on_device(made, CUDA, torch.bfloat16) == ""
+        assert why_not_on_device(made, CUDA, torch.float16) == ""
+
+
+def test_there_must_be_a_gpu_of_the_right_kind_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = skeleton("qwen3_moe")
+    assert why_not_on_device(made, CPU, torch.bfloat16) == "there is no GPU"
+    assert why_not_on_device(made, CUDA, torch.float32) == "the kernels multiply 16-bit numbers, not float32"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert why_not_on_device(made, CUDA, torch.bfloat16) == "Triton is not installed"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        (RECURRENT_ARCHITECTURE, {}, "it keeps recurrent state"),
+        ("qwen3_moe", {"head_dim": 272}, "its attention heads are 272 wide"),
+        ("qwen3_moe", {"head_dim": 256}, ""),
+        ("mixtral", {"hidden_size": 1280, "num_attention_heads": 4}, "its attention heads are 320 wide"),
+        ("deepseek_v2", {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64}, ""),
+        (
+            "deepseek_v2",
+            {"qk_nope_head_dim": 256, "qk_rope_head_dim": 16},
+            "its attention heads are 272 wide",
+        ),
+        ("qwen3_moe", {"moe_intermediate_size": 120}, "its experts are no multiples of 16"),
+        ("gpt_oss", {"intermediate_size": 72}, "its experts are no multiples of 16"),
+        ("olmoe", {"hidden_size": 136, "num_attention_heads": 2}, "its experts are no multiples of 16"),
+        ("mixtral", {"hidden_act": "mish"}, "its experts' activation is not known"),
+        ("mixtral", {"hidden_act": "gelu"}, ""),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_named(
+    architecture: str, changes: dict[str, Any], reason: str
+) -> None:
+    assert why_not_in_kernels(skeleton(architecture, **changes)) == reason
+    if reason and importlib.util.find_spec("triton") is not None:
+        assert why_not_on_device(skeleton(architecture, **changes), CUDA, torch.bfloat16) == reason
+
+
+def test_attention_in_chunks_is_named() -> None:
+    made = skeleton("qwen3_moe")
+    made.text_config.attention_chunk_size = 8192
+    assert why_not_in_kernels(made) == "its attention is cut into chunks"
+
+
+@pytest.mark.parametrize("trait", [{"has_gate": False}, {"has_post_expert_norm": True}])
+def test_experts_of_another_form_are_named(trait: dict[str, bool]) -> None:
+    made = skeleton("qwen3_moe")
+    odd = SimpleNamespace(**trait)
+    experts = (made.experts[0], replace(made.experts[1], module=odd))  # type: ignore[arg-type]
+    assert why_not_in_kernels(replace(made, experts=experts)) == "its experts are not gated MLPs"

@@ -1,0 +1,317 @@
+"""The memory of whole passes: whatever happens in whatever order, slots hold what the table says."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from device_rig import RECORD_BYTES, DeviceRig, Index, PlainMemory
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from localmoe.core.types import ExpertKey
+from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED
+
+K = ExpertKey
+NOBODY: Index = [[[-1]], [[-1]]]
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Story:
+    """A random history of one memory, and of the plain model beside it."""
+
+    def __init__(self, seed: int, num_slots: int, layers: int, experts: int) -> None:
+        self.chance = random.Random(seed)
+        self.rig = DeviceRig(num_slots, layers=layers, experts=experts)
+        self.plain = PlainMemory(num_slots, layers, experts)
+        self.layers, self.experts = layers, experts
+        self.ring: list[int] = []
+
+    def key(self) -> ExpertKey:
+        return self.chance.choice(self.rig.keys)
+
+    def check(self) -> None:
+        self.rig.check(self.ring)
+        assert self.rig.resident == self.plain.here
+        assert self.rig.memory.may_copy == (len(self.plain.here) < len(self.rig.keys))
+        counters = self.rig.memory.counters()
+        found = (counters.h2d_bytes, counters.prefetched, counters.wasted)
+        assert found == (self.plain.bytes, self.plain.prefetched, self.plain.wasted)
+
+    def new_scores(self) -> None:
+        choices = [0.0, 1.0, 1.0, 2.0, 3.0, np.inf]
+        drawn = [self.chance.choice(choices) for _ in self.rig.keys]
+        self.rig.scores = np.array(drawn, dtype=np.float32).reshape(self.layers, self.experts)
+        self.rig.per_layer = self.chance.random() < 0.4
+
+    def prefetch(self) -> None:
+        for _ in range(self.chance.randrange(1, 5)):
+            key, deadline = self.key(), float(self.chance.randrange(4))
+            self.rig.memory.prefetch(key, deadline)
+            self.plain.prefetch(key, deadline)
+
+    def pump(self) -> None:
+        self.rig.memory.pump()
+        self.plain.pump(self.rig.scores, self.rig.per_layer)
+
+    def drop(self) -> None:
+        layer = self.chance.choice([None, self.chance.randrange(self.layers)])
+        self.rig.memory.drop_prefetches(layer)
+        self.plain.drop(layer)
+
+    def index(self) -> tuple[Index, int]:
+        tokens = self.chance.randrange(1, 4)
+        experts = range(-1, self.experts + 1)
+        draw = self.chance.sample
+        return [[draw(experts, 2) for _ in range(tokens)] for _ in range(self.layers)], tokens
+
+    def run_pass(self, *, late: bool = False, finish: bool = True) -> None:
+        index, tokens = self.index()
+        memory = self.rig.memory
+        if late:
+            with self.rig.transfers.paused():
+                memory.open_pass()
+                log, _ = self.rig.play(index, tokens)
+        else:
+            memory.open_pass()
+            log, _ = self.rig.play(index, tokens)
+        self.plain.pump(self.rig.scores, self.rig.per_layer)
+        if finish:
+            report = memory.close_pass(log)
+            asked = self.plain.close_pass(log)
+            assert {K(*pair) for pair in np.argwhere(report.demanded).tolist()} == asked
+            assert not (report.hits & report.late).any() and not (report.hits & report.misses).any()
+            assert late or not report.late.any()
+        else:
+            memory.abandon_pass()
+            self.plain.clear()  # what is emptied is not called wasted
+
+    def reserve_and_fill(self) -> None:
+        memory, plain = self.rig.memory, self.plain
+        count = self.chance.randrange(self.rig.slots.num_slots + 2)
+        expected = plain.reserve(count, self.rig.scores)
+        self.ring = memory.reserve(count)
+        assert len(set(self.ring)) == len(self.ring) == expected
+        self.check()
+        while (
+            self.ring and (absent := sorted(set(self.rig.keys) - plain.here)) and self.chance.random() < 0.7
+        ):
+            key = self.chance.choice(absent)
+            memory.load(key, self.ring.pop())
+            plain.reserved -= 1
+            plain.enter(key)
+            if self.chance.random() < 0.3:
+                slot = memory._slot_of[key]
+                memory.leave(key)
+                plain.leave(key)
+                plain.reserved += 1
+                self.ring.append(int(slot))
+        self.check()
+        memory.give_back(self.ring)
+        self.ring, plain.reserved = [], 0
+
+    def note_use(self) -> None:
+        keys = {self.key() for _ in range(3)}
+        demanded = np.zeros((self.layers, self.experts), dtype=np.bool_)
+        for key in keys:
+            demanded[key] = True
+        self.rig.memory.note_use(demanded)
+        self.plain.use(keys)
+
+    def forget(self) -> None:
+        self.rig.memory.forget()
+        self.plain = PlainMemory(self.rig.slots.num_slots, self.layers, self.experts)
+
+    def step(self) -> None:
+        often = [self.prefetch, self.prefetch, self.pump, self.new_scores, self.run_pass, self.run_pass]
+        late = [lambda: self.run_pass(late=True)] * 2
+        seldom = [self.drop, self.reserve_and_fill, self.note_use]
+        rare = [self.forget, lambda: self.run_pass(finish=False)] if self.chance.random() < 0.2 else []
+        self.chance.choice([*often, *late, *seldom, *rare])()
+        self.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(1, 14), st.integers(1, 3), st.integers(2, 6))
+@example(0, 1, 1, 2)
+def test_any_history_leaves_every_slot_with_one_owner_and_the_right_weights(
+    seed: int, num_slots: int, layers: int, experts: int
+) -> None:
+    story = Story(seed, num_slots, layers, experts)
+    for _ in range(60):
+        story.step()
+    everything = story.rig.memory.reserve(num_slots)
+    assert sorted(everything) == list(range(num_slots))
+
+
+def rig_with(*keys: ExpertKey, slots: int = 3) -> DeviceRig:
+    """A memory in which these experts were prefetched for a window that is over."""
+    rig = DeviceRig(slots)
+    for key in keys:
+        rig.memory.prefetch(key, 0.0)
+    rig.memory.pump()
+    rig.memory.drop_prefetches()
+    return rig
+
+
+def test_prefetches_are_copied_by_deadline_and_those_without_room_wait_their_turn() -> None:
+    rig = DeviceRig(2)
+    for expert, deadline in ((3, 3.0), (1, 1.0), (2, 2.0)):
+        rig.memory.prefetch(K(0, expert), deadline)
+    rig.memory.pump()
+    assert rig.resident == {K(0, 1), K(0, 2)}
+    rig.memory.drop_prefetches(1)  # of another layer
+    rig.memory._guarded[:] = False
+    rig.memory.pump()
+    assert K(0, 3) in rig.resident
+
+
+def test_a_prefetch_never_takes_the_place_of_another_one_of_its_window() -> None:
+    rig = DeviceRig(2)
+    for expert in range(4):
+        rig.memory.prefetch(K(0, expert), float(expert))
+        rig.memory.pump()
+    assert rig.resident == {K(0, 0), K(0, 1)}
+    rig.memory.open_pass()
+    log, _ = rig.play([[[0]], [[-1]]], 1)
+    rig.memory.close_pass(log)  # used, and so it may go
+    rig.memory.pump()
+    assert rig.resident == {K(0, 2), K(0, 1)}
+
+
+def test_a_prefetch_never_takes_the_place_of_what_the_policy_wants_to_keep() -> None:
+    rig = rig_with(K(0, 0), K(1, 0), slots=2)
+    rig.scores[:, 0] = np.inf
+    rig.memory.prefetch(K(0, 5), 0.0)
+    rig.memory.pump()
+    assert rig.resident == {K(0, 0), K(1, 0)}
+    rig.scores[1, 0] = 5.0
+    rig.memory.pump()
+    assert rig.resident == {K(0, 0), K(0, 5)}
+
+
+def test_with_shares_room_is_made_within_the_layer_and_other_layers_do_not_wait_for_it() -> None:
+    rig = rig_with(K(0, 0), K(1, 0), slots=2)
+    rig.per_layer, rig.scores[0, 0] = True, np.inf
+    rig.memory.prefetch(K(0, 5), 0.0)
+    rig.memory.prefetch(K(1, 5), 1.0)
+    rig.memory.pump()
+    assert rig.resident == {K(0, 0), K(1, 5)}
+
+
+def test_of_the_evictable_the_lowest_score_goes() -> None:
+    rig = rig_with(K(0, 0), K(0, 1), K(1, 1))
+    rig.scores[0, :2], rig.scores[1, 1] = (3.0, 1.0), 2.0
+    for expert in (4, 5):
+        rig.memory.prefetch(K(1, expert), 0.0)
+    rig.memory.pump()
+    assert rig.resident == {K(0, 0), K(1, 4), K(1, 5)}
+
+
+def test_a_copy_that_is_not_complete_is_late_and_is_not_given_away() -> None:
+    rig = DeviceRig(1)
+    with rig.transfers.paused():
+        rig.memory.prefetch(K(0, 2), 0.0)
+        rig.memory.open_pass()
+        assert int(rig.block.view(0).ticket[2]) > int(rig.block.done)
+        log, tiles = rig.play([[[2, 3]], [[-1, -1]]], 1)
+    assert [(tile.expert, tile.landing) for tile in tiles[0]] == [(3, 0), (2, 0)]
+    assert (log[0, 2], log[0, 3]) == (LATE, MISS)
+    report = rig.memory.close_pass(log)
+    assert report.late[0, 2] and report.misses[0, 3] and report.demanded.sum() == 2
+    assert int(rig.block.view(0).ticket[2]) <= int(rig.block.done)
+    rig.check()
+
+
+def test_what_a_pass_misses_fills_free_slots_and_then_replaces() -> None:
+    rig = rig_with(K(0, 5), slots=2)
+    rig.memory.open_pass()
+    log, _ = rig.play([[[0, 1, 2]], [[-1, -1, -1]]], 1)
+    assert log[0].tolist() == [MISS_KEPT, MISS_REPLACED | 5 << 8, MISS, 0, 0, 0]
+    rig.memory.close_pass(log)
+    rig.check()
+    assert rig.resident == {K(0, 0), K(0, 1)}
+    counters = rig.memory.counters()
+    assert (counters.h2d_bytes, counters.prefetched, counters.wasted) == (4 * RECORD_BYTES, 1, 1)
+    rig.memory.open_pass()
+    log, _ = rig.play([[[0, 1, 2]], [[-1, -1, -1]]], 1)
+    assert log[0].tolist()[:3] == [HIT, HIT, MISS]
+
+
+def test_free_slots_are_offered_to_all_layers_in_turn_and_each_only_once() -> None:
+    rig = DeviceRig(5)
+    rig.memory.open_pass()
+    offered = [[a for a in rig.block.view(layer).landing.tolist() if a] for layer in (0, 1)]
+    assert [len(part) for part in offered] == [3, 2]
+    assert len({*offered[0], *offered[1]}) == 5
+    assert (rig.block.landing[0, :3] != 0).all() and (rig.block.landing[0, 3:] == 0).all()
+
+
+def test_reserving_takes_free_slots_then_the_lowest_scores_then_even_what_should_stay() -> None:
+    rig = rig_with(K(0, 0), K(0, 1), K(1, 0), K(1, 1), slots=5)
+    rig.scores[0, 0], rig.scores[0, 1], rig.scores[1, 0], rig.scores[1, 1] = np.inf, 2.0, 1.0, np.inf
+    memory = rig.memory
+    addresses = {key: memory.slot_address(key) for key in rig.resident}
+    address_of = rig.slots.address
+    taken = memory.reserve(3)
+    assert len(set(taken)) == 3 and rig.resident == {K(0, 0), K(1, 1)}
+    assert [address_of(slot) for slot in taken[1:]] == [addresses[K(1, 0)], addresses[K(0, 1)]]
+    rest = memory.reserve(9)
+    assert sorted([*taken, *rest]) == list(range(5)) and rig.resident == set()
+
+
+def test_an_abandoned_pass_leaves_no_expert_of_which_it_is_not_known_what_its_slot_holds() -> None:
+    rig = rig_with(K(0, 0), K(1, 4))
+    rig.memory.open_pass()
+    rig.play([[[2, 3]], [[0, 1]]], 1)  # it may have got this far
+    rig.memory.abandon_pass()
+    rig.check()
+    assert rig.resident == set()
+    before = rig.memory.counters()
+    rig.memory.open_pass()
+    log, _ = rig.play([[[0]], [[4]]], 1)
+    rig.memory.close_pass(log)
+    assert rig.memory.counters().h2d_bytes == before.h2d_bytes + 2 * RECORD_BYTES
+    rig.memory.abandon_pass()  # nothing is open: nothing happens
+    assert rig.resident == {K(0, 0), K(1, 4)}
+
+
+def test_what_was_used_counts_as_used_by_its_number_of_pass() -> None:
+    rig, seen = DeviceRig(4), []
+    rig.memory._scores = lambda last_use: (seen.append(last_use.copy()), (rig.scores, False))[1]
+    for index in ([[[0]], [[1]]], [[[0]], [[2]]], NOBODY):
+        rig.memory.open_pass()
+        rig.memory.close_pass(rig.play(index, 1)[0])
+    demanded = np.zeros((2, 6), dtype=np.bool_)
+    demanded[1, 1] = True
+    rig.memory.note_use(demanded)
+    rig.memory.open_pass()
+    expected = np.zeros((2, 6), dtype=np.int64)
+    expected[0, 0], expected[1, 2], expected[1, 1] = 2, 2, 4
+    assert np.array_equal(seen[-1], expected)
+
+
+def test_counters_are_a_copy_and_forgetting_starts_anew() -> None:
+    rig = rig_with(K(0, 0))
+    rig.memory.counters().h2d_bytes = 10**9
+    assert rig.memory.counters().h2d_bytes == RECORD_BYTES
+    rig.memory.forget()
+    assert rig.memory.counters().h2d_bytes == 0 and rig.resident == set()
+    rig.check()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_copies_that_were_held_back_are_made_even_if_the_test_fails_meanwhile(
+    error: type[BaseException],
+) -> None:
+    rig = DeviceRig(2)
+    with pytest.raises(error), rig.transfers.paused():
+        rig.memory.prefetch(K(0, 1), 0.0)
+        rig.memory.pump()
+        raise error
+    assert rig.arrived(K(0, 1))
+    rig.check()
+    rig.memory.prefetch(K(0, 2), 0.0)
+    rig.memory.pump()
+    assert rig.arrived(K(0, 2))

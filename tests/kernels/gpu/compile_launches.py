@@ -1,0 +1,163 @@
+"""Compiles what the dense launchers would launch, for GPUs that are not there; prints a JSON line a kernel.
+
+    python compile_launches.py CAPABILITY LAUNCH...      e.g. 80 few split
+
+Runs without TRITON_INTERPRET. Launchers get CPU tensors of real shapes whose memory is never touched; a
+launch is turned into a compilation with the arguments' types, alignments and constants.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from localmoe.kernels.gpu import linear as linear_module
+from localmoe.kernels.gpu.attention import attention
+from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
+from localmoe.kernels.gpu.norm import rms_norm
+from localmoe.kernels.gpu.rope import apply_rope, write_kv
+from localmoe.kernels.gpu.router import route
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64"}
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+
+
+def signature_of(
+    kernel: JITFunction, values: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
+    """(type of each argument, constants, alignments) as a launch with these values specialises them."""
+    types: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    aligned: dict[Any, Any] = {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        specialised = not parameter.do_not_specialize
+        types[parameter.name] = "constexpr"
+        if parameter.is_constexpr or value is None or (specialised and type(value) is int and value == 1):
+            constants[parameter.name] = value
+        elif isinstance(value, Tensor):
+            types[parameter.name] = f"*{TYPES[value.dtype]}"
+            aligned[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            types[parameter.name] = "fp32"
+        else:
+            types[parameter.name] = "i32"
+            if specialised and value % 16 == 0:
+                aligned[(i,)] = [["tt.divisibility", 16]]
+    return types, constants, aligned
+
+
+def compile_instead(target: GPUTarget) -> Callable[..., None]:
+    """A stand-in for JITFunction.run that compiles for `target` and prints what came of it."""
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        values = dict(zip((p.name for p in kernel.params), args, strict=False)) | options
+        types, constants, aligned = signature_of(kernel, values)
+        compiled = triton.compile(
+            ASTSource(kernel, types, constants, aligned),
+            target=target,
+            options={name: options[name] for name in OPTIONS if name in options},
+        )
+        ptx = compiled.asm["ptx"]
+        report = {
+            "kernel": kernel.__name__,
+            "shared": compiled.metadata.shared,
+            "mma": "mma.sync.aligned.m16n8k16" in ptx,
+            "other_mma": any(name in ptx for name in ("wgmma", "tcgen05", "m16n8k8")),
+            "fused": "fma.rn.f32" in ptx,
+            "async": "cp.async" in ptx,
+            "launch": {name: value for name, value in values.items() if isinstance(value, int | str | float)},
+        }
+        print(json.dumps(report), flush=True)
+
+    return run
+
+
+def weights(columns: int, depth: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(1024, depth, dtype=torch.bfloat16), torch.empty(columns, depth, dtype=torch.bfloat16)
+
+
+def products(rows: int) -> None:
+    for columns, depth in ((2048, 2048), (151_936, 2048), (2048, 5632)):
+        x, weight = weights(columns, depth)
+        linear(x[:rows], weight, residual=torch.empty(rows, columns, dtype=x.dtype))
+    x, weight = weights(2 * 5632, 2048)
+    linear_gated(x[:rows], weight)
+
+
+def one_row() -> None:
+    for columns, depth in ((6144, 2048), (2048, 5632), (60, 2880)):
+        x, weight = weights(columns, depth)
+        gemv(x[:1], weight, torch.empty(columns, dtype=x.dtype))
+    gemv_gated(*(t[:n] for t, n in zip(weights(11_264, 2048), (1, 11_264), strict=True)))
+
+
+def rows() -> None:
+    x = torch.empty(9, 2048, dtype=torch.bfloat16)
+    rms_norm(x, x[0], 1e-6)
+    rms_norm(x.view(1, 9, 16, 128), x[0, :128], 1e-6)
+    rms_norm(x, x[0], 1e-6, x, weight_offset=1.0)
+    heads = x.view(1, 9, 16, 128).transpose(1, 2)
+    turns = torch.empty(1, 9, 64, dtype=torch.bfloat16)
+    apply_rope(heads, heads, turns, turns)
+    cache = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16)
+    write_kv(heads, heads, cache, cache, torch.empty(1, dtype=torch.int64))
+
+
+def attend(rows: int) -> None:
+    start = torch.empty(1, dtype=torch.int64)
+    for heads, kv_heads, dim, value_dim in (
+        (16, 16, 128, 128),
+        (32, 4, 64, 64),
+        (16, 16, 192, 128),
+        (8, 4, 256, 256),
+    ):
+        query = torch.empty(1, heads, rows, dim, dtype=torch.bfloat16)
+        key = torch.empty(1, kv_heads, 4096, dim, dtype=torch.bfloat16)
+        value = torch.empty(1, kv_heads, 4096, value_dim, dtype=torch.bfloat16)
+        rare = dim == 64
+        attention(
+            query, key, value, start, scale=0.1, max_length=4096,
+            window=128 if rare else None, softcap=30.0 if rare else None,
+            sinks=torch.empty(heads, dtype=torch.bfloat16) if rare else None,
+        )  # fmt: skip
+
+
+def router() -> None:
+    for experts in (60, 128):
+        x, weight = weights(experts, 2048)
+        route(x[:9], weight, 4, score="softmax", renormalise=True)
+    route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
+
+
+LAUNCHES: dict[str, Callable[[], None]] = {
+    "few": lambda: products(9),
+    "window": lambda: products(33),
+    "prompt": lambda: products(1024),
+    "one_row": one_row,
+    "rows": rows,
+    "split": lambda: attend(9),
+    "loop": lambda: attend(1024),
+    "router": router,
+}
+
+
+def main() -> None:
+    capability, names = int(sys.argv[1]), sys.argv[2:]
+    JITFunction.run = compile_instead(GPUTarget("cuda", capability, 32))
+    linear_module.num_multiprocessors = lambda device: 132  # type: ignore[assignment]
+    for name in names:
+        LAUNCHES[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Attention over the cache against float64: both ways of cutting the work, every masking rule, caches full of
+NaN beyond what is live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from dense_cases import DEVICE, DTYPES, in_nan, normal, poisoned_empty
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from localmoe.kernels.dense import reference_attention
+from localmoe.kernels.gpu import attention as module
+from localmoe.kernels.gpu.attention import attention, chunk_positions, num_slots
+
+
+@dataclass(frozen=True)
+class Case:
+    """`start` positions are cached, `rows` more ask; the cache and the launch have room for more."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    rows: int = 3
+    start: int = 140
+    spare: int = 150
+    dim: int = 32
+    value_dim: int = 32
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    seed: int = 0
+    dtype: torch.dtype = DTYPES[0]
+
+    def check(self, score_scale: float = 1.0) -> Tensor:
+        """Compare with float64 and return the result."""
+        live = self.start + self.rows
+        query = in_nan(
+            normal(1, self.rows, self.heads, self.dim, dtype=self.dtype, seed=self.seed)
+        ).transpose(1, 2)
+        caches = []
+        for i, dim in enumerate((self.dim, self.value_dim)):
+            cache = torch.full((1, self.kv_heads, live + self.spare, dim), torch.nan, dtype=self.dtype)
+            cache[:, :, :live] = normal(1, self.kv_heads, live, dim, dtype=self.dtype, seed=self.seed + 1 + i)
+            caches.append(cache.to(DEVICE))
+        key, value = caches
+        sinks = normal(self.heads, dtype=self.dtype, seed=self.seed + 3, scale=3.0) if self.sinks else None
+        start = torch.tensor([self.start], device=DEVICE)
+        scale = score_scale * self.dim**-0.5
+        out = attention(
+            query, key, value, start, scale=scale, max_length=live + self.spare,
+            window=self.window, softcap=self.softcap, sinks=sinks,
+        )  # fmt: skip
+        exact = reference_attention(
+            query.double(), key.double(), value.double(), start, scale=scale,
+            window=self.window, softcap=self.softcap, sinks=None if sinks is None else sinks.double(),
+        )  # fmt: skip
+        assert out.shape == (self.rows, self.heads, self.value_dim) and out.is_contiguous()
+        assert not out.isnan().any()
+        # weights and result are rounded to the dtype: errors are a few steps of the largest value
+        error = (out.double() - exact).abs().max().item()
+        assert error < 3 * torch.finfo(self.dtype).eps, f"{self}: off by {error}"
+        return out
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+@pytest.fixture(params=["split", "loop"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "loop":
+        monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(start=0, rows=1),
+        Case(start=127, rows=1, heads=1, kv_heads=1),
+        Case(start=128, rows=9, heads=16),
+        Case(start=120, rows=40, heads=3, kv_heads=1),
+        Case(start=300, rows=17, heads=2, spare=0),
+        Case(start=1290, rows=1, spare=1000),  # more chunks than are merged at once
+        Case(dim=80, value_dim=80),
+        Case(dim=192, value_dim=128, start=70),
+        Case(dim=256, value_dim=256, heads=2, start=70),
+        Case(dim=24, value_dim=8),
+        Case(window=1),
+        Case(window=100, rows=7),
+        Case(window=128, rows=33, start=128, heads=2, kv_heads=1),
+        Case(window=129, start=900, spare=300),
+        Case(window=100, rows=60, start=200, heads=1, kv_heads=1),  # rows begin in different chunks
+        Case(window=1000),
+        Case(softcap=0.8),
+        Case(softcap=30.0, window=64),
+        Case(sinks=True),
+        Case(sinks=True, window=20, start=260, rows=5),
+    ],
+    ids=str,
+)
+def test_attention_is_that_of_float64(case: Case, dtype: torch.dtype) -> None:
+    Case(**{**{name: getattr(case, name) for name in case.__dataclass_fields__}, "dtype": dtype}).check()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    group=st.integers(1, 5), kv_heads=st.integers(1, 3), rows=st.integers(1, 12), start=st.integers(0, 400),
+    spare=st.integers(0, 300), dim=st.integers(1, 40), value_dim=st.integers(1, 40),
+    window=st.none() | st.integers(1, 500), softcap=st.none() | st.floats(0.5, 50.0), sinks=st.booleans(),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_attention_of_any_shape(
+    group: int, kv_heads: int, rows: int, start: int, spare: int, dim: int, value_dim: int,
+    window: int | None, softcap: float | None, sinks: bool, seed: int,
+) -> None:  # fmt: skip
+    Case(group * kv_heads, kv_heads, rows, start, spare, dim, value_dim, window, softcap, sinks, seed).check()
+
+
+@pytest.mark.usefixtures("way")
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    Case(start=400).check(score_scale=40.0)
+    Case(start=400, sinks=True).check(score_scale=40.0)
+
+
+def test_many_rows_and_large_partial_results_take_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_split(*args: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(module, "_split", no_split)
+    Case(rows=81, start=0, heads=1, kv_heads=1).check()
+    with pytest.raises(LookupError):
+        Case(rows=80, start=0, heads=1, kv_heads=1).check()
+    monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 100)
+    Case(rows=1, start=0, heads=1, kv_heads=1).check()
+
+
+def test_a_window_bounds_the_chunks() -> None:
+    for window in (1, 2, 127, 128, 129, 300):
+        for rows in (1, 2, 16, 80):
+            seen = [
+                (start + rows - 1) // 128 - max(0, start - window + 1) // 128 + 1 for start in range(1000)
+            ]
+            assert max(seen) == num_slots(rows, 1 << 20, window, 128)
+    assert num_slots(80, 130, 128, 128) == 2
+    assert (chunk_positions(128, 128), chunk_positions(192, 128), chunk_positions(64, 256)) == (128, 64, 64)

@@ -1,0 +1,56 @@
+"""Every dense kernel compiles for the GPUs in use, fits their shared memory, and uses the one tensor-core
+instruction that the exactness rule rests on. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+EVERYTHING = ("few", "window", "prompt", "one_row", "rows", "split", "loop", "router")
+PRODUCTS = {"_linear", "_linear_gated", "_attend_split", "_attend_loop", "_router_parts"}
+ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
+OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_split", "_router_choice"}
+
+
+def compiled(capability: int, launches: tuple[str, ...], cache: Path) -> list[dict[str, Any]]:
+    """One report a kernel, from a process in which Triton compiles."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "compile_launches.py"), str(capability), *launches],
+        env={**kept, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
+    reports = compiled(capability, EVERYTHING, tmp_path)
+    assert {report["kernel"] for report in reports} == PRODUCTS | ONE_ROW | OTHERS
+    check(reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [86, 89])
+def test_products_of_prompts_compile_and_fit(capability: int, tmp_path: Path) -> None:
+    check(compiled(capability, ("prompt",), tmp_path))
+
+
+def check(reports: list[dict[str, Any]]) -> None:
+    assert reports
+    for report in reports:
+        assert report["shared"] <= 99 * 1024, report
+        assert report["mma"] == (report["kernel"] in PRODUCTS), report
+        assert not report["other_mma"], report
+        assert report["fused"] == (report["kernel"] in ONE_ROW), report
+        assert report["async"] == report["kernel"].startswith("_linear"), report  # weights are pipelined

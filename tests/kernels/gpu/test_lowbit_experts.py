@@ -1,0 +1,323 @@
+"""Low-bit expert kernels against float64 sums over the dequantised matrices; natively with CUDA, else through
+Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from localmoe.kernels.activations import Activation, ActivationKind
+from localmoe.kernels.gpu.lowbit_experts import Tile, choose_down_tile, choose_gate_up_tile, lowbit_moe
+from localmoe.kernels.lowbit import LowBitExperts
+
+ROOT = Path(__file__).resolve().parents[3]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SILU = Activation("silu")
+OAI = Activation("swiglu_oai", 1.702, 7.0)
+# Relative to the norm of the result. Float32 sums hold a code beside a number of up to 2^12. Hidden values
+# and the result are each rounded to the dtype; the interpreter cuts bfloat16 off where hardware rounds.
+TOLERANCE = {torch.float32: 5e-4, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
+_EMPTY = torch.empty  # tests replace torch.empty
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+
+def poisoned_empty(*args: object, **options: object) -> Tensor:
+    made: Tensor = _EMPTY(*args, **options)  # type: ignore[call-overload]
+    return made.fill_(math.nan) if made.is_floating_point() else made
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+def random_experts(
+    sizes: tuple[int, int, int], bits: int, group_size: int, seed: int, biased: bool = False
+) -> LowBitExperts:
+    """Experts of sizes (E, H, I) with random codes, padding included, and biases of a product's size."""
+    num_experts, hidden, inner = sizes
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    experts = LowBitExperts.empty(
+        num_experts, hidden, inner, bits, group_size, DEVICE,
+        gate_up_bias=torch.zeros(num_experts, 2 * inner) if biased else None,
+        down_bias=torch.zeros(num_experts, hidden, dtype=torch.bfloat16) if biased else None,
+    )  # fmt: skip
+    return experts.random_(generator)
+
+
+def random_inputs(
+    tokens: int, top_k: int, experts: LowBitExperts, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, index with a few experts that do not exist, weights."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, experts.hidden_size, generator=generator).to(DEVICE, dtype)
+    index = torch.stack(
+        [torch.randperm(experts.num_experts + top_k, generator=generator)[:top_k] for _ in range(tokens)]
+    )
+    index[index == experts.num_experts + 1] = -1
+    weights = torch.rand(tokens, top_k, generator=generator) + 0.1
+    return x, index.to(DEVICE), weights.to(DEVICE)
+
+
+def reference(
+    x: Tensor, experts: LowBitExperts, index: Tensor, weights: Tensor, activation: Activation
+) -> Tensor:
+    """(T, H) in float64, one pair after the other, hidden values rounded as between the two kernels."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token, chosen in enumerate(index.tolist()):
+        for k, expert in enumerate(chosen):
+            if not 0 <= expert < experts.num_experts:
+                continue
+            gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
+            products = gate_up @ x[token].double()
+            if experts.gate_up_bias is not None:
+                products += experts.gate_up_bias[expert].double()
+            hidden = activation.apply(*products.chunk(2)).to(x.dtype).double()
+            y = down @ hidden
+            if experts.down_bias is not None:
+                y += experts.down_bias[expert].double()
+            out[token] += weights[token, k].double() * y
+    return out
+
+
+def assert_close(got: Tensor, wanted: Tensor) -> None:
+    """Every token within the tolerance of its norm, and exactly zero where that is."""
+    assert got.isfinite().all()
+    error = (got.double() - wanted).norm(dim=1)
+    assert (error <= TOLERANCE[got.dtype] * wanted.norm(dim=1)).all(), (error / wanted.norm(dim=1)).tolist()
+
+
+BIG = Tile(rows=32, vectors=32, depth=2)  # few programs: the interpreter pays by the program
+CASES = [
+    # (E, H, I), bits, group, T, K, dtype, biased, activation, gate_up tile, down tile
+    ((5, 256, 96), 4, 128, 2, 4, torch.bfloat16, False, SILU, BIG, BIG),
+    ((3, 2880, 40), 4, 128, 1, 4, torch.float32, True, OAI, Tile(8, 32, 3), Tile(128, 8, 1)),
+    ((4, 64, 1408), 4, 128, 1, 2, torch.float32, False, SILU, Tile(128, 32, 1), Tile(16, 16, 3)),
+    ((4, 160, 96), 4, 32, 3, 6, torch.float16, True, OAI, BIG, Tile(64, 16, 1)),
+    ((6, 200, 88), 4, 64, 1, 8, torch.float32, False, Activation("gelu_tanh"), BIG, Tile(32, 4, 2)),
+    ((3, 320, 100), 4, 256, 2, 1, torch.float32, True, Activation("relu"), Tile(64, 64, 1), Tile(64, 32, 1)),
+    ((4, 120, 50), 4, 32, 2, 2, torch.float32, False, SILU, Tile(64, 4, 1), Tile(128, 2, 1)),
+    ((4, 200, 88), 3, 64, 1, 3, torch.float32, True, OAI, BIG, BIG),
+    ((4, 544, 48), 3, 32, 1, 2, torch.bfloat16, False, SILU, BIG, Tile(128, 16, 1)),
+    ((3, 300, 72), 3, 128, 1, 2, torch.float32, False, Activation("gelu"), BIG, Tile(64, 16, 2)),
+    ((4, 96, 70), 2, 32, 3, 2, torch.float32, True, SILU, BIG, BIG),
+    ((3, 700, 64), 2, 128, 1, 4, torch.float16, False, OAI, BIG, Tile(128, 8, 1)),
+    ((3, 300, 40), 8, 128, 1, 3, torch.float32, False, SILU, Tile(16, 32, 3), BIG),
+    ((4, 160, 96), 8, 32, 2, 2, torch.bfloat16, True, OAI, BIG, Tile(64, 16, 2)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}bit-g{c[2]}-H{c[0][1]}-I{c[0][2]}-K{c[4]}")
+def test_result_is_the_weighted_sum_of_the_dequantised_experts(case: tuple) -> None:
+    sizes, bits, group_size, tokens, top_k, dtype, biased, activation, up_tile, down_tile = case
+    experts = random_experts(sizes, bits, group_size, seed=sum(sizes), biased=biased)
+    x, index, weights = random_inputs(tokens, top_k, experts, dtype, seed=bits + top_k)
+    index[:, 0] = torch.arange(tokens) % sizes[0]  # at least one that exists
+    got = lowbit_moe(
+        x, experts, index, weights, activation=activation, gate_up_tile=up_tile, down_tile=down_tile
+    )
+    assert got.dtype == dtype
+    assert_close(got, reference(x, experts, index, weights, activation))
+
+
+@given(
+    st.sampled_from([2, 3, 4, 8]), st.sampled_from([32, 64, 96, 128]), st.integers(1, 30), st.integers(1, 20),
+    st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3), st.integers(0, 999),
+)  # fmt: skip
+@settings(deadline=None, max_examples=6)
+def test_any_shape_and_tile_gives_the_same_result(
+    bits: int,
+    group: int,
+    width: int,
+    inner: int,
+    top_k: int,
+    vectors: int,
+    depth: int,
+    seed: int,
+) -> None:
+    experts = random_experts((4, 5 * width, 3 * inner), bits, group, seed, biased=seed % 2 == 0)
+    x, index, weights = random_inputs(1, top_k, experts, torch.float32, seed)
+    tile = Tile(64, vectors, depth)
+    got = lowbit_moe(x, experts, index, weights, activation=SILU, gate_up_tile=tile, down_tile=tile)
+    assert_close(got, reference(x, experts, index, weights, SILU))
+
+
+def test_the_built_in_tiles_cover_all_rows_and_columns() -> None:
+    experts = random_experts((3, 72, 46), 4, 32, seed=1)
+    x, index, weights = random_inputs(1, 4, experts, torch.float32, seed=2)
+    index[0, 2] = 0
+    assert_close(
+        lowbit_moe(x, experts, index, weights, activation=SILU), reference(x, experts, index, weights, SILU)
+    )
+
+
+KINDS: list[tuple[ActivationKind, float]] = [
+    ("silu", math.inf), ("silu", 1.0), ("gelu", math.inf), ("gelu_tanh", math.inf), ("relu", 0.5),
+    ("swiglu_oai", 0.7), ("swiglu_oai", math.inf),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "limit"), KINDS)
+def test_the_activation_is_the_torch_one(kind: ActivationKind, limit: float) -> None:
+    activation = Activation(kind, 1.3, limit, interleaved=True)  # of the module's rows, not of these
+    experts = random_experts((1, 64, 48), 8, 32, seed=3)
+    x, _, _ = random_inputs(1, 1, experts, torch.float32, seed=4)
+    index, weights = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    got = lowbit_moe(x * 3, experts, index, weights, activation=activation, gate_up_tile=BIG, down_tile=BIG)
+    assert_close(got, reference(x * 3, experts, index, weights, activation))
+
+
+def test_experts_that_do_not_exist_contribute_nothing() -> None:
+    experts = random_experts((3, 64, 32), 4, 32, seed=5, biased=True)
+    x, _, weights = random_inputs(3, 2, experts, torch.float32, seed=6)
+    index = torch.tensor([[3, 1 << 40], [0, -1], [3, 2]], device=DEVICE)
+    weights[0], weights[1, 1] = math.nan, math.nan
+    got = lowbit_moe(x, experts, index, weights, activation=OAI, gate_up_tile=BIG, down_tile=BIG)
+    assert got[0].eq(0).all()
+    wanted = reference(x, experts, index, weights, OAI)
+    assert_close(got[1:], wanted[1:])
+
+
+def test_a_token_does_not_see_its_neighbours() -> None:
+    experts = random_experts((4, 96, 40), 4, 32, seed=7)
+    x, index, weights = random_inputs(3, 2, experts, torch.float16, seed=8)
+    x[1] = math.nan
+    tiles = {"gate_up_tile": BIG, "down_tile": BIG}
+    together = lowbit_moe(x, experts, index, weights, activation=SILU, **tiles)
+    alone = lowbit_moe(x[2:], experts, index[2:], weights[2:], activation=SILU, **tiles)
+    assert torch.equal(alone, together[2:]) and alone.norm() > 0
+
+
+def test_inputs_may_be_views_and_weights_of_the_dtype_of_x() -> None:
+    experts = random_experts((4, 96, 40), 4, 32, seed=9)
+    x, index, weights = random_inputs(2, 3, experts, torch.float16, seed=10)
+    wide = torch.stack((x, x * 0 + math.nan), dim=1).flatten(1)
+    args = (wide[:, :96], experts, index.t().contiguous().t(), weights.half().t().contiguous().t())
+    got = lowbit_moe(*args, activation=SILU, gate_up_tile=BIG, down_tile=BIG)
+    assert_close(got, reference(x, experts, index, weights.half(), SILU))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "top_k", "bits"),
+    [
+        (2048, 1408, 4, 4),
+        (2048, 768, 8, 4),
+        (4096, 6400, 2, 3),
+        (2880, 2880, 4, 8),
+        (2048, 1408, 6, 2),
+        (64, 32, 5, 4),
+    ],
+)
+def test_built_in_tiles_keep_all_lanes_busy(hidden: int, inner: int, top_k: int, bits: int) -> None:
+    with torch.device("meta"):
+        experts = LowBitExperts.empty(4, hidden, inner, bits, 128 if hidden > 64 else 32, "meta")
+    for tile, side, packed in (
+        (choose_gate_up_tile(experts), 1, experts.gate_up),
+        (choose_down_tile(experts, top_k), math.gcd(top_k, 8), experts.down),
+    ):
+        assert tile.vectors * side % 32 == 0, "a thread must read one vector a step"
+        words = tile.vectors * 4 * tile.depth
+        covered = -(-packed.words.shape[2] // words) * words
+        assert covered <= max(tile.vectors * 4, packed.words.shape[2] * 1.4)
+
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu import lowbit_experts as launch, lowbit_kernels as kernels
+from localmoe.kernels.lowbit import LowBitExperts
+
+def compile(kernel, constants, bits, capability, dtype):
+    warps = constants.pop("num_warps")
+    types = dict.fromkeys(("x", "gated", "out", "bias"), f"*{dtype}")
+    types |= {"index": "*i64", "weights": "*fp32", "words": "*i32", "scales": "*fp16"}
+    types["top_bits"] = "*i16" if bits == 3 else "*i32"
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in types}
+    built = triton.compile(
+        ASTSource(kernel, signature, constants, attrs),
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
+    )
+    ptx = built.asm["ptx"]
+    print(kernel.__name__, capability, built.metadata.shared, ptx.count("v4.b32"), ptx.count("ld.global"))
+
+gpt = Activation("swiglu_oai", 1.702, 7.0)
+silu = Activation("silu")
+for capability, dtype, (E, H, I), K, bits, biased, activation in (
+    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu),
+    (89, "fp16", (8, 4096, 14336), 2, 4, False, silu),
+    (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt),
+    (120, "bf16", (64, 2048, 1408), 6, 3, False, silu),
+):
+    up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
+    biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
+    experts = LowBitExperts.empty(E, H, I, bits, 128, "meta", **biases)
+    up, down = launch.choose_gate_up_tile(experts), launch.choose_down_tile(experts, K)
+    up_constants = launch.gate_up_constants(experts, K, activation, up, ptx=True)
+    down_constants = launch.down_constants(experts, K, down, ptx=True)
+    compile(kernels.gate_up_kernel, up_constants, bits, capability, dtype)
+    compile(kernels.down_kernel, down_constants, bits, capability, dtype)
+"""
+
+
+def test_kernels_compile_for_every_generation_with_wide_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 8
+    for name, capability, shared, wide_loads, loads in lines:
+        assert int(shared) <= 99 << 10, (name, capability)
+        assert int(wide_loads) >= 4, f"{name} for sm_{capability} reads its codes in small pieces"
+        assert int(loads) < 120, f"{name} for sm_{capability} reads activations or scales in small pieces"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 4, 32])
+@pytest.mark.parametrize(
+    ("sizes", "top_k", "bits", "biased"),
+    [
+        ((60, 2048, 1408), 4, 4, False),
+        ((128, 2048, 768), 8, 4, False),
+        ((16, 4096, 6400), 2, 4, False),
+        ((32, 2880, 2880), 4, 4, True),
+        ((64, 2048, 1408), 6, 3, False),
+        ((60, 2048, 1408), 4, 2, False),
+        ((60, 2048, 1408), 4, 8, False),
+    ],
+)
+def test_real_shapes_in_a_graph_are_right_and_repeatable(
+    sizes: tuple[int, int, int], top_k: int, bits: int, biased: bool, tokens: int
+) -> None:
+    activation = OAI if biased else SILU
+    experts = random_experts(sizes, bits, 128, seed=bits, biased=biased)
+    x, index, weights = random_inputs(tokens, top_k, experts, torch.bfloat16, seed=tokens)
+    index[:, 0] = torch.arange(tokens, device=DEVICE) % sizes[0]
+    eager = lowbit_moe(x, experts, index, weights, activation=activation)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = lowbit_moe(x, experts, index, weights, activation=activation)
+    for _ in range(3):
+        captured.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(captured, eager)
+    assert_close(eager, reference(x, experts, index, weights, activation))

@@ -1,0 +1,292 @@
+"""Fused modules of real architectures against the modules that they replace; what is not known keeps its
+own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import tiny_model
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from localmoe.model.device_linear import KernelMode
+from localmoe.model.device_modules import install
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.float16
+CONTEXT, TOKENS = 64, 6
+NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
+REPLACED = {
+    "qwen2_moe": NORMS | {"layers.0", "self_attn", "gate", "shared_expert", "mlp", "rotary_emb"},
+    "qwen3_moe": NORMS | {"layers.0", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
+    "mixtral": NORMS | {"layers.0", "self_attn", "gate", "rotary_emb"},
+    "olmoe": NORMS | {"layers.0", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
+    "deepseek_v2": NORMS
+    | {"layers.0", "layers.1", "kv_a_layernorm", "gate", "mlp", "shared_experts", "rotary_emb"},
+    "gpt_oss": NORMS | {"layers.0", "router", "rotary_emb"},
+    "phimoe": {"self_attn", "rotary_emb"},
+}
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+
+def tiny(architecture: str) -> Any:
+    layers = 2 if architecture == "deepseek_v2" else 1  # whose first one has no experts
+    changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 48}
+    if architecture == "gpt_oss":
+        changes["layer_types"] = ["sliding_attention"]
+    return tiny_model(architecture, dtype=DTYPE, **changes).to(DEVICE)
+
+
+def calls_of(model: Any, ids: Tensor) -> tuple[dict[str, Call], Tensor]:
+    """What every module was given and returned in one pass, and the logits."""
+    calls: dict[str, Call] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, kwargs, out, path=path: calls.__setitem__(path, (args, kwargs, out)),
+            with_kwargs=True,
+        )
+        for path, module in model.named_modules()
+    ]
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return calls, logits
+
+
+def assert_alike(got: Any, wanted: Any, path: str) -> None:
+    if isinstance(wanted, tuple):
+        assert isinstance(got, tuple) and len(got) == len(wanted), path
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert_alike(mine, theirs, path)
+    elif wanted is None or not isinstance(wanted, Tensor):
+        assert got is wanted or got == wanted, path
+    elif wanted.dtype == torch.int64:
+        assert torch.equal(got, wanted), path
+    else:
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype, path
+        kind = torch.complex128 if wanted.is_complex() else torch.float64
+        error = (got.to(kind) - wanted.to(kind)).norm() / wanted.to(kind).norm().clamp_min(1e-6)
+        assert error < 4e-3, f"{path}: off by {error}"
+
+
+def by_expert(logits: Tensor, weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a router returns, a token's experts in ascending order: their own does not matter."""
+    experts, order = index.sort(dim=-1)
+    return logits, weights.gather(-1, order), experts
+
+
+def replaced_in(model: Any) -> list[str]:
+    return [path for path, module in model.named_modules() if "forward" in vars(module)]
+
+
+def last_name(path: str) -> str:
+    parts = path.split(".")
+    return ".".join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", REPLACED)
+def test_what_is_replaced_computes_what_it_did_before(architecture: str) -> None:
+    model = tiny(architecture)
+    ids = torch.randint(6, 48, (1, TOKENS), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    calls, logits = calls_of(model, ids)
+    mode = install(model, CONTEXT)
+    replaced = replaced_in(model)
+    assert {last_name(path) for path in replaced} == REPLACED[architecture]
+    modules = dict(model.named_modules())
+    with mode:
+        for path in replaced:
+            args, kwargs, wanted = calls[path]
+            got = modules[path](*args, **kwargs)
+            if path.endswith(("gate", "router")):
+                got, wanted = by_expert(*got), by_expert(*wanted)
+            assert_alike(got, wanted, path)
+        assert_alike(model(input_ids=ids, use_cache=False).logits, logits, "the whole model")
+
+
+@torch.inference_mode()
+def test_one_row_of_a_draft_is_nearly_the_same() -> None:
+    model = tiny("qwen2_moe")
+    logits = calls_of(model, torch.tensor([[9]], device=DEVICE))[1]
+    mode = install(model, CONTEXT)
+    mode.one_row = True
+    with mode:
+        assert_alike(model(input_ids=torch.tensor([[9]], device=DEVICE), use_cache=False).logits, logits, "")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", ["qwen2_moe", "qwen3_moe"])
+def test_no_weight_is_held_twice(architecture: str) -> None:
+    model = tiny(architecture)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    mode = install(model, CONTEXT)
+    tensors = [*model.parameters(), *(group.weight for group, _ in mode._fused.values())]
+    tensors += [group.bias for group, _ in mode._fused.values() if group.bias is not None]
+    for module in model.modules():  # and what the functions in place of a forward hold on to
+        cells = getattr(vars(module).get("forward"), "__closure__", None) or ()
+        tensors += [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    assert sum(storages.values()) == sum(tensor.nbytes for tensor in before.values())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v2", "gpt_oss"])
+def test_the_rotary_embedding_is_right_at_every_position(architecture: str) -> None:
+    model = tiny(architecture)
+    x = torch.zeros(1, 3, 64, dtype=DTYPE, device=DEVICE)
+    positions = [torch.tensor([chosen], device=DEVICE) for chosen in ([0, 1, 2], [CONTEXT - 1, 7, 30])]
+    wanted = [model.model.rotary_emb(x, position_ids=ids) for ids in positions]
+    install(model, CONTEXT)
+    for ids, expected in zip(positions, wanted, strict=True):
+        got = model.model.rotary_emb(x, position_ids=ids)
+        pairs = zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
+        assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+class LikeGemmaRMSNorm(nn.Module):
+    """Multiplies with 1 + weight before it rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.randn(32) * 0.3), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (scaled * (1.0 + self.weight.float())).type_as(x)
+
+
+class MaxRMSNorm(LikeGemmaRMSNorm):
+    """Bears the name and is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.abs().amax(-1, keepdim=True) + self.eps) * self.weight
+
+
+class OddRouter(nn.Module):
+    """Of a usual form, but for what it does with the weights; or with more than the kernel can choose."""
+
+    def __init__(self, experts: int, top_k: int, power: float) -> None:
+        super().__init__()
+        self.weight, self.top_k, self.power = nn.Parameter(torch.randn(experts, 32)), top_k, power
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = x @ self.weight.T
+        weights, index = logits.float().softmax(-1).topk(self.top_k)
+        return logits, weights**self.power, index
+
+
+class SharesRouter(OddRouter):
+    """Sigmoids of the chosen, as shares of their sum, times `power`."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = x @ self.weight.T
+        weights, index = logits.float().sigmoid().topk(self.top_k)
+        return logits, weights / weights.sum(-1, keepdim=True) * self.routed_scaling_factor, index
+
+    @property
+    def routed_scaling_factor(self) -> float:
+        return self.power
+
+
+class GeluMLP(nn.Module):
+    """A gated MLP with another activation."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(32, 48, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn = nn.Linear(48, 32, bias=False), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs neighbours instead of halves."""
+
+    def turn(x: Tensor) -> Tensor:
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        return x * cos[:, None] + other * sin[:, None]
+
+    return turn(q), turn(k)
+
+
+class PairedAttention(nn.Module):
+    """Rotates neighbours, and has a bias in one projection only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = 16
+        self.q_proj, self.k_proj = nn.Linear(32, 32), nn.Linear(32, 32, bias=False)
+        self.v_proj = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (part(x).view(1, -1, 2, 16).mT.mT for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q + k + v.transpose(1, 2)
+
+
+class Several(nn.Module):
+    """Modules to be looked at."""
+
+    dtype = DTYPE
+
+    def __init__(self, **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+
+@torch.inference_mode()
+def test_what_only_looks_like_a_known_module_keeps_its_own_code() -> None:
+    torch.manual_seed(0)
+    model = Several(
+        max_norm=MaxRMSNorm(),
+        layer_norm=nn.LayerNorm(32),
+        squares=OddRouter(8, 2, 2.0),
+        many=OddRouter(40, 17, 1.0),
+        gelu=GeluMLP(nn.GELU()),
+        attention=PairedAttention(),
+    ).to(DEVICE, DTYPE)
+    mode = install(model, CONTEXT)
+    assert replaced_in(model) == []
+    assert mode._fused == {}
+    x = torch.randn(1, 3, 32).to(DEVICE, DTYPE)
+    cos, sin = (torch.randn(1, 3, 16).to(DEVICE, DTYPE) for _ in range(2))
+    attention = model.attention
+    wanted = attention(x, cos, sin)
+    with mode:
+        assert_alike(attention(x, cos, sin), wanted, "biases of some projections")
+
+
+@torch.inference_mode()
+def test_a_known_module_in_another_guise_is_recognised_by_what_it_computes() -> None:
+    torch.manual_seed(0)
+    model = Several(
+        norm=LikeGemmaRMSNorm(),
+        router=OddRouter(8, 2, 1.0),
+        shares=SharesRouter(8, 3, 2.5),
+        mlp=GeluMLP(nn.SiLU()),
+    ).to(DEVICE, DTYPE)
+    x = torch.randn(4, 32).to(DEVICE, DTYPE)
+    wanted = {name: module(x) for name, module in model.named_children()}
+    mode = install(model, CONTEXT)
+    assert replaced_in(model) == ["norm", "router", "shares", "mlp"]
+    with mode:
+        for name, module in model.named_children():
+            assert_alike(module(x), wanted[name], name)
+
+
+def test_outside_the_mode_and_in_other_dtypes_pytorch_multiplies() -> None:
+    layer = nn.Linear(8, 4)
+    x = torch.randn(2, 8)
+    wanted = layer(x)
+    with KernelMode():
+        assert torch.equal(layer(x), wanted)

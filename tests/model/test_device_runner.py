@@ -1,0 +1,277 @@
+"""What the host does around passes on the device, with passes that a table plays: steps, slots, rollbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from experts.device_rig import DeviceRig
+from speculative.table_model import Table
+
+from localmoe.core.config import SamplingConfig
+from localmoe.core.events import DraftFinished, Event, PassRouted, StepFinished, StepStarted, TokenRouted
+from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.kernels.rows import RowPadding
+from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_experts import DevicePassState
+from localmoe.model.device_passes import WindowReport
+from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
+from localmoe.model.device_window import DeviceWindow
+from localmoe.model.step_graphs import PassOutput
+from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
+from localmoe.prefetch.policies.on_demand import OnDemandPolicy
+from localmoe.prefetch.policy import CacheShape, Policy
+from localmoe.prefetch.scheduler import Scheduler
+from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.loop import SpeculativeLoop
+from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
+
+CPU = torch.device("cpu")
+LAYERS, EXPERTS, TOP_K, ROWS = 2, 6, 2, 16
+PROMPT = [1, 2, 0]
+NO_END: frozenset[int] = frozenset()
+
+
+def routed(token: int, position: int) -> NDArray[np.int32]:
+    """(L, K) experts of a token at a position, in draft and target alike."""
+    chance = np.random.default_rng((token, position))
+    return chance.random((LAYERS, EXPERTS)).argsort(axis=1)[:, :TOP_K].astype(np.int32)
+
+
+class TablePasses:
+    """Passes as the device runs them: by the numbers in the window, over tokens kept by position."""
+
+    on_gpu = False
+
+    def __init__(self, table: Table, rig: DeviceRig, window: DeviceWindow) -> None:
+        self.table, self.rig, self.window_numbers = table, rig, window
+        self.held: dict[int, int] = {}  # position -> token: the cache
+        self.issued: list[str] = []
+        self.copies_before: list[int] = []  # each window that verifies
+        self.break_at: int | None = None
+        self.broken_late = False  # the pass itself ran, but nothing was read back
+
+    def force(self, phase: str, start: int, count: int) -> None:
+        """Nothing is simulated; a window is about to be opened."""
+        if phase == "verify":
+            self.copies_before.append(self.rig.transfers.issued)
+
+    def _issue(self, kind: str) -> None:
+        self.issued.append(kind)
+        if self.break_at == len(self.issued) and not self.broken_late:
+            raise RuntimeError("the pass broke")
+
+    def _issued(self) -> None:
+        if self.break_at == len(self.issued):
+            raise KeyboardInterrupt
+
+    def _append(self, position: int, token: int) -> list[int]:
+        self.held[position] = token
+        return [self.held[at] for at in range(max(0, position - 1), position + 1)]
+
+    def draft(self, length: int) -> PassOutput:
+        self._issue("draft")
+        window = self.window_numbers
+        cursor, start = int(window.cursor), int(window.start)
+        token = int(window.tokens[cursor])
+        logits = self.table.draft(self._append(start + cursor, token)).log()[None]
+        window.cursor += 1
+        window.tokens[cursor + 1] = logits.argmax()
+        weights = np.full((LAYERS, TOP_K), 0.5, dtype=np.float32)
+        numbers = np.concatenate([routed(token, start + cursor).ravel(), weights.view(np.int32).ravel()])
+        return PassOutput(logits, torch.from_numpy(numbers))
+
+    def read_draft(self, report: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        experts, weights = report.reshape(2, LAYERS, TOP_K)
+        return experts, weights.view(np.float32)
+
+    def window(self, count: int, start: int) -> PassOutput:
+        self._issue("window")
+        numbers = self.window_numbers
+        assert (int(numbers.start), int(numbers.live)) == (start, count)
+        tokens = numbers.tokens[:count].tolist()
+        rows = [self.table.target(self._append(start + i, token)).log() for i, token in enumerate(tokens)]
+        experts = np.stack([routed(token, start + i) for i, token in enumerate(tokens)], axis=1)
+        log, _ = self.rig.play(experts.tolist(), count)
+        self._issued()
+        choices = torch.stack(rows).argmax(-1).numpy()
+        parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
+        return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
+
+    def read_window(self, report: NDArray[np.int32], count: int) -> WindowReport:
+        cells = LAYERS * EXPERTS
+        log, experts, choices, tokens = np.split(report, np.cumsum([cells, LAYERS * count * TOP_K, count]))
+        shaped = experts.reshape(LAYERS, count, TOP_K)
+        return WindowReport(log.reshape(LAYERS, EXPERTS), shaped, choices.tolist(), tokens[1:].tolist())
+
+    def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
+        self._issue("stream")
+        stream = PrefillStream(self.rig.memory)
+        try:
+            for layer in range(LAYERS):
+                for group in stream.layer(layer):
+                    self._issued()
+                    assert group.experts
+        finally:
+            stream.close()
+        seen = [self._append(start + i, token) for i, token in enumerate(tokens)]
+        experts = np.stack([routed(token, start + i) for i, token in enumerate(tokens)], axis=1)
+        return self.table.target(seen[-1]).log()[None], experts
+
+
+class Rig:
+    """A runner over a table's passes, a real expert memory and a real policy."""
+
+    def __init__(self, table: Table, num_slots: int, make: type[Policy] = MoeSpeqPolicy) -> None:
+        self.experts = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
+        memory = self.experts.memory
+        scheduler = Scheduler(make(CacheShape(LAYERS, EXPERTS, TOP_K, num_slots)))
+        memory._scores = scheduler.keep_scores
+        scheduler.attach(memory)
+        self.events: list[Event] = []
+        notify = scheduler.notify
+
+        def watched(event: Event) -> None:
+            self.events.append(event)
+            notify(event)
+
+        scheduler.notify = watched  # type: ignore[method-assign]
+        window = DeviceWindow(ROWS, CPU)
+        self.state = DevicePassState(
+            memory, scheduler, LookaheadBuffer(LAYERS), RowPadding(1, ROWS), window, draft=[]
+        )
+        self.passes = TablePasses(table, self.experts, window)
+        self.cache = DeviceKVCache(1, 512, window)
+        self.runner = DeviceRunner(self.passes, self.cache, self.state)  # type: ignore[arg-type]
+
+    def loop(self, length: int, *, on_device: bool = True, end: frozenset[int] = NO_END) -> SpeculativeLoop:
+        sampler = TokenSampler(SamplingConfig())
+        stepper: Stepper = DeviceStepper(self.runner, end)
+        if not on_device:
+            stepper = PassStepper(self.runner, SelfDrafter(self.runner, end), sampler, None)
+        return SpeculativeLoop(self.runner, stepper, FixedGovernor(length), sampler, end, None)
+
+    def tokens(self) -> list[int]:
+        return [self.passes.held[at] for at in range(self.cache.length)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(0, 6), st.integers(1, 13), st.floats(0, 1), st.booleans(),
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1),
+)  # fmt: skip
+def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
+    seed: int, length: int, slots: int, agreement: float, on_device: bool, make: type[Policy], end: set[int]
+) -> None:
+    table = Table(agreement=agreement, seed=seed)
+    rig = Rig(table, slots, make)
+    said: list[int] = []
+    for step in rig.loop(length, on_device=on_device, end=frozenset(end)).run(PROMPT, 14):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+        rig.experts.check()
+    assert said == table.greedy(PROMPT, 14, frozenset(end))
+    counters = rig.state.counters
+    if counters.steps:
+        assert counters.hits + counters.misses + counters.late > 0
+        assert counters.token_hits <= counters.token_demands
+        drafts = rig.passes.issued.count("draft")
+        assert counters.drafted <= drafts
+        assert counters.routed_pairs == LAYERS * drafts
+
+
+def test_a_step_tells_the_policy_its_story_in_order() -> None:
+    rig = Rig(Table(agreement=1.0, seed=6), num_slots=3)
+    steps = rig.loop(2).run(PROMPT, 7)
+    next(steps)
+    rig.events.clear()
+    next(steps)
+    kinds = [type(event) for event in rig.events]
+    assert kinds == [StepStarted, TokenRouted, TokenRouted, DraftFinished, PassRouted, StepFinished]
+    first = rig.events[1]
+    assert isinstance(first, TokenRouted) and first.token == 0
+    assert np.array_equal(first.experts, routed(rig.passes.held[3], 3))
+    demanded = rig.events[4]
+    assert isinstance(demanded, PassRouted)
+    asked = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
+    for position in (3, 4, 5):
+        for layer, experts in enumerate(routed(rig.passes.held[position], position)):
+            asked[layer, experts] = True
+    assert np.array_equal(demanded.demanded, asked)
+
+
+def test_what_the_draft_asks_for_is_on_its_way_before_the_window_runs() -> None:
+    rig = Rig(Table(agreement=1.0, seed=6), num_slots=LAYERS * EXPERTS)
+    list(rig.loop(3).run(PROMPT, 5))
+    assert rig.passes.copies_before[0] == rig.experts.memory.counters().prefetched > 0
+    window = rig.state.counters
+    # only what the window's last token alone asks for was not drafted
+    assert window.misses <= LAYERS * TOP_K * window.steps
+
+
+@pytest.mark.parametrize("make", [MoeSpeqPolicy, OnDemandPolicy])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("broken", range(1, 10))
+def test_an_interrupted_pass_is_undone_and_no_wrong_weights_stay(
+    broken: int, late: bool, make: type[Policy]
+) -> None:
+    table = Table(agreement=0.8, seed=12)
+    rig = Rig(table, 5, make)
+    rig.passes.break_at, rig.passes.broken_late = broken, late
+    said: list[int] = []
+    try:
+        for step in rig.loop(2).run(PROMPT, 12):
+            said += step.tokens
+    except (RuntimeError, KeyboardInterrupt):
+        assert rig.tokens() == ([*PROMPT, *said][:-1] if said else [])
+    else:
+        assert late, "only draft passes do not break late"
+    rig.experts.check()
+    rig.passes.break_at = None
+    left = 12 - len(said)
+    steps = rig.loop(2).run([*PROMPT, *said], left) if left else iter(())
+    rest = [token for step in steps for token in step.tokens]
+    assert [*said, *rest] == table.greedy(PROMPT, 12)
+    rig.experts.check()
+
+
+@pytest.mark.parametrize("slots", [2, 5, 12])
+def test_a_long_prompt_is_streamed_and_an_interrupted_one_leaves_all_slots(slots: int) -> None:
+    table = Table(seed=3)
+    rig = Rig(table, slots)
+    prompt = [i % 4 for i in range(STREAM_FROM + 5)]
+    rig.passes.break_at, rig.passes.broken_late = 1, True
+    with pytest.raises(KeyboardInterrupt):
+        list(rig.loop(0).run(prompt, 4))
+    rig.experts.check()
+    assert rig.cache.length == 0
+    rig.passes.break_at = None
+    steps = rig.loop(2).run(prompt, 6)
+    said = list(next(steps).tokens)
+    assert (rig.experts.memory._last_use == 1).all()  # all by the prompt's pass
+    said += [token for step in steps for token in step.tokens]
+    assert said == table.greedy(prompt, 6)
+    assert rig.passes.issued[:2] == ["stream", "stream"]
+    rig.experts.check()
+
+
+def test_a_short_prompt_runs_as_a_window_and_logits_are_float32_rows() -> None:
+    rig = Rig(Table(seed=3), 4)
+    with torch.inference_mode():
+        logits = rig.runner.run(PROMPT, "prefill", last_only=False)
+        assert logits.shape == (3, 4) and logits.dtype == torch.float32
+        assert rig.runner.run([1], "prefill", last_only=True).shape == (1, 4)
+    assert rig.passes.issued == ["window", "window"] and rig.cache.length == 4
+    assert rig.state.counters.hits + rig.state.counters.misses == 0  # prompts are not counted

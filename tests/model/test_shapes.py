@@ -1,0 +1,90 @@
+"""The known shapes are those of the published models, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localmoe.core.errors import ConfigError, UnsupportedModelError
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import SHAPES, ModelShape, find_shape, shape_config
+from localmoe.model.skeleton import skeleton_from_config
+
+# published: all parameters, MoE layers, experts, experts a token, bytes of keys and values a token (16 bits)
+PUBLISHED = {
+    "qwen1.5-moe-a2.7b": (14.3e9, 24, 60, 4, 24 * 2 * 16 * 128 * 2),
+    "deepseek-v2-lite": (15.7e9, 26, 64, 6, 27 * (512 + 64) * 2),
+    "phi-3.5-moe": (41.9e9, 32, 16, 2, 32 * 2 * 8 * 128 * 2),
+    "mixtral-8x7b": (46.7e9, 32, 8, 2, 32 * 2 * 8 * 128 * 2),
+    "qwen3-30b-a3b": (30.5e9, 48, 128, 8, 48 * 2 * 4 * 128 * 2),
+    "olmoe-1b-7b": (6.9e9, 16, 64, 8, 16 * 2 * 16 * 128 * 2),
+    "gpt-oss-20b": (20.9e9, 24, 32, 4, 24 * 2 * 8 * 64 * 2),
+}
+# published as "activated": for some with, for some without the two embeddings
+ACTIVE = {
+    "qwen1.5-moe-a2.7b": (2.7e9, True), "deepseek-v2-lite": (2.4e9, False), "phi-3.5-moe": (6.6e9, True),
+    "mixtral-8x7b": (12.9e9, True), "qwen3-30b-a3b": (3.3e9, True), "olmoe-1b-7b": (1.3e9, True),
+    "gpt-oss-20b": (3.6e9, False),
+}  # fmt: skip
+
+
+def test_the_shapes_are_the_known_ones() -> None:
+    assert set(SHAPES) == set(PUBLISHED)
+    assert all(shape.name == name for name, shape in SHAPES.items())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_the_published_size(name: str) -> None:
+    config = shape_config(name)
+    skeleton = skeleton_from_config(config, torch.bfloat16, name)
+    footprint = measure_footprint(name, torch.bfloat16, skeleton)
+    params, layers, experts, top_k, kv_bytes = PUBLISHED[name]
+    assert footprint.total_params == pytest.approx(params, rel=0.02)
+    assert (footprint.num_layers, footprint.num_experts, footprint.experts_per_token) == (
+        layers, experts, top_k
+    )  # fmt: skip
+    assert footprint.kv_bytes_per_token == kv_bytes
+    active, with_embedding = ACTIVE[name]
+    embedding = 0 if with_embedding else config.vocab_size * config.hidden_size
+    close = abs(footprint.active_params - embedding - active) / active
+    assert close < 0.06 or footprint.active_params - 2 * embedding == pytest.approx(active, rel=0.06)
+    assert footprint.can_rollback and footprint.expert_bytes == 2 * footprint.expert_params
+    assert all(tensor.is_meta for tensor in skeleton.model.parameters()), "no weight is made"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_no_end_tokens_and_plain_rotary_embeddings(name: str) -> None:
+    config = shape_config(name)
+    assert config.eos_token_id is None and config.pad_token_id is None
+    assert config.rope_parameters["rope_type"] == "default" and not config.tie_word_embeddings
+
+
+def test_what_makes_some_shapes_special_is_there() -> None:
+    oss = shape_config("gpt-oss-20b")
+    assert oss.sliding_window == 128 and oss.layer_types[:2] == ["sliding_attention", "full_attention"]
+    assert len(oss.layer_types) == 24 and oss.layer_types.count("full_attention") == 12
+    lite = skeleton_from_config(shape_config("deepseek-v2-lite"), torch.bfloat16, "lite")
+    assert [experts.decoder_layer for experts in lite.experts] == list(range(1, 27))
+    thetas = {name: shape_config(name).rope_parameters["rope_theta"] for name in SHAPES}
+    assert thetas == {
+        "qwen1.5-moe-a2.7b": 1e6, "deepseek-v2-lite": 1e4, "phi-3.5-moe": 1e4, "mixtral-8x7b": 1e6,
+        "qwen3-30b-a3b": 1e6, "olmoe-1b-7b": 1e4, "gpt-oss-20b": 1.5e5,
+    }  # fmt: skip
+
+
+def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
+    for find in (find_shape, shape_config):
+        with pytest.raises(ConfigError) as refusal:
+            find("gpt-5")
+        assert "gpt-5" in str(refusal.value) and all(name in str(refusal.value) for name in SHAPES)
+
+
+def test_a_dense_shape_and_an_impossible_one_are_refused_by_name() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    dense = ModelShape("dense", "qwen2", {**sizes, "num_key_value_heads": 2, "intermediate_size": 64})
+    with pytest.raises(UnsupportedModelError, match=r"The shape dense \(qwen2\) has no routed experts"):
+        skeleton_from_config(dense.config(), torch.float32, "the shape dense")
+    config = shape_config("olmoe-1b-7b")
+    config.hidden_act = "nonsense"
+    with pytest.raises(UnsupportedModelError, match="cannot build the shape odd"):
+        skeleton_from_config(config, torch.float32, "the shape odd")

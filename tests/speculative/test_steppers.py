@@ -1,0 +1,188 @@
+"""One step at a time: what it returns, what it leaves in the sequence, and what an exception leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_model import Table, TableRunner
+
+from localmoe.core.config import SamplingConfig
+from localmoe.core.events import DraftFinished
+from localmoe.speculative.drafters import Proposal, SelfDrafter
+from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.loop import SpeculativeLoop
+from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import DeviceStepper, PassStepper, StepOutcome
+
+HISTORY = [1, 2, 0]
+NO_END: frozenset[int] = frozenset()
+
+
+class Guess:
+    """Proposes given tokens, or breaks."""
+
+    def __init__(self, tokens: Sequence[int], error: BaseException | None = None) -> None:
+        self.tokens, self.error = tokens, error
+
+    def propose(
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+    ) -> Proposal:
+        if self.error is not None:
+            raise self.error
+        return Proposal(list(self.tokens)[:count], [])
+
+
+def made_with(table: Table) -> TableRunner:
+    """A runner whose state holds all of HISTORY but the last token."""
+    made = TableRunner(table)
+    made.state.tokens = HISTORY[:-1]
+    return made
+
+
+def stepper_of(made: TableRunner, drafter: Guess | SelfDrafter | None) -> PassStepper:
+    return PassStepper(made.runner, drafter, TokenSampler(SamplingConfig()), None)
+
+
+@given(st.integers(0, 99), st.lists(st.integers(0, 3), max_size=5), st.integers(0, 5))
+@settings(deadline=None, max_examples=60)
+def test_what_the_target_agrees_with_is_accepted_and_its_own_token_follows(
+    seed: int, guessed: list[int], length: int
+) -> None:
+    table = Table(seed=seed)
+    made = made_with(table)
+    greedy = table.greedy(HISTORY, 6)
+    done = stepper_of(made, Guess(guessed)).step(HISTORY, length)
+    drafted = guessed[:length]
+    accepted = next((i for i, token in enumerate(drafted) if token != greedy[i]), len(drafted))
+    assert (done.drafted, done.accepted, done.token) == (drafted, accepted, greedy[accepted])
+    assert made.state.tokens == [*HISTORY, *drafted[:accepted]]
+    assert made.passes_run == [("verify", 1 + len(drafted))]
+    assert made.events == ([DraftFinished(len(drafted))] if length else [])
+    assert done.draft_s >= 0 and done.verify_s > 0
+
+
+def test_without_a_drafter_nothing_is_drafted_whatever_the_length() -> None:
+    table = Table(seed=4)
+    made = made_with(table)
+    done = stepper_of(made, None).step(HISTORY, 7)
+    assert (done.drafted, done.accepted, [done.token]) == ([], 0, table.greedy(HISTORY, 1))
+    assert made.events == [] and done.draft_s == 0.0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken"), GeneratorExit()])
+def test_a_drafter_that_breaks_leaves_the_sequence_as_it_was(error: BaseException) -> None:
+    made = made_with(Table(seed=4))
+    with pytest.raises(type(error)):
+        stepper_of(made, Guess([], error)).step(HISTORY, 2)
+    assert made.state.tokens == HISTORY[:-1]
+
+
+@pytest.mark.parametrize("broken_pass", [1, 2, 3])
+def test_a_pass_that_breaks_leaves_the_sequence_as_it_was(broken_pass: int) -> None:
+    made = made_with(Table(agreement=1.0, seed=4))
+    made.break_at = broken_pass  # two of the draft, and the one that verifies
+    with pytest.raises(RuntimeError, match="the pass broke"):
+        stepper_of(made, SelfDrafter(made.runner, NO_END)).step(HISTORY, 2)
+    assert made.state.tokens == HISTORY[:-1]
+
+
+def test_a_verdict_that_breaks_leaves_the_sequence_as_it_was() -> None:
+    made = made_with(Table(seed=4))
+
+    class Broken(TokenSampler):
+        def greedy_choices(self, *_: object) -> list[int]:
+            raise KeyboardInterrupt
+
+    stepper = PassStepper(made.runner, Guess([1, 2]), Broken(SamplingConfig()), None)
+    with pytest.raises(KeyboardInterrupt):
+        stepper.step(HISTORY, 2)
+    assert made.passes_run == [("verify", 3)]
+    assert made.state.tokens == HISTORY[:-1]
+
+
+@dataclass
+class Done:
+    """What a device runner says of a step."""
+
+    drafted: list[int]
+    accepted: int
+    token: int
+    draft_s: float
+    verify_s: float
+
+
+class FakeSpeculation:
+    """A runner that drafts and verifies as a device would: all tokens, end tokens or not."""
+
+    def __init__(self, made: TableRunner) -> None:
+        self.made = made
+        self.asked: list[tuple[int, int]] = []
+
+    def speculate(self, token: int, count: int) -> Done:
+        self.asked.append((token, count))
+        state, table = self.made.state, self.made.table
+        state.tokens.append(token)
+        held, drafted = list(state.tokens), []
+        for _ in range(count):
+            drafted.append(int(table.draft([*held, *drafted]).argmax()))
+        choices = [int(table.target([*held, *drafted[:i]]).argmax()) for i in range(count + 1)]
+        accepted = next((i for i in range(count) if drafted[i] != choices[i]), count)
+        state.tokens += drafted[:accepted]
+        return Done(drafted, accepted, choices[accepted], 0.25, 0.5)
+
+
+def device_stepper(made: TableRunner, end: frozenset[int]) -> tuple[DeviceStepper, FakeSpeculation]:
+    fake = FakeSpeculation(made)
+    return DeviceStepper(fake, end), fake  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "end", "expected"),
+    [
+        ([5, 6, 7], 2, NO_END, ([5, 6, 7], 2)),
+        ([5, 6, 7], 3, frozenset({6}), ([5, 6], 2)),  # accepted beyond the end: only up to it
+        ([5, 6, 7], 1, frozenset({6}), ([5, 6], 1)),
+        ([5, 6, 7], 0, frozenset({7}), ([5, 6, 7], 0)),
+        ([6, 6, 6], 3, frozenset({6}), ([6], 1)),
+        ([], 0, frozenset({6}), ([], 0)),
+    ],
+)
+def test_what_is_drafted_after_an_end_token_does_not_count(
+    drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int]
+) -> None:
+    class Fixed:
+        def speculate(self, token: int, count: int) -> Done:
+            assert (token, count) == (HISTORY[-1], 3)
+            return Done(drafted, accepted, 9, 0.25, 0.5)
+
+    done = DeviceStepper(Fixed(), end).step(HISTORY, 3)  # type: ignore[arg-type]
+    assert done == StepOutcome(*expected, 9, 0.25, 0.5)
+
+
+@given(
+    st.integers(0, 999), st.integers(0, 6), st.integers(1, 15), st.floats(0, 1),
+    st.sets(st.integers(0, 3), max_size=1),
+)  # fmt: skip
+@settings(deadline=None, max_examples=100)
+def test_the_loop_says_the_same_with_steps_on_the_device(
+    seed: int, length: int, limit: int, agreement: float, end: set[int]
+) -> None:
+    table = Table(agreement=agreement, seed=seed)
+    made = TableRunner(table)
+    stepper, fake = device_stepper(made, frozenset(end))
+    sampler = TokenSampler(SamplingConfig())
+    loop = SpeculativeLoop(made.runner, stepper, FixedGovernor(length), sampler, frozenset(end), None)
+    steps = list(loop.run(HISTORY, limit))
+    expected = table.greedy(HISTORY, limit, frozenset(end))
+    assert [token for step in steps for token in step.tokens] == expected
+    assert made.state.tokens == [*HISTORY, *expected][:-1]
+    assert steps[-1].finish_reason == ("stop" if expected[-1] in end else "length")
+    counters = made.passes.counters
+    assert counters.new_tokens == len(expected) and counters.steps == len(fake.asked)
+    assert counters.accepted <= counters.drafted <= sum(count for _, count in fake.asked)
+    assert counters.draft_s == 0.25 * counters.steps and counters.verify_s == 0.5 * counters.steps

@@ -1,0 +1,73 @@
+"""Shapes small enough for tests, engines on them, and transformers' model with an engine's random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.synthetic import SyntheticSettings
+from localmoe.core.types import ExpertKey
+from localmoe.engine import Engine
+from localmoe.engine.planning import prepare_shape
+from localmoe.model.shapes import ModelShape
+from support.engines import ROOMY, Answer
+from support.tiny_models import tiny_config
+
+_EXPERT_SCALE = 8
+
+
+def tiny_shape(architecture: str, **changes: Any) -> ModelShape:
+    """The shape of a tiny test model."""
+    dimensions = tiny_config(architecture, **changes).to_diff_dict()
+    for name in ("model_type", "transformers_version", "architectures"):
+        dimensions.pop(name, None)
+    return ModelShape(f"tiny {architecture}", architecture, dimensions)
+
+
+def shape_budget(shape: ModelShape, num_slots: int, **config: Any) -> int:
+    """The VRAM budget in which exactly `num_slots` experts find room beside everything else."""
+    roomy = EngineConfig(**{"device": "cpu", **config, "vram_budget_bytes": ROOMY})
+    plan = prepare_shape(shape, roomy, SyntheticSettings()).plan
+    return plan.total_bytes + plan.slot_bytes * (num_slots - plan.num_slots)
+
+
+def shape_engine(
+    shape: ModelShape, num_slots: int, synthetic: SyntheticSettings | None = None, **config: Any
+) -> Engine:
+    """An engine on random weights, with room for `num_slots` experts. Experts of a tiny model are scaled up,
+    so that which of them is used shows in the tokens."""
+    budget = shape_budget(shape, num_slots, **config)
+    settings = EngineConfig(**{"device": "cpu", **config, "vram_budget_bytes": budget})
+    engine = Engine.load_shape(shape, settings, synthetic)
+    store = engine._loaded.store
+    for layer in range(store.num_layers):
+        for expert in range(store.num_experts):
+            store.record(ExpertKey(layer, expert)).mul_(_EXPERT_SCALE)
+    return engine
+
+
+def ask_ids(engine: Engine, ids: tuple[int, ...], num_tokens: int = 16, **request: Any) -> Answer:
+    """The answer to a prompt of token ids."""
+    whole = GenerationRequest(prompt_token_ids=ids, max_new_tokens=num_tokens, **request)
+    return Answer(list(engine.stream(whole)))
+
+
+def reference_model(engine: Engine) -> Any:
+    """transformers' own model, which computes everything itself, with the engine's weights."""
+    skeleton, store = engine.prepared.skeleton, engine._loaded.store
+    attention = "eager" if skeleton.config.model_type == "gpt_oss" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(
+        engine.prepared.source.shape.config(),  # type: ignore[attr-defined]
+        attn_implementation=attention,
+        dtype=torch.float32,
+    ).eval()
+    state = {name: tensor for name, tensor in skeleton.model.state_dict().items() if not tensor.is_meta}
+    for layer, experts in enumerate(skeleton.experts):
+        views = [store.views(ExpertKey(layer, expert)) for expert in range(skeleton.num_experts)]
+        for part, name in enumerate(("gate_up_proj", "down_proj")):
+            state[f"{experts.path}.{name}"] = torch.stack([view[part] for view in views]).float()
+    model.load_state_dict(state, strict=True)
+    return model
