@@ -12,18 +12,16 @@ import triton.language as tl
 from localmoe.kernels.gpu.activations import apply_activation
 
 
-@triton.jit
-def _code_bit(j: tl.constexpr, WIDTH: tl.constexpr):
-    """Bit of the mantissa that code j of a word is moved to, and the shift to the left that does it.
+@triton.constexpr_function
+def _code_bit(j: int, width: int) -> int:
+    """Bit of the mantissa that code j of a word is moved to.
 
     Codes that share a shift: 3 of 4 bits (2 + 3 + 3 of a word: higher up than 3 + 3 + 2), 4 of 2 bits, 8 of
     1 bit, and each of 8 bits has its own, as two would end too low for float32.
     """
-    PER: tl.constexpr = 1 if WIDTH == 8 else (3 if WIDTH == 4 else (4 if WIDTH == 2 else 8))
-    LOWEST: tl.constexpr = 11 if WIDTH == 4 else 15
-    NUMBER: tl.constexpr = j + 1 if WIDTH == 4 else j
-    BIT: tl.constexpr = LOWEST + WIDTH * (NUMBER % PER)
-    return BIT, BIT - WIDTH * j
+    per = {8: 1, 4: 3, 2: 4, 1: 8}[width]
+    lowest, number = (11, j + 1) if width == 4 else (15, j)
+    return lowest + width * (number % per)
 
 
 @triton.jit
@@ -33,7 +31,8 @@ def _code_as_float(word, j: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexp
     The code is put into the mantissa of a float32 whose exponent makes its last bit count UNIT, so nothing
     is converted. m is at most 2^12 units: what float32 then loses is far less than a code's own error.
     """
-    BIT, LEFT = _code_bit(j, WIDTH)
+    BIT: tl.constexpr = _code_bit(j, WIDTH)
+    LEFT: tl.constexpr = BIT - WIDTH * j  # the shift that does it
     MASK: tl.constexpr = ((1 << WIDTH) - 1) << BIT
     EXPONENT: tl.constexpr = (150 - BIT + (2 if UNIT == 4 else 0)) << 23
     moved = word << LEFT if LEFT >= 0 else word >> -LEFT
@@ -48,7 +47,7 @@ def _code_as_float(word, j: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexp
 @triton.jit
 def _base(j: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
     """What `_code_as_float` gives for code 0."""
-    BIT, _ = _code_bit(j, WIDTH)
+    BIT: tl.constexpr = _code_bit(j, WIDTH)
     return (1 << (23 - BIT)) * UNIT
 
 
