@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
@@ -79,6 +80,7 @@ class DeviceExpertMemory:
         self._queue = CopyQueue()
         self._passes = 0
         self._pass_open = False
+        self._closed = False
         self._counters = TransferCounters()
         self.lock = threading.Condition()
 
@@ -158,7 +160,12 @@ class DeviceExpertMemory:
         return slot
 
     def _fill(self, key: ExpertKey, slot: int) -> None:
-        self._ticket[key] = self.transfers.copy(self.store.record(key), self.slots, slot)
+        try:
+            ticket = self.transfers.copy(self.store.record(key), self.slots, slot)
+        except BaseException:
+            self._free.append(slot)
+            raise
+        self._ticket[key] = ticket
         self._slot_of[key] = slot
         self._stale = True
         self._counters.h2d_bytes += int(self._record_bytes[key.layer])
@@ -166,7 +173,13 @@ class DeviceExpertMemory:
     # -- a target pass
 
     def open_pass(self) -> None:
-        """Issue what waits and upload the table, in stream order before the pass that comes next."""
+        """Issue what waits and upload the table, in stream order before the pass that comes next.
+
+        Raises:
+            TransferError: the engine was closed.
+        """
+        if self._closed:
+            raise TransferError("The engine was closed while an answer was being written.")
         self.pump()
         self._pass_open = True
         block, here = self.block, self._slot_of != _FREE
@@ -280,6 +293,6 @@ class DeviceExpertMemory:
         self._pass_open = False
 
     def close(self) -> None:
-        """End all copies."""
-        self._queue.drop_prefetches()
+        """End all copies; no pass can be opened any more. May be called while another thread runs a pass."""
+        self._closed = True
         self.transfers.drain()

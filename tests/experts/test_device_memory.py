@@ -10,6 +10,7 @@ from device_rig import RECORD_BYTES, DeviceRig, Index, PlainMemory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED
 
@@ -315,3 +316,28 @@ def test_copies_that_were_held_back_are_made_even_if_the_test_fails_meanwhile(
     rig.memory.prefetch(K(0, 2), 0.0)
     rig.memory.pump()
     assert rig.arrived(K(0, 2))
+
+
+def test_a_closed_memory_opens_no_pass() -> None:
+    rig = DeviceRig(3)
+    rig.memory.close()
+    with pytest.raises(TransferError, match="closed"):
+        rig.memory.open_pass()
+
+
+def test_a_copy_that_fails_leaves_its_slot_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DeviceRig(3)
+
+    def broken(*args: object) -> int:
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(rig.transfers, "copy", broken)
+    rig.memory.prefetch(K(0, 1), 0.0)
+    with pytest.raises(RuntimeError, match="driver"):
+        rig.memory.pump()
+    monkeypatch.undo()
+    assert rig.memory.resident_keys() == []
+    for expert in range(3):
+        rig.memory.prefetch(K(1, expert), 0.0)
+    rig.memory.pump()
+    assert len(rig.resident) == 3, "no slot was lost"
