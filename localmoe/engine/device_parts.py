@@ -46,9 +46,9 @@ def assemble_on_device(
     from localmoe.model.device_window import DeviceWindow
 
     skeleton, device = prepared.skeleton, prepared.compute.device
-    positions = kv_positions(prepared.plan.context)
+    context = prepared.plan.context
     with torch.inference_mode():
-        mode = install(skeleton.model, positions)
+        mode = install(skeleton.model, context)
     if device.type == "cuda":
         _compact(skeleton.model)
     window = DeviceWindow(WINDOW_BUCKETS[-1], device)
@@ -63,8 +63,8 @@ def assemble_on_device(
         shape = ExpertShape(hidden, inner, layout.transposed, _activation(skeleton, layer))
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     take_over_device(skeleton, layers, window)
-    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), positions, window)
-    runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode), cache, passes)
+    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
+    runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode, context), cache, passes)
     runner.prepare()
     return runner
 

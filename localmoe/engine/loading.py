@@ -117,7 +117,7 @@ def assemble(
         runner: Runner
         if prepared.compute.whole_passes:
             runner = assemble_on_device(prepared, store, _packed(draft), scheduler)
-            row_padding: RowPadding | None = runner.passes.rows
+            row_padding = runner.row_padding
         else:
             row_padding = _row_padding(prepared, store)
             runner = _assemble_by_layers(

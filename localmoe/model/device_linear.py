@@ -68,11 +68,13 @@ class KernelMode(TorchFunctionMode):
 
     Attributes:
         one_row: use the faster one-row kernels, whose bits differ (the draft).
+        others: whether a product went elsewhere, e.g. of 32 bits; its rows may depend on each other.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.one_row = False
+        self.others = False
         self._fused: dict[int, tuple[FusedLinears, int]] = {}
 
     def fuse(self, linears: Sequence[nn.Linear]) -> None:
@@ -91,6 +93,7 @@ class KernelMode(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dtype not in KERNEL_DTYPES or weight.dtype != x.dtype:
+            self.others = True
             return F.linear(x, weight, bias)
         group, part = self._fused.get(id(weight), (None, 0))
         if group is None:

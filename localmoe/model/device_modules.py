@@ -1,6 +1,7 @@
 """Give a transformers model fused GPU kernels for what lies around its experts: norms, routers, gated MLPs,
 rotary embedding, residual sums. A module is replaced only if the kernel computes what the module itself
-computes on a trial; whatever is not recognised keeps its own code. Knows no architecture by name.
+computes on a trial, decoder layers and gated shared experts by what their forward names; whatever is not
+recognised keeps its own code. Knows no architecture by name.
 """
 
 from __future__ import annotations

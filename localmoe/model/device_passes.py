@@ -45,11 +45,15 @@ class WindowReport:
 class DevicePasses:
     """The passes of one model over one cache."""
 
-    def __init__(self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode) -> None:
+    def __init__(
+        self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode, context: int
+    ) -> None:
+        """context: positions that live rows may have; the rotary table ends there."""
         self._model = model
         self._cache = cache
         self._state = state
         self._mode = mode
+        self._last_position = context - 1
         self._device = state.window.at.device
         self.on_gpu = self._device.type == "cuda"
         self._graphs = StepGraphs(self.on_gpu)
@@ -76,6 +80,11 @@ class DevicePasses:
             self._mode.one_row = False
         if self.on_gpu:
             torch.cuda.synchronize()
+
+    @property
+    def all_in_kernels(self) -> bool:
+        """Whether every matrix product so far went through the row-invariant kernels."""
+        return not self._mode.others
 
     def forget_graphs(self) -> None:
         """Captured passes hold the addresses of the table; the next passes are captured anew."""
@@ -149,7 +158,8 @@ class DevicePasses:
         window = self._state.window
         window.at.copy_(window.start)
         self._state.forced = self._forced.get("target")
-        positions = (window.at + self._rows[:rows]).clamp_(max=self._cache.capacity - 1)
+        # padding rows may stand past the context, where the rotary table has no entry
+        positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
         logits = self._forward(window.tokens[:rows], positions, keep=0)
         numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
         numbers += [logits.argmax(-1).int(), window.tokens[:rows].int()]

@@ -16,6 +16,7 @@ from torch import Tensor
 from localmoe.core.events import DraftFinished, PassRouted, TokenRouted
 from localmoe.core.types import Phase
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
+from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_experts import DevicePassState
@@ -53,6 +54,11 @@ class DeviceRunner:
     def prepare(self) -> None:
         """Compile and allocate what the first passes need."""
         self._issue.prepare()
+
+    @property
+    def row_padding(self) -> RowPadding | None:
+        """How wide a window may be for a token's bits not to depend on it; None where they may."""
+        return self.passes.rows if self._issue.all_in_kernels else None
 
     def forget_graphs(self) -> None:
         """Before slots and table are replaced."""

@@ -51,10 +51,6 @@ class StepGraphs:
         graph.replay()
         return output
 
-    def holds(self, key: Hashable) -> bool:
-        """Whether the pass can be issued without capturing it first."""
-        return not self._enabled or key in self._graphs
-
     def _capture(self, body: Callable[[], PassOutput]) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -123,3 +123,12 @@ def test_joined_weights_are_views_of_one_tensor_with_the_same_numbers() -> None:
         assert torch.equal(part.weight, old) and part.weight.untyped_storage().data_ptr() == storage
     joined[SIZES[0]] = 7.0
     assert (parts[1].weight[0] == 7.0).all() and torch.equal(parts[0].weight, before[0])
+
+
+def test_a_product_that_the_kernels_do_not_know_is_remembered() -> None:
+    mode, (layer, *_) = KernelMode(), linears()
+    with mode:
+        layer(rows(2, 1))
+        assert not mode.others
+        nn.functional.linear(rows(2, 1).float(), layer.weight.float())
+    assert mode.others, "its rows may depend on each other"

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import tiny_model
+from support.tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 pytest.importorskip("triton")
 
 from localmoe.model.device_linear import KernelMode
-from localmoe.model.device_modules import install
+from localmoe.model.device_modules import _tabulate_rotary, install
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
@@ -290,3 +291,18 @@ def test_outside_the_mode_and_in_other_dtypes_pytorch_multiplies() -> None:
     wanted = layer(x)
     with KernelMode():
         assert torch.equal(layer(x), wanted)
+
+
+@pytest.mark.parametrize(("context", "same"), [(64, True), (65, False)])
+def test_angles_up_to_the_original_length_are_those_that_transformers_gives_a_short_text(
+    context: int, same: bool
+) -> None:
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16, "short_mscale": 1.1, "long_mscale": 1.2}
+    config = tiny_config("phimoe", max_position_embeddings=256, rope_parameters={**scaling, **factors})
+    rotary = PhimoeRotaryEmbedding(config)
+    x, positions = torch.empty(1, 9, 4, 32, dtype=torch.float32), torch.arange(40, 49)[None]
+    wanted = rotary(x, positions)
+    _tabulate_rotary(rotary, context, torch.float32)
+    for mine, theirs in zip(rotary(x, positions), wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6) == same
