@@ -11,6 +11,9 @@ import torch
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.drafts import GROUP_SIZE, HostExpertSource, expert_naming
+from localmoe.hardware.host_room import host_room
+from localmoe.hardware.plan import check_records
+from localmoe.hardware.probe import probe_hardware
 from localmoe.hub.catalogue import draft_folder, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
@@ -35,8 +38,8 @@ def build_draft(
     """Quantise a model's routed experts and publish the draft, by default where `Engine.load` looks for it.
 
     Raises:
-        LocalMoeError: the model is not there or not supported, the settings are out of range, or the disk
-            is full.
+        LocalMoeError: the model is not there or not supported, the settings are out of range, the experts
+            do not fit into RAM, or the disk is full.
     """
     if method not in METHODS or bits not in BITS:
         raise ConfigError(
@@ -51,6 +54,9 @@ def build_draft(
     fingerprint = checkpoint.fingerprint()
     if out is None:
         out = draft_folder(source, method, bits, group_size, fingerprint)
+    stored = checkpoint_dtype(checkpoint)
+    records = skeleton.num_experts * sum(experts.layout.num_bytes(stored) for experts in skeleton.experts)
+    check_records(source.name, records, host_room(probe_hardware(measure=False), device="cpu"))
     store = load_weights(skeleton, checkpoint, device=torch.device("cpu"), progress=progress, cancel=cancel)
     return build_rtn_draft(
         HostExpertSource(skeleton, store),

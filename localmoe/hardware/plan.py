@@ -144,6 +144,21 @@ def host_record_bytes(footprint: ModelFootprint) -> int:
     return footprint.total_experts * footprint.expert_bytes
 
 
+def check_records(name: str, records: int, host: HostRoom) -> None:
+    """Whether the expert records of a model fit into host RAM.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    if records > host.room_bytes:
+        smaller = f", or use a model whose experts take at most {size_at_most(host.room_bytes)}"
+        raise BudgetError(
+            f"The experts of {name} need {format_bytes(records)} of host RAM, and of the "
+            f"{format_bytes(host.available_bytes)} available {format_bytes(host.room_bytes)} may be used "
+            f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}."
+        )
+
+
 def _check_host(
     footprint: ModelFootprint,
     host: HostRoom,
@@ -154,13 +169,7 @@ def _check_host(
 ) -> None:
     """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
     records = host_record_bytes(footprint)
-    if records > host.room_bytes:
-        smaller = f", or use a model whose experts take at most {size_at_most(host.room_bytes)}"
-        raise BudgetError(
-            f"The experts of {footprint.name} need {format_bytes(records)} of host RAM, and of the "
-            f"{format_bytes(host.available_bytes)} available {format_bytes(host.room_bytes)} may be used "
-            f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}."
-        )
+    check_records(footprint.name, records, host)
     least = needs_at(context=context).least_bytes(drafting=drafting)
     left = host.room_bytes - records
     if host.holds_slots and least > left:

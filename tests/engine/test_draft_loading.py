@@ -16,8 +16,9 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError, DraftError, LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import Progress
-from localmoe.engine import Engine
+from localmoe.engine import Engine, drafting
 from localmoe.engine.drafting import build_draft
+from localmoe.hardware.host_room import HostRoom
 
 Tiny = Callable[[str], tuple[Path, Any]]
 DRAFTING = EngineConfig(vram_budget_bytes=ROOMY, draft_length=4)
@@ -175,3 +176,13 @@ def test_drafting_with_an_engine_that_was_loaded_without_a_draft_is_refused(tiny
 
 def test_the_home_of_the_tests_is_not_the_users() -> None:
     assert "localmoe-tests-" in str(localmoe_home())
+
+
+def test_a_draft_of_a_model_beyond_the_ram_is_refused_before_its_weights_are_read(
+    tiny: Tiny, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = HostRoom(1 << 20, 100_000, "the rest stays free", holds_slots=True)
+    monkeypatch.setattr(drafting, "host_room", lambda *args, **options: room)
+    monkeypatch.setattr(drafting, "load_weights", lambda *args, **options: pytest.fail("weights are read"))
+    with pytest.raises(BudgetError, match=r"of host RAM.*close other programs"):
+        build_draft(str(tiny("qwen2_moe")[0]))
