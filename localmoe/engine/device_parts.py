@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
@@ -35,7 +36,11 @@ def assemble_on_device(
     draft: list[LowBitExperts] | None,
     scheduler: Scheduler,
 ) -> DeviceRunner:
-    """Cache, slots, table and passes; the skeleton's shared weights are on the device already."""
+    """Cache, slots, table and passes; the skeleton's shared weights are on the device already.
+
+    Raises:
+        UnsupportedModelError: the first pass fails.
+    """
     from localmoe.kernels.gpu.routed_experts import ExpertShape
     from localmoe.model.device_cache import DeviceKVCache
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
@@ -65,7 +70,17 @@ def assemble_on_device(
     take_over_device(skeleton, layers, window)
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
     runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode, context), cache, passes)
-    runner.prepare()
+    try:
+        runner.prepare()
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        Exception
+    ) as error:  # a model's own code may fail in any way on what stands in for masks and modules
+        raise UnsupportedModelError(
+            f"{prepared.source.name} cannot run in localmoe's GPU kernels ({sentence_of(error)}): "
+            "use --dtype float32, which computes it pass by pass, or --device cpu."
+        ) from error
     return runner
 
 

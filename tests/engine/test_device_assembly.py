@@ -1,0 +1,38 @@
+"""Assembling whole passes, on what stands in for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny_models import tiny_model, write_model
+
+pytest.importorskip("triton")
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import UnsupportedModelError
+from localmoe.engine.loading import assemble
+from localmoe.engine.planning import prepare_model
+from localmoe.engine.settings import ComputeSettings
+from localmoe.model.device_runner import DeviceRunner
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+
+def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "odd", tiny_model("mixtral", dtype=torch.float16, num_hidden_layers=1))
+    config = EngineConfig(device="cpu", context=64, draft_length=0)
+    prepared = prepare_model(str(folder), config)
+    compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
+    prepared = replace(prepared, skeleton=prepared.source.skeleton(torch.float16), compute=compute)
+
+    def broken(self: DeviceRunner) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'window'")
+
+    monkeypatch.setattr(DeviceRunner, "prepare", broken)
+    with pytest.raises(UnsupportedModelError, match=r"GPU kernels .*'window'.*--dtype float32"):
+        assemble(prepared, config, progress=None, cancel=None)
