@@ -65,7 +65,7 @@ def share_html(status: EngineStatus) -> str:
     facts = [
         ("Architecture", info.architecture), ("Device", info.device), ("Computed in", info.dtype),
         ("Draft", info.draft), ("Copies", words.link(info.link)), ("Context", f"{info.context:,} tokens"),
-        ("Exactness", info.exactness),
+        ("Exactness", info.exactness), ("Steps", info.passes),
     ]  # fmt: skip
     if not info.has_chat_template:
         facts.append(("Chat template", "none: messages are given to the model as plain text"))

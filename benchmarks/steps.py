@@ -50,7 +50,7 @@ def read_bandwidth() -> float:
 def passes(engine: Engine, bandwidth: float) -> None:
     """Draft and verify passes alone, experts as they lie in slots."""
     runner, footprint = runner_of(engine), engine.footprint
-    memory, issue, window = runner.passes.memory, runner._issue, runner.passes.window
+    memory, issue, window = runner.passes.memory, runner.issue, runner.passes.window
     shared = footprint.shared_bytes - 2 * footprint.vocab_size * footprint.hidden_size  # but the embedding
     if engine.plan.drafting:
         experts = footprint.num_layers * footprint.experts_per_token * footprint.draft_expert_bytes

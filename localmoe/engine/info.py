@@ -9,7 +9,7 @@ import torch
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
-from localmoe.engine.settings import describe_link
+from localmoe.engine.settings import describe_link, describe_passes
 from localmoe.kernels.rows import RowPadding
 
 
@@ -27,6 +27,7 @@ class EngineInfo:
     context: int
     has_chat_template: bool
     exactness: str
+    passes: str
 
 
 def describe(
@@ -46,6 +47,7 @@ def describe(
         context=plan.context,
         has_chat_template=has_template,
         exactness=describe_exactness(parts.row_padding),
+        passes=describe_passes(prepared.compute),
     )
 
 

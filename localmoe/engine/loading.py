@@ -226,7 +226,9 @@ def make_stepper(
     """How an answer's steps are taken: whole on the GPU where no token has to be chosen by the host."""
     runner = parts.runner
     if not isinstance(runner, ModelRunner) and sampler.plainly_greedy:
-        return DeviceStepper(runner, end_tokens)
+        from localmoe.model.device_steps import DeviceSteps
+
+        return DeviceStepper(DeviceSteps(runner), end_tokens)
     drafter = SelfDrafter(runner, end_tokens) if drafting else None
     return PassStepper(runner, drafter, sampler, stop)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
 from localmoe.core.errors import ConfigError, DraftingRefusedError
 from localmoe.core.plan_types import MemoryPlan
@@ -69,13 +71,20 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     check_emulation(config, compute.device)
     skeleton = source.skeleton(compute.dtype)
     unsuited = why_not_on_device(skeleton, compute.device, compute.dtype)
-    compute = replace(compute, whole_passes=not unsuited and source.stored_dtype == compute.dtype)
+    if not unsuited and source.stored_dtype != compute.dtype:
+        stored, computed = _name(source.stored_dtype), _name(compute.dtype)
+        unsuited = f"weights are stored as {stored} and computed in {computed}"
+    compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     # a draft of the user's own may have smaller groups, and so more scales to hold
     group_size = GROUP_SIZE if config.draft_dir is None else DraftCheckpoint.open(config.draft_dir).group_size
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, group_size)
     synthetic = source.simulation(footprint)
     plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     return PreparedModel(source, skeleton, footprint, compute, plan, synthetic)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def divide_memory(

@@ -17,11 +17,12 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """Where and in which dtype the target computes, and whether its steps run whole on the GPU."""
+    """Where and in which dtype the target computes; whether its steps run whole on the GPU, or why not."""
 
     device: torch.device
     dtype: torch.dtype
     whole_passes: bool = False
+    by_layers_because: str = ""
 
 
 def choose_compute(device: DeviceName, dtype: DtypeName, stored: torch.dtype) -> ComputeSettings:
@@ -88,6 +89,13 @@ def check_emulation(config: EngineConfig, device: torch.device) -> None:
     """
     if config.emulated_link_bytes_per_s is not None and device.type != "cpu":
         raise ConfigError("An emulated link needs --device cpu: a GPU has a real one.")
+
+
+def describe_passes(compute: ComputeSettings) -> str:
+    """For people: how a step runs."""
+    if compute.whole_passes:
+        return "whole steps in one CUDA graph each"
+    return f"layer by layer through the host ({compute.by_layers_because})"
 
 
 def describe_link(config: EngineConfig, device: torch.device) -> str:

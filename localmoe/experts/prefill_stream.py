@@ -83,3 +83,17 @@ class PrefillStream:
     def close(self) -> None:
         """What the ring holds stays; its unused slots are free again."""
         self._memory.give_back([slot for slot in self._ring if slot not in self._owner])
+
+
+class DryStream:
+    """Stands in for a stream where only the launches matter: one expert a layer, in the host's memory."""
+
+    def __init__(self, memory: DeviceExpertMemory) -> None:
+        self._memory = memory
+
+    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+        """The layer's first expert."""
+        yield ExpertGroup([0], [self._memory.store.record(ExpertKey(layer, 0)).data_ptr()])
+
+    def close(self) -> None:
+        """Nothing was taken."""

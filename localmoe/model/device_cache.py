@@ -44,6 +44,12 @@ class DeviceKVCache(KVCache):
         """Positions that fit."""
         return int(self.layers[0].capacity)
 
+    def wipe(self) -> None:
+        """Back to zeros."""
+        for layer in self.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
+
     def advance(self, length: int) -> None:
         """A pass has written positions up to `length`."""
         assert length <= self.capacity, f"{length} positions in a cache of {self.capacity}"

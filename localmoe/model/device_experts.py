@@ -16,7 +16,7 @@ from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.types import Phase
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
@@ -42,7 +42,7 @@ class DevicePassState:
     window: DeviceWindow
     draft: list[LowBitExperts] | None = None
     phase: Phase = "prefill"
-    stream: PrefillStream | None = None  # of the long prompt that is running
+    stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
     forced: Tensor | None = None  # int64 (T, L, K) in place of the routers' choices
     routed: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict
@@ -81,7 +81,9 @@ class DeviceRoutedExperts:
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
         )  # fmt: skip
 
-    def _streamed(self, stream: PrefillStream, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def _streamed(
+        self, stream: PrefillStream | DryStream, hidden: Tensor, index: Tensor, weights: Tensor
+    ) -> Tensor:
         tokens, top_k = index.shape
         num_experts = self._state.memory.store.num_experts
         device = hidden.device

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import Phase
-from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
@@ -22,6 +22,8 @@ from localmoe.model.device_modules import uninstall
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
+_ONE_TALL_TILE = 32  # rows that fill one tile of the taller kind, for which products are compiled apart
+_DRY_PROMPT = 130  # tokens from which a prompt's products use their tallest tiles
 _LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
 
 
@@ -71,7 +73,7 @@ class DevicePasses:
         window.visible = self._visible(WINDOW_BUCKETS[-1])
         self._state.memory.open_pass()
         self._state.phase = "verify"
-        for rows in (1, WINDOW_BUCKETS[-1]):
+        for rows in (1, _ONE_TALL_TILE, WINDOW_BUCKETS[-1]):
             report = self._window_body(rows).report
         self._state.memory.close_pass(self.read_window(report.cpu().numpy(), WINDOW_BUCKETS[-1]).log)
         if self._state.draft is not None:
@@ -79,7 +81,14 @@ class DevicePasses:
             self._draft_body()
             self._mode.one_row = False
         if self.on_gpu:
+            self._run_dry_prompt()
             torch.cuda.synchronize()
+
+    def _run_dry_prompt(self) -> None:
+        """Compile what only long prompts use, without their copies. Results are garbage, and are wiped."""
+        count = min(_DRY_PROMPT, self._last_position + 1)
+        self._prompt([0] * count, 0, DryStream(self._state.memory))
+        self._cache.wipe()
 
     @property
     def all_in_kernels(self) -> bool:
@@ -183,6 +192,11 @@ class DevicePasses:
     def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
         """A prompt through the target, its experts streamed past; logits (1, V) of its last token, and the
         experts (L, T, K) that the routers chose."""
+        logits = self._prompt(tokens, start, PrefillStream(self._state.memory))
+        experts: NDArray[np.int32] = torch.stack([index for index, _ in self._routed()]).int().cpu().numpy()
+        return logits, experts
+
+    def _prompt(self, tokens: Sequence[int], start: int, stream: PrefillStream | DryStream) -> Tensor:
         state, window, count = self._state, self._state.window, len(tokens)
         window.set(start, count, [])
         window.at.copy_(window.start)
@@ -192,14 +206,12 @@ class DevicePasses:
         synthetic = state.synthetic
         forced = None if synthetic is None else synthetic.forced("prefill", start, count)
         state.forced = None if forced is None else torch.from_numpy(forced).to(self._device)
-        state.phase, state.stream = "prefill", PrefillStream(state.memory)
+        state.phase, state.stream = "prefill", stream
         try:
-            logits = self._forward(ids, positions, keep=1)
+            return self._forward(ids, positions, keep=1)
         finally:
-            state.stream.close()
+            stream.close()
             state.stream = None
-        experts: NDArray[np.int32] = torch.stack([index for index, _ in self._routed()]).int().cpu().numpy()
-        return logits, experts
 
     # -- common to all
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from localmoe.core.events import PrefillStarted, StepFinished, StepStarted
+from localmoe.core.events import PrefillStarted
 from localmoe.core.stream import FinishReason
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.governor import Governor
@@ -30,6 +30,9 @@ class StepResult:
     tokens: list[int]
     from_draft: int
     finish_reason: FinishReason | None
+
+
+_CANCELLED = StepResult([], 0, "cancelled")
 
 
 class SpeculativeLoop:
@@ -61,26 +64,48 @@ class SpeculativeLoop:
         history = list(prompt)
         logits = self._prefill(history)
         if logits is None:
-            yield StepResult([], 0, "cancelled")
+            yield _CANCELLED
             return
-        yield self._emit(history, [self._sampler.next_token(logits[0], history)], 0, max_new_tokens)
-        while len(history) - len(prompt) < max_new_tokens and history[-1] not in self._end_tokens:
-            if self._stop is not None and self._stop.is_set():
-                yield StepResult([], 0, "cancelled")
-                return
-            room = max_new_tokens - (len(history) - len(prompt))
-            yield self._step(history, room)
+        first = self._emit(history, [self._sampler.next_token(logits[0], history)], 0, max_new_tokens)
+        yield first  # before anything else, so that it is never late
+        if first.finish_reason is None:
+            yield from self._steps(history, len(prompt) + max_new_tokens)
 
-    def _step(self, history: list[int], room: int) -> StepResult:
-        """Draft, verify, keep what the target agrees with plus its next token."""
-        scheduler, counters = self._runner.passes.scheduler, self._counters
+    def _steps(self, history: list[int], limit: int) -> Iterator[StepResult]:
+        """Steps until `history` has `limit` tokens or something else ends the answer."""
+        result: StepResult | None = None
+        try:
+            while (result is None or result.finish_reason is None) and not self._stopped():
+                room = limit - len(history)
+                try:
+                    self._begin(history, room)
+                except BaseException:
+                    if result is not None:
+                        yield result  # its tokens are in the sequence already
+                    raise
+                if result is not None:
+                    yield result  # the GPU drafts meanwhile
+                result = _CANCELLED if self._stopped() else self._finish(history, room)
+        finally:
+            self._stepper.close()
+        if result is not None:
+            yield result
+        if result is None or result.finish_reason is None:
+            yield _CANCELLED
+
+    def _stopped(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
+    def _begin(self, history: list[int], room: int) -> None:
+        """Start to draft after `history`."""
         assert self._runner.sequence.length == len(history) - 1, "the state holds all tokens but the last"
         length = min(self._governor.choose(), room - 1, self._longest_draft)
-        self._runner.passes.lookahead.clear()
-        scheduler.notify(StepStarted(counters.steps, length))
-        done = self._stepper.step(history, length)
+        self._stepper.begin(history, length)
+
+    def _finish(self, history: list[int], room: int) -> StepResult:
+        """Verify, keep what the target agrees with plus its next token."""
+        counters, done = self._counters, self._stepper.finish()
         drafted = len(done.drafted)
-        scheduler.notify(StepFinished(drafted, done.accepted))
         self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s)
         counters.steps += 1
         counters.drafted += drafted
@@ -95,7 +120,7 @@ class SpeculativeLoop:
         runner = self._runner
         logits = None
         for start in range(runner.sequence.length, len(prompt), runner.prefill_chunk):
-            if self._stop is not None and self._stop.is_set():
+            if self._stopped():
                 return None
             chunk = prompt[start : start + runner.prefill_chunk]
             runner.passes.scheduler.notify(PrefillStarted(len(chunk)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from localmoe.core.events import DraftFinished
+from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.model.runner import PassRunner
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.speculative.acceptance import Verdict, accept_greedy, accept_sampled
@@ -20,7 +20,7 @@ from localmoe.speculative.drafters import Drafter, Proposal
 from localmoe.speculative.sampling import TokenSampler
 
 if TYPE_CHECKING:  # needs Triton
-    from localmoe.model.device_runner import DeviceRunner
+    from localmoe.model.device_steps import DeviceSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,18 @@ class StepOutcome:
 
 
 class Stepper(Protocol):
-    """Advances the sequence by the accepted tokens plus one."""
+    """Advances the sequence by the accepted tokens plus one, and tells the policy of it. A step has two
+    halves, so that the GPU drafts while the caller handles the text of the step before."""
 
-    def step(self, history: Sequence[int], length: int) -> StepOutcome:
-        """Draft at most `length` tokens after `history`, of which the sequence holds all but the last. An
-        exception leaves the sequence as it was."""
+    def begin(self, history: Sequence[int], length: int) -> None:
+        """Start to draft at most `length` tokens after `history`, of which the sequence holds all but the
+        last. By the time that it returns, all that the step before did has been counted."""
+
+    def finish(self) -> StepOutcome:
+        """The step that was begun. An exception, here or in `begin`, leaves the sequence as it was."""
+
+    def close(self) -> None:
+        """There is no further step: drop one that was begun, count what the last one did."""
 
 
 class PassStepper:
@@ -57,14 +64,23 @@ class PassStepper:
         self._drafter = drafter
         self._sampler = sampler
         self._stop = stop
+        self._history: Sequence[int] = ()
+        self._length = 0
 
-    def step(self, history: Sequence[int], length: int) -> StepOutcome:
+    def begin(self, history: Sequence[int], length: int) -> None:
+        """Nothing runs yet: every pass needs the host."""
+        passes = self._runner.passes
+        self._history, self._length = history, length
+        passes.lookahead.clear()
+        passes.scheduler.notify(StepStarted(passes.counters.steps, length))
+
+    def finish(self) -> StepOutcome:
         """Draft g tokens, verify g + 1 in one target pass, keep what the target agrees with plus its next
         token."""
-        runner = self._runner
+        runner, history = self._runner, self._history
         base = runner.sequence.length
         try:
-            proposal, draft_s = self._draft(history, length)
+            proposal, draft_s = self._draft(history, self._length)
             started = time.perf_counter()
             # verify: row i of the logits is the target's view of what follows history + drafted[:i]
             logits = runner.run([history[-1], *proposal.tokens], "verify", last_only=False)
@@ -74,7 +90,11 @@ class PassStepper:
             runner.rewind(base)
             raise
         verify_s = time.perf_counter() - started
+        runner.passes.scheduler.notify(StepFinished(len(proposal.tokens), verdict.accepted))
         return StepOutcome(proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s)
+
+    def close(self) -> None:
+        """Nothing runs beside the host."""
 
     def _draft(self, history: Sequence[int], length: int) -> tuple[Proposal, float]:
         if self._drafter is None or length == 0:
@@ -111,16 +131,23 @@ class PassStepper:
 class DeviceStepper:
     """Greedy steps that the GPU runs from the first drafted token to the count of accepted ones."""
 
-    def __init__(self, runner: DeviceRunner, end_tokens: frozenset[int]) -> None:
-        self._runner = runner
+    def __init__(self, steps: DeviceSteps, end_tokens: frozenset[int]) -> None:
+        self._steps = steps
         self._end_tokens = end_tokens
 
-    def step(self, history: Sequence[int], length: int) -> StepOutcome:
-        """Draft g tokens, verify g + 1, read back once. What was drafted after an end token does not
-        count."""
-        done = self._runner.speculate(history[-1], length)
+    def begin(self, history: Sequence[int], length: int) -> None:
+        """The GPU drafts, and verifies too where the host has nothing to decide in between."""
+        self._steps.begin(history[-1], length)
+
+    def finish(self) -> StepOutcome:
+        """Read back once. What was drafted after an end token does not count."""
+        done = self._steps.finish()
         ends = (i + 1 for i, token in enumerate(done.drafted) if token in self._end_tokens)
         counted = next(ends, len(done.drafted))
         return StepOutcome(
             done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s
         )
+
+    def close(self) -> None:
+        """Wait for what still runs."""
+        self._steps.close()

@@ -45,6 +45,7 @@ class FakeInfo:
     context: int
     has_chat_template: bool
     exactness: str
+    passes: str
 
 
 def answer_to(text: str) -> str:
@@ -100,6 +101,7 @@ class FakeEngine:
             draft="INT4 RTN, group 128" if self.plan.drafting else "off: turned off",
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
+            passes="layer by layer through the host (there is no GPU)",
         )  # fmt: skip
 
     def stream(

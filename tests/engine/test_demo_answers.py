@@ -35,6 +35,7 @@ def test_greedy_answers_of_the_embedded_model_are_those_of_transformers(engine: 
 def test_bfloat16_answers_are_the_same_with_and_without_drafts() -> None:
     with load_with_slots("demo", 32, dtype="bfloat16") as engine:
         assert engine.info().exactness.startswith("exact")
+        assert engine.info().passes == "layer by layer through the host (there is no GPU)"
         for prompt in (QUESTION, FABLE):
             answers = [ask(engine, [Message("user", prompt)], 32, draft_length=n) for n in (0, 3, 8, "auto")]
             assert all(answer.tokens == answers[0].tokens for answer in answers)

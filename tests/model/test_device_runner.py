@@ -20,12 +20,14 @@ from speculative.table_model import Table
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, Event, PassRouted, StepFinished, StepStarted, TokenRouted
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.types import Phase
 from localmoe.experts.prefill_stream import PrefillStream
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
+from localmoe.model.device_steps import DeviceSteps
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.step_graphs import PassOutput
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
@@ -155,10 +157,17 @@ class Rig:
         self.passes = TablePasses(table, self.experts, window)
         self.cache = DeviceKVCache(1, 512, window)
         self.runner = DeviceRunner(self.passes, self.cache, self.state)  # type: ignore[arg-type]
+        take_over = self.runner.take_over
+
+        def checked(report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
+            take_over(report, phase, wanted=wanted)
+            self.experts.check()
+
+        self.runner.take_over = checked  # type: ignore[method-assign]
 
     def loop(self, length: int, *, on_device: bool = True, end: frozenset[int] = NO_END) -> SpeculativeLoop:
         sampler = TokenSampler(SamplingConfig())
-        stepper: Stepper = DeviceStepper(self.runner, end)
+        stepper: Stepper = DeviceStepper(DeviceSteps(self.runner), end)
         if not on_device:
             stepper = PassStepper(self.runner, SelfDrafter(self.runner, end), sampler, None)
         return SpeculativeLoop(self.runner, stepper, FixedGovernor(length), sampler, end, None)
@@ -181,7 +190,7 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
     for step in rig.loop(length, on_device=on_device, end=frozenset(end)).run(PROMPT, 14):
         said += step.tokens
         assert rig.tokens() == [*PROMPT, *said][:-1]
-        rig.experts.check()
+    rig.experts.check()
     assert said == table.greedy(PROMPT, 14, frozenset(end))
     counters = rig.state.counters
     if counters.steps:
@@ -199,7 +208,8 @@ def test_a_step_tells_the_policy_its_story_in_order() -> None:
     rig.events.clear()
     next(steps)
     kinds = [type(event) for event in rig.events]
-    assert kinds == [StepStarted, TokenRouted, TokenRouted, DraftFinished, PassRouted, StepFinished]
+    story = [StepStarted, TokenRouted, TokenRouted, DraftFinished, PassRouted, StepFinished]
+    assert kinds == [*story, StepStarted]  # the next step is being drafted already
     first = rig.events[1]
     assert isinstance(first, TokenRouted) and first.token == 0
     assert np.array_equal(first.experts, routed(rig.passes.held[3], 3))
@@ -219,6 +229,26 @@ def test_what_the_draft_asks_for_is_on_its_way_before_the_window_runs() -> None:
     window = rig.state.counters
     # only what the window's last token alone asks for was not drafted
     assert window.misses <= LAYERS * TOP_K * window.steps
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(0, 4), st.sampled_from([3, 7, LAYERS * EXPERTS]), st.integers(1, 6))
+def test_an_answer_that_is_dropped_while_the_next_step_runs_can_go_on(
+    seed: int, length: int, slots: int, events: int
+) -> None:
+    table = Table(agreement=0.8, seed=seed)
+    rig = Rig(table, slots)
+    steps, said = rig.loop(length).run(PROMPT, 30), []
+    for _, step in zip(range(events), steps, strict=False):
+        said += step.tokens
+    steps.close()
+    assert rig.tokens() == [*PROMPT, *said][:-1]
+    rig.experts.check()
+    steps_counted = rig.state.counters.steps
+    assert steps_counted == events - 1 or len(said) == 30
+    rest = [token for step in rig.loop(length).run([*PROMPT, *said], 9) for token in step.tokens]
+    assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
+    rig.experts.check()
 
 
 @pytest.mark.parametrize("make", [MoeSpeqPolicy, OnDemandPolicy])

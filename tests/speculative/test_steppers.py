@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from table_model import Table, TableRunner
 
 from localmoe.core.config import SamplingConfig
-from localmoe.core.events import DraftFinished
+from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.speculative.drafters import Proposal, SelfDrafter
 from localmoe.speculative.governor import FixedGovernor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
-from localmoe.speculative.steppers import DeviceStepper, PassStepper, StepOutcome
+from localmoe.speculative.steppers import DeviceStepper, PassStepper, StepOutcome, Stepper
 
 HISTORY = [1, 2, 0]
 NO_END: frozenset[int] = frozenset()
@@ -44,6 +44,14 @@ def made_with(table: Table) -> TableRunner:
     return made
 
 
+def step(stepper: Stepper, length: int) -> StepOutcome:
+    """Both halves of a step."""
+    stepper.begin(HISTORY, length)
+    done = stepper.finish()
+    stepper.close()
+    return done
+
+
 def stepper_of(made: TableRunner, drafter: Guess | SelfDrafter | None) -> PassStepper:
     return PassStepper(made.runner, drafter, TokenSampler(SamplingConfig()), None)
 
@@ -56,29 +64,30 @@ def test_what_the_target_agrees_with_is_accepted_and_its_own_token_follows(
     table = Table(seed=seed)
     made = made_with(table)
     greedy = table.greedy(HISTORY, 6)
-    done = stepper_of(made, Guess(guessed)).step(HISTORY, length)
+    done = step(stepper_of(made, Guess(guessed)), length)
     drafted = guessed[:length]
     accepted = next((i for i, token in enumerate(drafted) if token != greedy[i]), len(drafted))
     assert (done.drafted, done.accepted, done.token) == (drafted, accepted, greedy[accepted])
     assert made.state.tokens == [*HISTORY, *drafted[:accepted]]
     assert made.passes_run == [("verify", 1 + len(drafted))]
-    assert made.events == ([DraftFinished(len(drafted))] if length else [])
+    heard = [DraftFinished(len(drafted))] if length else []
+    assert made.events == [StepStarted(0, length), *heard, StepFinished(len(drafted), accepted)]
     assert done.draft_s >= 0 and done.verify_s > 0
 
 
 def test_without_a_drafter_nothing_is_drafted_whatever_the_length() -> None:
     table = Table(seed=4)
     made = made_with(table)
-    done = stepper_of(made, None).step(HISTORY, 7)
+    done = step(stepper_of(made, None), 7)
     assert (done.drafted, done.accepted, [done.token]) == ([], 0, table.greedy(HISTORY, 1))
-    assert made.events == [] and done.draft_s == 0.0
+    assert made.events == [StepStarted(0, 7), StepFinished(0, 0)] and done.draft_s == 0.0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken"), GeneratorExit()])
 def test_a_drafter_that_breaks_leaves_the_sequence_as_it_was(error: BaseException) -> None:
     made = made_with(Table(seed=4))
     with pytest.raises(type(error)):
-        stepper_of(made, Guess([], error)).step(HISTORY, 2)
+        step(stepper_of(made, Guess([], error)), 2)
     assert made.state.tokens == HISTORY[:-1]
 
 
@@ -87,7 +96,7 @@ def test_a_pass_that_breaks_leaves_the_sequence_as_it_was(broken_pass: int) -> N
     made = made_with(Table(agreement=1.0, seed=4))
     made.break_at = broken_pass  # two of the draft, and the one that verifies
     with pytest.raises(RuntimeError, match="the pass broke"):
-        stepper_of(made, SelfDrafter(made.runner, NO_END)).step(HISTORY, 2)
+        step(stepper_of(made, SelfDrafter(made.runner, NO_END)), 2)
     assert made.state.tokens == HISTORY[:-1]
 
 
@@ -100,7 +109,7 @@ def test_a_verdict_that_breaks_leaves_the_sequence_as_it_was() -> None:
 
     stepper = PassStepper(made.runner, Guess([1, 2]), Broken(SamplingConfig()), None)
     with pytest.raises(KeyboardInterrupt):
-        stepper.step(HISTORY, 2)
+        step(stepper, 2)
     assert made.passes_run == [("verify", 3)]
     assert made.state.tokens == HISTORY[:-1]
 
@@ -116,15 +125,23 @@ class Done:
     verify_s: float
 
 
-class FakeSpeculation:
-    """A runner that drafts and verifies as a device would: all tokens, end tokens or not."""
+class FakeSteps:
+    """Drafts and verifies as a device would: all tokens, end tokens or not."""
 
     def __init__(self, made: TableRunner) -> None:
         self.made = made
         self.asked: list[tuple[int, int]] = []
+        self.closed = 0
 
-    def speculate(self, token: int, count: int) -> Done:
+    def begin(self, token: int, count: int) -> None:
+        assert not self.closed
         self.asked.append((token, count))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def finish(self) -> Done:
+        token, count = self.asked[-1]
         state, table = self.made.state, self.made.table
         state.tokens.append(token)
         held, drafted = list(state.tokens), []
@@ -136,8 +153,8 @@ class FakeSpeculation:
         return Done(drafted, accepted, choices[accepted], 0.25, 0.5)
 
 
-def device_stepper(made: TableRunner, end: frozenset[int]) -> tuple[DeviceStepper, FakeSpeculation]:
-    fake = FakeSpeculation(made)
+def device_stepper(made: TableRunner, end: frozenset[int]) -> tuple[DeviceStepper, FakeSteps]:
+    fake = FakeSteps(made)
     return DeviceStepper(fake, end), fake  # type: ignore[arg-type]
 
 
@@ -156,11 +173,16 @@ def test_what_is_drafted_after_an_end_token_does_not_count(
     drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int]
 ) -> None:
     class Fixed:
-        def speculate(self, token: int, count: int) -> Done:
+        def begin(self, token: int, count: int) -> None:
             assert (token, count) == (HISTORY[-1], 3)
+
+        def finish(self) -> Done:
             return Done(drafted, accepted, 9, 0.25, 0.5)
 
-    done = DeviceStepper(Fixed(), end).step(HISTORY, 3)  # type: ignore[arg-type]
+        def close(self) -> None:
+            pass
+
+    done = step(DeviceStepper(Fixed(), end), 3)  # type: ignore[arg-type]
     assert done == StepOutcome(*expected, 9, 0.25, 0.5)
 
 
@@ -183,6 +205,7 @@ def test_the_loop_says_the_same_with_steps_on_the_device(
     assert made.state.tokens == [*HISTORY, *expected][:-1]
     assert steps[-1].finish_reason == ("stop" if expected[-1] in end else "length")
     counters = made.passes.counters
+    assert fake.closed == (1 if counters.steps else fake.closed)
     assert counters.new_tokens == len(expected) and counters.steps == len(fake.asked)
     assert counters.accepted <= counters.drafted <= sum(count for _, count in fake.asked)
     assert counters.draft_s == 0.25 * counters.steps and counters.verify_s == 0.5 * counters.steps

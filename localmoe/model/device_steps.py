@@ -1,0 +1,151 @@
+"""Greedy steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
+host has to do after a step, it does while the GPU drafts for the next one. Keeps no cache (device_runner).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from localmoe.core.events import DraftFinished, StepFinished, StepStarted
+from localmoe.model.device_clock import Clock, Landing
+from localmoe.model.device_passes import WindowReport
+from localmoe.model.device_runner import DeviceRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A greedy step: what was drafted, how much of it the target chose too, and its own choice after that."""
+
+    drafted: list[int]
+    accepted: int
+    token: int
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(slots=True)
+class _Step:
+    """A greedy step under way: its draft passes' reports and, once it was issued, its verify pass's."""
+
+    start: int
+    count: int
+    clock: Clock
+    drafts: list[Landing]
+    report: Landing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A step whose books are still open."""
+
+    report: WindowReport
+    accepted: int
+
+
+class DeviceSteps:
+    """The steps of one answer."""
+
+    def __init__(self, runner: DeviceRunner) -> None:
+        self._runner = runner
+        self._issue = runner.issue
+        self._passes = runner.passes
+        self._step: _Step | None = None
+        self._finished: _Finished | None = None
+
+    @torch.inference_mode()
+    def begin(self, token: int, count: int) -> None:
+        """Issue the drafts of `count` tokens after `token`. While the GPU works on them, take over what the
+        step before did. Where the host has nothing to decide before it, the verify pass is issued too."""
+        start = self._runner.sequence.length
+        try:
+            self._passes.window.set(start, count + 1, [token])
+            self._issue.force("draft", start, count)
+            clock = Clock(self._issue.on_gpu)
+            drafts = [Landing(self._issue.draft(start + count + 1).report) for _ in range(count)]
+            clock.tick()
+            step = self._step = _Step(start, count, clock, drafts)
+            self._close_books()
+            self._passes.lookahead.clear()
+            self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, count))
+            if not count or not self._passes.memory.may_copy:
+                self._issue_verify(step)
+        except BaseException:
+            self._rewind(start)
+            raise
+
+    @torch.inference_mode()
+    def finish(self) -> Speculation:
+        """Verify what was drafted, and roll back to what the target agrees with."""
+        step, self._step = self._step, None
+        assert step is not None, "begin comes first"
+        try:
+            ready = self._hear_drafts(step)
+            decided = step.report is None
+            if decided:
+                self._passes.scheduler.notify(DraftFinished(step.count))
+                self._issue_verify(step)
+            assert step.report is not None
+            done = self._issue.read_window(step.report.wait(), step.count + 1)
+        except BaseException:
+            self._rewind(step.start)
+            raise
+        accepted = self._accept(step.start, done)
+        self._finished = _Finished(done, accepted)
+        self._runner.sequence.advance(step.start + 1 + accepted)
+        draft_s, verify_s = step.clock.seconds()
+        if decided:  # the GPU may have waited for the host between the two: what was decided then counts
+            verify_s = time.perf_counter() - ready
+        return Speculation(done.tokens, accepted, done.choices[accepted], draft_s, verify_s)
+
+    def close(self) -> None:
+        """Wait for a step that was begun and is not wanted; take over what the last ones did."""
+        step, self._step = self._step, None
+        if step is None:
+            return self._close_books()
+        for draft in step.drafts:
+            draft.wait()  # the window's staging is in use until then
+        if step.report is not None:
+            found = self._issue.read_window(step.report.wait(), step.count + 1)
+            self._runner.take_over(found, "verify", wanted=False)
+
+    def _hear_drafts(self, step: _Step) -> float:
+        """Tell the policy token by token, while later ones are drafted; when the last one was heard of."""
+        ready = time.perf_counter()
+        for token, draft in enumerate(step.drafts):
+            report = draft.wait()
+            ready = time.perf_counter()
+            self._runner.tell_draft(token, report)
+            if step.report is None:
+                self._passes.memory.pump()
+        return ready
+
+    def _issue_verify(self, step: _Step) -> None:
+        self._issue.force("verify", step.start, step.count + 1)
+        self._passes.memory.open_pass()
+        step.report = Landing(self._issue.window(step.count + 1, step.start).report)
+        step.clock.tick()
+
+    def _close_books(self) -> None:
+        """Count what the last step did."""
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            self._runner.take_over(finished.report, "verify")
+            drafted = len(finished.report.tokens)
+            self._passes.scheduler.notify(StepFinished(drafted, finished.accepted))
+
+    def _rewind(self, length: int) -> None:
+        self._step = self._finished = None
+        self._runner.rewind(length)
+
+    def _accept(self, start: int, done: WindowReport) -> int:
+        """Drafted tokens that are the target's own choices, or that a simulation accepts."""
+        synthetic = self._passes.synthetic
+        simulated = synthetic is not None and synthetic.settings.acceptance is not None
+        for i, token in enumerate(done.tokens):
+            kept = synthetic.accepts(start + 1 + i) if simulated and synthetic else token == done.choices[i]
+            if not kept:
+                return i
+        return len(done.tokens)
