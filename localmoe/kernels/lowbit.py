@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from localmoe.core.errors import DraftError
-from localmoe.kernels.int4 import QuantizedMatrix
-from localmoe.kernels.lowbit_rows import BITS, CodeMatrix, PackedRows
+from localmoe.kernels.codes import BITS, CodeMatrix
+from localmoe.kernels.lowbit_rows import PackedRows
 
 GROUP_MULTIPLE = 32
 
@@ -24,7 +24,7 @@ class LowBitExperts:
 
     Attributes:
         gate_up: (2I, H) an expert, rows always [gate; up], whatever order the model's own file has.
-        down: (H, I) an expert.
+        down: (H, I) an expert, columns in order: an order of their own is one of gate_up's rows.
         gate_up_bias, down_bias: (E, 2I) in the same row order and (E, H), or None.
     """
 
@@ -37,6 +37,7 @@ class LowBitExperts:
         experts, rows, hidden = self.num_experts, self.gate_up.out_features, self.gate_up.in_features
         assert rows % 2 == 0 and self.down.scales.shape[:2] == (experts, hidden)
         assert self.down.in_features == rows // 2 and self.down.bits == self.bits
+        assert self.down.columns is None
         assert self.gate_up_bias is None or self.gate_up_bias.shape == (experts, rows)
         assert self.down_bias is None or self.down_bias.shape == (experts, hidden)
 
@@ -52,8 +53,13 @@ class LowBitExperts:
         *,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
+        indexed: bool = False,
     ) -> LowBitExperts:
         """Uninitialised codes and scales, to be filled expert by expert with `set_expert`.
+
+        Args:
+            indexed: gate_up may have its columns in an order of its own, at the cost of an index that the
+                kernels read.
 
         Raises:
             DraftError: the kernels have no code of that many bits, or no groups of that size.
@@ -66,7 +72,7 @@ class LowBitExperts:
         gate_up = (num_experts, 2 * intermediate_size, hidden_size)
         down = (num_experts, hidden_size, intermediate_size)
         return cls(
-            PackedRows.empty(gate_up, bits, group_size, device),
+            PackedRows.empty(gate_up, bits, group_size, device, indexed=indexed),
             PackedRows.empty(down, bits, group_size, device),
             None if gate_up_bias is None else gate_up_bias.to(device).contiguous(),
             None if down_bias is None else down_bias.to(device).contiguous(),
@@ -103,10 +109,12 @@ class LowBitExperts:
         biases = (b.nbytes for b in (self.gate_up_bias, self.down_bias) if b is not None)
         return self.gate_up.num_bytes + self.down.num_bytes + sum(biases)
 
-    def set_expert(
-        self, expert: int, gate_up: QuantizedMatrix | CodeMatrix, down: QuantizedMatrix | CodeMatrix
-    ) -> None:
-        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device."""
+    def set_expert(self, expert: int, gate_up: CodeMatrix, down: CodeMatrix) -> None:
+        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device.
+
+        Raises:
+            ValueError: a matrix's columns are not in the order of the input features.
+        """
         self.gate_up.set_expert(expert, gate_up)
         self.down.set_expert(expert, down)
 
@@ -131,8 +139,8 @@ class LowBitExperts:
 
 
 def pack_experts(
-    gate_up: Sequence[QuantizedMatrix | CodeMatrix],
-    down: Sequence[QuantizedMatrix | CodeMatrix],
+    gate_up: Sequence[CodeMatrix],
+    down: Sequence[CodeMatrix],
     device: torch.device | str,
     *,
     gate_up_bias: Tensor | None = None,
@@ -142,12 +150,12 @@ def pack_experts(
 
     Raises:
         DraftError: see LowBitExperts.empty.
+        ValueError: see LowBitExperts.set_expert.
     """
     assert len(gate_up) == len(down) > 0
-    bits = gate_up[0].bits if isinstance(gate_up[0], CodeMatrix) else 4
     experts = LowBitExperts.empty(
-        len(gate_up), gate_up[0].in_features, down[0].in_features, bits, gate_up[0].group_size, device,
-        gate_up_bias=gate_up_bias, down_bias=down_bias,
+        len(gate_up), gate_up[0].in_features, down[0].in_features, gate_up[0].bits, gate_up[0].group_size,
+        device, gate_up_bias=gate_up_bias, down_bias=down_bias,
     )  # fmt: skip
     for expert, (up_matrix, down_matrix) in enumerate(zip(gate_up, down, strict=True)):
         experts.set_expert(expert, up_matrix, down_matrix)

@@ -16,40 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localmoe.kernels.int4 import QuantizedMatrix, unpack_codes
+from localmoe.kernels.codes import CodeMatrix
 
-BITS = (2, 3, 4, 8)
 _CHUNK_CODES = 1 << 22  # codes that are packed at once: at most about 24 MiB of temporaries
 
 
 def codes_per_word(bits: int) -> int:
     """Codes in one int32 word; with 3 bits, the codes whose low bits it holds."""
     return {2: 16, 3: 16, 4: 8, 8: 4}[bits]
-
-
-@dataclass(frozen=True, slots=True)
-class CodeMatrix:
-    """One matrix W of N output and K input features: W = scale * (code - 2^(bits - 1)).
-
-    Attributes:
-        codes: uint8 (N, K_padded), one code 0..2^bits - 1 an element.
-        scales: float16 (N, K_padded / group_size).
-        in_features: K without padding.
-        group_size: columns that share a scale.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    in_features: int
-    group_size: int
-    bits: int
-
-    def __post_init__(self) -> None:
-        groups = -(-self.in_features // self.group_size)
-        assert self.bits in BITS
-        assert self.codes.dtype == torch.uint8 and self.scales.dtype == torch.float16
-        assert self.codes.shape == (self.scales.shape[0], groups * self.group_size)
-        assert self.scales.shape[1] == groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +35,8 @@ class PackedRows:
         top_bits: int16 of the same shape with 3 bits, else empty.
         scales: float16 (E, N, K_padded / group_size).
         in_features: K.
+        columns: int32 (E, K): stored column j of expert e multiplies input feature columns[e, j]; None where
+            all are in order.
     """
 
     words: Tensor
@@ -69,12 +45,19 @@ class PackedRows:
     in_features: int
     group_size: int
     bits: int
+    columns: Tensor | None = None
 
     @classmethod
     def empty(
-        cls, shape: tuple[int, int, int], bits: int, group_size: int, device: torch.device | str
+        cls,
+        shape: tuple[int, int, int],
+        bits: int,
+        group_size: int,
+        device: torch.device | str,
+        *,
+        indexed: bool = False,
     ) -> PackedRows:
-        """Uninitialised, for shape (E, N, K)."""
+        """Uninitialised, for shape (E, N, K). indexed: experts may have columns in an order of their own."""
         experts, rows, columns = shape
         groups = -(-columns // group_size)
         words = (experts, rows, groups * (group_size // codes_per_word(bits)))
@@ -85,6 +68,7 @@ class PackedRows:
             columns,
             group_size,
             bits,
+            torch.empty((experts, columns), dtype=torch.int32, device=device) if indexed else None,
         )
 
     @property
@@ -94,22 +78,33 @@ class PackedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes
+        """Bytes of codes, scales and columns."""
+        order = 0 if self.columns is None else self.columns.nbytes
+        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes + order
 
-    def set_expert(self, expert: int, matrix: QuantizedMatrix | CodeMatrix) -> None:
-        """Pack one expert's matrix, which may be on any device, a few rows at a time."""
-        bits = matrix.bits if isinstance(matrix, CodeMatrix) else 4
-        assert (bits, matrix.group_size, matrix.in_features) == (self.bits, self.group_size, self.in_features)
+    def set_expert(self, expert: int, matrix: CodeMatrix) -> None:
+        """Pack one expert's matrix, which may be on any device, a few rows at a time.
+
+        Raises:
+            ValueError: its columns are not in the order of the input features, and there is no room for
+            theirs.
+        """
+        found = (matrix.bits, matrix.group_size, matrix.in_features)
+        assert found == (self.bits, self.group_size, self.in_features), "matrix of another format"
         assert matrix.scales.shape == self.scales.shape[1:], "matrix of another shape"
         device = self.words.device
+        if self.columns is not None:
+            in_order = torch.arange(self.in_features, device=device)
+            self.columns[expert].copy_(in_order if matrix.columns is None else matrix.columns)
+        elif matrix.columns is not None:
+            raise ValueError(
+                "the matrix has its columns in the order of activations, and these rows keep no order"
+            )
         self.scales[expert].copy_(matrix.scales)
         step = max(1, _CHUNK_CODES // (self.scales.shape[2] * self.group_size))
         for start in range(0, self.out_features, step):
             rows = slice(start, start + step)
-            codes = matrix.codes[rows].to(device)
-            codes = codes if isinstance(matrix, CodeMatrix) else unpack_codes(codes)
-            self._pack(codes, expert, rows)
+            self._pack(matrix.codes[rows].to(device), expert, rows)
 
     def _pack(self, codes: Tensor, expert: int, rows: slice) -> None:
         per_word = codes_per_word(self.bits)
@@ -140,7 +135,10 @@ class PackedRows:
         return codes.to(torch.uint8).view(self.out_features, -1)
 
     def dequantize(self, expert: int) -> Tensor:
-        """W (N, K) in float32."""
+        """W (N, K) in float32, input features in their true order."""
         values = self.codes(expert).float() - (1 << self.bits - 1)
         values = values.view(self.out_features, -1, self.group_size) * self.scales[expert].float()[..., None]
-        return values.view(self.out_features, -1)[:, : self.in_features]
+        values = values.view(self.out_features, -1)[:, : self.in_features]
+        if self.columns is None:
+            return values
+        return torch.empty_like(values).index_copy_(1, self.columns[expert].long(), values)

@@ -8,7 +8,7 @@ Decides neither prefetch nor eviction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.types import Phase
 from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
-from localmoe.kernels.int4 import Int4Linear
+from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
@@ -33,8 +33,8 @@ class DraftExpert:
     """One expert's INT4 matrices, ready to multiply; gate_up has the row order of the module's own
     gate_up."""
 
-    gate_up: Int4Linear
-    down: Int4Linear
+    gate_up: LowBitLinear
+    down: LowBitLinear
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class PassState:
     scheduler: Scheduler
     lookahead: LookaheadBuffer
     rows: RowPadding
-    draft: Sequence[Sequence[DraftExpert]] | None = None  # [layer][expert]
+    draft: list[list[DraftExpert]] | None = None  # [layer][expert]
     phase: Phase = "prefill"
     live_rows: int = 0  # rows after these are padding
     draft_token: int = 0  # window token that the draft is at

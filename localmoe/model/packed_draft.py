@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.skeleton import ExpertsModule
 
 
 def empty_layer(
-    experts: ExpertsModule, num_experts: int, bits: int, group_size: int, device: torch.device
+    experts: ExpertsModule,
+    num_experts: int,
+    bits: int,
+    group_size: int,
+    device: torch.device,
+    *,
+    indexed: bool = False,
 ) -> LowBitExperts:
-    """Room for a layer's experts, with the module's own biases in the kernels' order.
+    """Room for a layer's experts, with copies of the module's own biases in the kernels' order.
+
+    Args:
+        indexed: whether gate_up may have its columns in an order of its own.
 
     Raises:
         DraftError: there is no kernel for that many bits or groups of that size.
@@ -20,8 +32,11 @@ def empty_layer(
     module, layout = experts.module, experts.layout
     inner, hidden = layout.down_shape if layout.transposed else layout.down_shape[::-1]
     gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
-    if gate_up_bias is not None and not module.is_concatenated:
-        gate_up_bias = torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1)
+    if gate_up_bias is not None:
+        halves = gate_up_bias.chunk(2, dim=1)
+        if not module.is_concatenated:
+            halves = gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]
+        gate_up_bias = torch.cat(halves, dim=1).detach()
     return LowBitExperts.empty(
         num_experts,
         hidden,
@@ -31,4 +46,21 @@ def empty_layer(
         device,
         gate_up_bias=gate_up_bias,
         down_bias=getattr(module, "down_proj_bias", None),
+        indexed=indexed,
     )
+
+
+def set_expert(layer: LowBitExperts, expert: int, gate_up: CodeMatrix, down: CodeMatrix) -> None:
+    """Fill one expert of an empty layer: gate_up with rows [gate; up], and down.
+
+    Where down has its columns in an order of its own, gate and up compute the hidden values in that order,
+    which costs nothing.
+    """
+    if down.columns is not None:
+        inner = down.in_features
+        rows = torch.cat([down.columns, down.columns + inner])
+        gate_up = replace(gate_up, codes=gate_up.codes[rows], scales=gate_up.scales[rows])
+        if layer.gate_up_bias is not None:
+            layer.gate_up_bias[expert] = layer.gate_up_bias[expert, rows.to(layer.gate_up_bias.device)]
+        down = replace(down, columns=None)
+    layer.set_expert(expert, gate_up, down)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from localmoe.core.errors import LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
-from localmoe.kernels.int4 import Int4Linear, QuantizedMatrix
+from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.materialise import float32_names, rebuild_buffers
 from localmoe.model.packed_draft import empty_layer
@@ -135,13 +136,13 @@ def random_packed_draft(
 def _random_expert(
     experts: ExpertsModule, device: torch.device, generator: torch.Generator, group_size: int
 ) -> DraftExpert:
-    def matrix(shape: tuple[int, int]) -> Int4Linear:
+    def matrix(shape: tuple[int, int]) -> LowBitLinear:
         rows, columns = shape[::-1] if experts.layout.transposed else shape
         groups = -(-columns // group_size)
         codes = torch.randint(
-            256, (rows, groups * group_size // 2), dtype=torch.uint8, device=device, generator=generator
+            16, (rows, groups * group_size), dtype=torch.uint8, device=device, generator=generator
         )
         scales = torch.full((rows, groups), SPREAD / _INT4_SPREAD, dtype=torch.float16, device=device)
-        return Int4Linear(QuantizedMatrix(codes, scales, columns, group_size), device)
+        return LowBitLinear(CodeMatrix(codes, scales, columns, group_size, 4), device)
 
     return DraftExpert(matrix(experts.layout.gate_up_shape), matrix(experts.layout.down_shape))

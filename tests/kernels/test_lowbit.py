@@ -1,4 +1,4 @@
-"""Packing of low-bit experts against loops over the documented layout and against the INT4 reference."""
+"""Packing of low-bit experts against loops over the documented layout and against the reference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from localmoe.core.errors import DraftError
 from localmoe.kernels import lowbit_rows
-from localmoe.kernels.int4 import dequantize, quantize_rtn
+from localmoe.kernels.codes import BITS, CodeMatrix, dequantize, quantize_rtn
 from localmoe.kernels.lowbit import LowBitExperts, pack_experts
-from localmoe.kernels.lowbit_rows import BITS, CodeMatrix, PackedRows, codes_per_word
+from localmoe.kernels.lowbit_rows import PackedRows, codes_per_word
 
 
 def code_matrix(rows: int, columns: int, bits: int, group_size: int, seed: int) -> CodeMatrix:
@@ -71,15 +71,18 @@ def test_values_are_scale_times_code_less_half_the_range(bits: int) -> None:
             assert float(values[row, column]) == pytest.approx(expected, rel=1e-6, abs=0)
 
 
-@given(st.integers(1, 6), st.integers(1, 200), st.sampled_from([32, 64, 128]), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=20)
-def test_int4_matrices_keep_their_values(rows: int, inner: int, group_size: int, seed: int) -> None:
+@given(
+    st.sampled_from(BITS), st.integers(1, 6), st.integers(1, 200), st.sampled_from([32, 64, 128]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+@settings(deadline=None, max_examples=30)
+def test_matrices_keep_their_values(bits: int, rows: int, inner: int, group_size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = rows * 7
     pairs = [
         (
-            quantize_rtn(torch.randn(2 * inner, hidden, generator=generator), group_size),
-            quantize_rtn(torch.randn(hidden, inner, generator=generator), group_size),
+            quantize_rtn(torch.randn(2 * inner, hidden, generator=generator), bits, group_size),
+            quantize_rtn(torch.randn(hidden, inner, generator=generator), bits, group_size),
         )
         for _ in range(3)
     ]
@@ -89,7 +92,9 @@ def test_int4_matrices_keep_their_values(rows: int, inner: int, group_size: int,
         got_up, got_down = experts.dequantize(expert)
         assert torch.equal(got_up, dequantize(up, torch.float32))
         assert torch.equal(got_down, dequantize(down, torch.float32))
-    assert experts.num_bytes == sum(up.num_bytes + down.num_bytes for up, down in pairs)
+    matrices = [matrix for pair in pairs for matrix in pair]
+    codes = sum(matrix.codes.numel() * bits // 8 for matrix in matrices)
+    assert experts.num_bytes == codes + sum(matrix.scales.nbytes for matrix in matrices)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -110,7 +115,7 @@ def test_a_few_rows_at_a_time_pack_like_all_at_once(monkeypatch: pytest.MonkeyPa
 def test_packing_one_expert_leaves_the_others_alone() -> None:
     experts = LowBitExperts.empty(3, 64, 32, 4, 32, "cpu").random_(torch.Generator().manual_seed(0))
     before = [experts.dequantize(expert) for expert in range(3)]
-    up, down = quantize_rtn(torch.randn(64, 64), 32), quantize_rtn(torch.randn(64, 32), 32)
+    up, down = quantize_rtn(torch.randn(64, 64), 4, 32), quantize_rtn(torch.randn(64, 32), 4, 32)
     experts.set_expert(1, up, down)
     for expert in (0, 2):
         assert all(map(torch.equal, experts.dequantize(expert), before[expert]))
@@ -146,6 +151,14 @@ def test_a_matrix_of_another_shape_or_format_is_a_programming_error() -> None:
     with pytest.raises(AssertionError):
         packed.set_expert(0, code_matrix(4, 64, 3, 32, 0))
     with pytest.raises(AssertionError):
-        packed.set_expert(0, quantize_rtn(torch.randn(5, 64), 32))
+        packed.set_expert(0, quantize_rtn(torch.randn(5, 64), 4, 32))
     with pytest.raises(AssertionError):
-        packed.set_expert(0, quantize_rtn(torch.randn(4, 64), 64))
+        packed.set_expert(0, quantize_rtn(torch.randn(4, 64), 4, 64))
+
+
+def test_columns_out_of_order_are_refused() -> None:
+    packed = PackedRows.empty((1, 4, 64), 4, 32, "cpu")
+    matrix = code_matrix(4, 64, 4, 32, 0)
+    shuffled = CodeMatrix(matrix.codes, matrix.scales, 64, 32, 4, torch.arange(64).flip(0))
+    with pytest.raises(ValueError, match="order of activations"):
+        packed.set_expert(0, shuffled)

@@ -71,7 +71,8 @@ def lowbit_moe(
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     tile = gate_up_tile or choose_gate_up_tile(experts)
     gate_up_kernel[(triton.cdiv(inner, tile.rows), tokens * top_k)](
-        x, index, *_tensors(experts.gate_up), _or_other(experts.gate_up_bias, x), gated,
+        x, index, *_tensors(experts.gate_up), _or_other(experts.gate_up.columns, index),
+        _or_other(experts.gate_up_bias, x), gated,
         **gate_up_constants(experts, top_k, activation, tile, ptx=x.is_cuda),
     )  # fmt: skip
     tile = down_tile or choose_down_tile(experts, top_k)
@@ -114,6 +115,7 @@ def gate_up_constants(
     return {
         **_constants(experts, experts.gate_up, top_k, tile, ptx),
         "BIASED": experts.gate_up_bias is not None,
+        "INDEXED": experts.gate_up.columns is not None,
         "KIND": activation.kind,
         "ALPHA": activation.alpha,
         "CLAMP": activation.limit,
@@ -160,5 +162,5 @@ def _tensors(packed: PackedRows) -> tuple[Tensor, Tensor, Tensor]:
     return packed.words, packed.top_bits if packed.bits == 3 else packed.words, packed.scales
 
 
-def _or_other(bias: Tensor | None, other: Tensor) -> Tensor:
-    return other if bias is None else bias
+def _or_other(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor

@@ -63,16 +63,18 @@ def _load(pointers, mask, UNMASKED: tl.constexpr):
 
 @triton.jit
 def _row_products(
-    words, top_bits, scales, x, row_mask, x_mask, acc,
+    words, top_bits, scales, x, columns, row_mask, x_mask, acc,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr,
-    ALL_ROWS: tl.constexpr, PTX: tl.constexpr,
+    ALL_ROWS: tl.constexpr, INDEXED: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """acc plus the products of whole rows with x, one partial sum a vector of the step.
 
     words, top_bits, scales: pointers (1, KB, R) to the start of each row; x: pointers (1, KB, 1); masks of
-    the same shapes as words and x; acc: (NL, KB, R) float32. Triton deals threads out to the dimensions of
-    a load from the left, after the one that is contiguous: vectors come first, so that neighbours read
-    neighbouring memory, and rows last, so that a thread uses its activations for many of them.
+    the same shapes as words and x; acc: (NL, KB, R) float32. INDEXED: stored column j is that of
+    x[columns[j]], columns being a scalar pointer; else columns is not read. Triton deals threads out to the
+    dimensions of a load from the left, after the one that is contiguous: vectors come first, so that
+    neighbours read neighbouring memory, and rows last, so that a thread uses its activations for many of
+    them.
     """
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)  # codes a word
     WIDTH: tl.constexpr = 2 if BITS == 3 else BITS
@@ -108,7 +110,11 @@ def _row_products(
                 mask = x_mask[:, :, :, None]
                 if not WHOLE or COLUMNS % GROUP != 0:
                     mask = mask & (column + j * PER_GROUP < COLUMNS)
-                value = tl.load(x[:, :, :, None] + column + j * PER_GROUP, mask, 0.0).to(tl.float32)
+                if INDEXED:
+                    from_x = x[:, :, :, None] + tl.load(columns + column + j * PER_GROUP, mask, 0)
+                else:
+                    from_x = x[:, :, :, None] + column + j * PER_GROUP
+                value = tl.load(from_x, mask, 0.0).to(tl.float32)
                 dot += value * _code_as_float(loaded[d], j, WIDTH, 1, PTX)
                 offset += value * (_base(j, WIDTH, 1) + ZERO)
                 if BITS == 3:
@@ -120,14 +126,15 @@ def _row_products(
 
 @triton.jit
 def gate_up_kernel(
-    x, index, words, top_bits, scales, bias, gated,
+    x, index, words, top_bits, scales, columns, bias, gated,
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, CLAMP: tl.constexpr,
-    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, PTX: tl.constexpr,
+    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, INDEXED: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """gated (T K, I) = act(gate) * up of BN hidden values of one pair: rows n of gate and I + n of up.
 
-    x (T, H), index (T, K), bias (E, 2I). A pair with no expert writes nothing.
+    x (T, H), index (T, K), columns (E, H), read if INDEXED, bias (E, 2I). A pair with no expert writes
+    nothing.
     """
     INNER: tl.constexpr = ROWS // 2
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
@@ -145,9 +152,9 @@ def gate_up_kernel(
             words + begin * stride + row * stride,
             top_bits + begin * stride + row * stride,
             scales + begin * GROUPS + row * GROUPS,
-            x + (pair // K) * COLUMNS + tl.zeros([1, 1, 1], tl.int32),
+            x + (pair // K) * COLUMNS + tl.zeros([1, 1, 1], tl.int32), columns + expert * COLUMNS,
             row_mask, tl.full([1, 1, 1], True, tl.int1), tl.zeros([NL, 1, 2 * BN], tl.float32),
-            COLUMNS, GROUP, BITS, NL, DEPTH, INNER % BN == 0, PTX,
+            COLUMNS, GROUP, BITS, NL, DEPTH, INNER % BN == 0, INDEXED, PTX,
         )  # fmt: skip
         sums = tl.sum(tl.reshape(acc, [NL, 2 * BN]), 0)
         if BIASED:
@@ -185,9 +192,9 @@ def down_kernel(
         row_mask = known[None, :, None] & (n < ROWS)[None, None, :]
         acc = _row_products(
             words + row * stride, top_bits + row * stride, scales + row * GROUPS,
-            gated + ((token * K + k).to(tl.int64) * COLUMNS)[None, :, None],
+            gated + ((token * K + k).to(tl.int64) * COLUMNS)[None, :, None], words,
             row_mask, known[None, :, None], tl.zeros([NL, KB, BN], tl.float32),
-            COLUMNS, GROUP, BITS, NL, DEPTH, False, PTX,
+            COLUMNS, GROUP, BITS, NL, DEPTH, False, False, PTX,
         )  # fmt: skip
         total += acc * weight[None, :, None]
         if BIASED:

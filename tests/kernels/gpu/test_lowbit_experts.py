@@ -4,37 +4,31 @@ Triton's interpreter."""
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 pytest.importorskip("triton")
+
+from lowbit_cases import (
+    BIG,
+    DEVICE,
+    OAI,
+    SILU,
+    assert_close,
+    poisoned_empty,
+    random_experts,
+    random_inputs,
+    reference,
+)
 
 from localmoe.kernels.activations import Activation, ActivationKind
 from localmoe.kernels.gpu.lowbit_experts import Tile, choose_down_tile, choose_gate_up_tile, lowbit_moe
 from localmoe.kernels.lowbit import LowBitExperts
 
-ROOT = Path(__file__).resolve().parents[3]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SILU = Activation("silu")
-OAI = Activation("swiglu_oai", 1.702, 7.0)
-# Relative to the norm of the result. Float32 sums hold a code beside a number of up to 2^12. Hidden values
-# and the result are each rounded to the dtype; the interpreter cuts bfloat16 off where hardware rounds.
-TOLERANCE = {torch.float32: 5e-4, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}
-_EMPTY = torch.empty  # tests replace torch.empty
-
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-
-
-def poisoned_empty(*args: object, **options: object) -> Tensor:
-    made: Tensor = _EMPTY(*args, **options)  # type: ignore[call-overload]
-    return made.fill_(math.nan) if made.is_floating_point() else made
 
 
 @pytest.fixture(autouse=True)
@@ -42,63 +36,6 @@ def fresh_memory_is_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
-def random_experts(
-    sizes: tuple[int, int, int], bits: int, group_size: int, seed: int, biased: bool = False
-) -> LowBitExperts:
-    """Experts of sizes (E, H, I) with random codes, padding included, and biases of a product's size."""
-    num_experts, hidden, inner = sizes
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    experts = LowBitExperts.empty(
-        num_experts, hidden, inner, bits, group_size, DEVICE,
-        gate_up_bias=torch.zeros(num_experts, 2 * inner) if biased else None,
-        down_bias=torch.zeros(num_experts, hidden, dtype=torch.bfloat16) if biased else None,
-    )  # fmt: skip
-    return experts.random_(generator)
-
-
-def random_inputs(
-    tokens: int, top_k: int, experts: LowBitExperts, dtype: torch.dtype, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x, index with a few experts that do not exist, weights."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, experts.hidden_size, generator=generator).to(DEVICE, dtype)
-    index = torch.stack(
-        [torch.randperm(experts.num_experts + top_k, generator=generator)[:top_k] for _ in range(tokens)]
-    )
-    index[index == experts.num_experts + 1] = -1
-    weights = torch.rand(tokens, top_k, generator=generator) + 0.1
-    return x, index.to(DEVICE), weights.to(DEVICE)
-
-
-def reference(
-    x: Tensor, experts: LowBitExperts, index: Tensor, weights: Tensor, activation: Activation
-) -> Tensor:
-    """(T, H) in float64, one pair after the other, hidden values rounded as between the two kernels."""
-    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    for token, chosen in enumerate(index.tolist()):
-        for k, expert in enumerate(chosen):
-            if not 0 <= expert < experts.num_experts:
-                continue
-            gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
-            products = gate_up @ x[token].double()
-            if experts.gate_up_bias is not None:
-                products += experts.gate_up_bias[expert].double()
-            hidden = activation.apply(*products.chunk(2)).to(x.dtype).double()
-            y = down @ hidden
-            if experts.down_bias is not None:
-                y += experts.down_bias[expert].double()
-            out[token] += weights[token, k].double() * y
-    return out
-
-
-def assert_close(got: Tensor, wanted: Tensor) -> None:
-    """Every token within the tolerance of its norm, and exactly zero where that is."""
-    assert got.isfinite().all()
-    error = (got.double() - wanted).norm(dim=1)
-    assert (error <= TOLERANCE[got.dtype] * wanted.norm(dim=1)).all(), (error / wanted.norm(dim=1)).tolist()
-
-
-BIG = Tile(rows=32, vectors=32, depth=2)  # few programs: the interpreter pays by the program
 CASES = [
     # (E, H, I), bits, group, T, K, dtype, biased, activation, gate_up tile, down tile
     ((5, 256, 96), 4, 128, 2, 4, torch.bfloat16, False, SILU, BIG, BIG),
@@ -133,9 +70,9 @@ def test_result_is_the_weighted_sum_of_the_dequantised_experts(case: tuple) -> N
 
 @given(
     st.sampled_from([2, 3, 4, 8]), st.sampled_from([32, 64, 96, 128]), st.integers(1, 30), st.integers(1, 20),
-    st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3), st.integers(0, 999),
+    st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3), st.booleans(), st.integers(0, 999),
 )  # fmt: skip
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=8)
 def test_any_shape_and_tile_gives_the_same_result(
     bits: int,
     group: int,
@@ -144,9 +81,11 @@ def test_any_shape_and_tile_gives_the_same_result(
     top_k: int,
     vectors: int,
     depth: int,
+    indexed: bool,
     seed: int,
 ) -> None:
-    experts = random_experts((4, 5 * width, 3 * inner), bits, group, seed, biased=seed % 2 == 0)
+    sizes = (4, 5 * width, 3 * inner)
+    experts = random_experts(sizes, bits, group, seed, biased=seed % 2 == 0, indexed=indexed)
     x, index, weights = random_inputs(1, top_k, experts, torch.float32, seed)
     tile = Tile(64, vectors, depth)
     got = lowbit_moe(x, experts, index, weights, activation=SILU, gate_up_tile=tile, down_tile=tile)
@@ -230,64 +169,6 @@ def test_built_in_tiles_keep_all_lanes_busy(hidden: int, inner: int, top_k: int,
         words = tile.vectors * 4 * tile.depth
         covered = -(-packed.words.shape[2] // words) * words
         assert covered <= max(tile.vectors * 4, packed.words.shape[2] * 1.4)
-
-
-COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from localmoe.kernels.activations import Activation
-from localmoe.kernels.gpu import lowbit_experts as launch, lowbit_kernels as kernels
-from localmoe.kernels.lowbit import LowBitExperts
-
-def compile(kernel, constants, bits, capability, dtype):
-    warps = constants.pop("num_warps")
-    types = dict.fromkeys(("x", "gated", "out", "bias"), f"*{dtype}")
-    types |= {"index": "*i64", "weights": "*fp32", "words": "*i32", "scales": "*fp16"}
-    types["top_bits"] = "*i16" if bits == 3 else "*i32"
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in types}
-    built = triton.compile(
-        ASTSource(kernel, signature, constants, attrs),
-        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
-    )
-    ptx = built.asm["ptx"]
-    print(kernel.__name__, capability, built.metadata.shared, ptx.count("v4.b32"), ptx.count("ld.global"))
-
-gpt = Activation("swiglu_oai", 1.702, 7.0)
-silu = Activation("silu")
-for capability, dtype, (E, H, I), K, bits, biased, activation in (
-    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu),
-    (89, "fp16", (8, 4096, 14336), 2, 4, False, silu),
-    (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt),
-    (120, "bf16", (64, 2048, 1408), 6, 3, False, silu),
-):
-    up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
-    biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
-    experts = LowBitExperts.empty(E, H, I, bits, 128, "meta", **biases)
-    up, down = launch.choose_gate_up_tile(experts), launch.choose_down_tile(experts, K)
-    up_constants = launch.gate_up_constants(experts, K, activation, up, ptx=True)
-    down_constants = launch.down_constants(experts, K, down, ptx=True)
-    compile(kernels.gate_up_kernel, up_constants, bits, capability, dtype)
-    compile(kernels.down_kernel, down_constants, bits, capability, dtype)
-"""
-
-
-def test_kernels_compile_for_every_generation_with_wide_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8
-    for name, capability, shared, wide_loads, loads in lines:
-        assert int(shared) <= 99 << 10, (name, capability)
-        assert int(wide_loads) >= 4, f"{name} for sm_{capability} reads its codes in small pieces"
-        assert int(loads) < 120, f"{name} for sm_{capability} reads activations or scales in small pieces"
 
 
 @pytest.mark.gpu

@@ -1,0 +1,75 @@
+"""The low-bit kernels compile for GPUs that are not here, with wide loads and little shared memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu import lowbit_experts as launch, lowbit_kernels as kernels
+from localmoe.kernels.lowbit import LowBitExperts
+
+def compile(kernel, constants, bits, capability, dtype):
+    warps = constants.pop("num_warps")
+    types = dict.fromkeys(("x", "gated", "out", "bias"), f"*{dtype}")
+    types |= {"index": "*i64", "weights": "*fp32", "words": "*i32", "scales": "*fp16"}
+    types["top_bits"] = "*i16" if bits == 3 else "*i32"
+    types["columns"] = "*i32" if constants.get("INDEXED") else "*i64"
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in types}
+    built = triton.compile(
+        ASTSource(kernel, signature, constants, attrs),
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
+    )
+    ptx = built.asm["ptx"]
+    indexed = int(constants.get("INDEXED", False))
+    counts = ptx.count("v4.b32"), ptx.count("ld.global")
+    print(kernel.__name__, capability, built.metadata.shared, *counts, indexed)
+
+gpt = Activation("swiglu_oai", 1.702, 7.0)
+silu = Activation("silu")
+for capability, dtype, (E, H, I), K, bits, biased, activation, indexed in (
+    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, False),
+    (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False),
+    (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt, False),
+    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, True),
+    (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False),
+):
+    up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
+    biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
+    experts = LowBitExperts.empty(E, H, I, bits, 128, "meta", **biases, indexed=indexed)
+    up, down = launch.choose_gate_up_tile(experts), launch.choose_down_tile(experts, K)
+    up_constants = launch.gate_up_constants(experts, K, activation, up, ptx=True)
+    down_constants = launch.down_constants(experts, K, down, ptx=True)
+    compile(kernels.gate_up_kernel, up_constants, bits, capability, dtype)
+    compile(kernels.down_kernel, down_constants, bits, capability, dtype)
+"""
+
+
+def test_kernels_compile_for_every_generation_with_wide_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 10
+    for name, capability, shared, wide_loads, loads, indexed in lines:
+        assert int(shared) <= 99 << 10, (name, capability)
+        assert int(wide_loads) >= 4, f"{name} for sm_{capability} reads its codes in small pieces"
+        limit = 240 if indexed == "1" else 120  # indexed activations are read one by one
+        assert int(loads) < limit, f"{name} for sm_{capability} reads activations or scales in small pieces"
