@@ -1,11 +1,12 @@
-"""Find, check, build and load the INT4 draft of a model. Decides no quantisation method's details (quant
+"""Find, check and load the draft of a model. Decides no quantisation method's details (quant
 does)."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,40 +16,49 @@ from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.kernels.int4 import Int4Linear, QuantizedMatrix
+from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
-from localmoe.model.packed_draft import empty_layer
+from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import ExpertsModule, Skeleton
+from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.draft_writer import ExpertNaming
+from localmoe.quant.draft_writer import ExpertMatrices
+from localmoe.quant.expert_names import PROJECTION_NAMES, ExpertNaming, find_naming
 
 GROUP_SIZE = 128
+DRAFT_BITS = 4
 DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
-_EXPERT_TENSOR = re.compile(
-    r"(?P<prefix>.*layers\.)\d+(?P<middle>\..*experts\.)\d+\.(?P<projection>\w+)\.weight"
-)
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """What a loaded draft is. method: "RTN", "GPTQ", or "synthetic" of random codes."""
+
+    bits: int
+    method: str
+    group_size: int
+
+    def __str__(self) -> str:
+        return f"INT{self.bits} {self.method}, group {self.group_size}"
 
 
 def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
     """How this architecture names single experts: as its own checkpoint does, or, if that holds fused
     experts only, after the module path with gate_proj, up_proj and down_proj."""
-    found: Counter[tuple[str, str]] = Counter()
-    projections: set[str] = set()
-    for name in checkpoint.tensors:
-        match = _EXPERT_TENSOR.fullmatch(name)
-        if match:
-            found[match["prefix"], match["middle"]] += 1
-            projections.add(match["projection"])
-    names = next((names for names in _PROJECTIONS if projections.issuperset(names)), None)
-    if names is None:
-        path = skeleton.experts[0].path
-        layer = skeleton.experts[0].decoder_layer
-        template = re.sub(rf"\.{layer}\.", ".{layer}.", path, count=1) + ".{expert}"
-        return ExpertNaming(template, *_PROJECTIONS[0])
-    (prefix, middle), _ = found.most_common(1)[0]
-    return ExpertNaming(f"{prefix}{{layer}}{middle}{{expert}}", *names)
+    found = find_naming(checkpoint.tensors, "weight")
+    if found is not None:
+        return found
+    path, layer = skeleton.experts[0].path, skeleton.experts[0].decoder_layer
+    template = re.sub(rf"\.{layer}\.", ".{layer}.", path, count=1) + ".{expert}"
+    return ExpertNaming(template, *PROJECTION_NAMES[0])
+
+
+def snapshot_revision(folder: Path) -> str:
+    """The Hub revision of a model folder in the Hugging Face cache (REPO/snapshots/REVISION); "" of any
+    other."""
+    return folder.name if folder.parent.name == "snapshots" else ""
 
 
 class HostExpertSource:
@@ -78,25 +88,24 @@ class HostExpertSource:
 
 def load_draft(
     folder: Path,
-    naming: ExpertNaming,
     skeleton: Skeleton,
     device: torch.device,
     *,
-    fingerprint: str,
-    model_name: str,
+    base: DraftBase,
     packed: bool,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
-) -> tuple[str, DraftLayers]:
-    """Description of a draft folder, and its experts ready to compute: packed for the GPU's kernels, or
+) -> tuple[DraftInfo, DraftLayers]:
+    """What a draft folder holds, and its experts ready to compute: packed for the GPU's kernels, or
     [layer][expert].
 
     Raises:
-        DraftError: it is damaged, or belongs to another model.
+        DraftError: it is damaged, or belongs to another model than `base`.
         LoadCancelledError: `cancel` was set.
     """
     draft = DraftCheckpoint.open(folder)
-    draft.check_base(fingerprint, model_name)
+    naming = draft.naming()
+    check_draft(draft, base, naming)
     matrices: list[list[DraftExpert]] = []
     layers: list[LowBitExperts] = []
     for done, experts in enumerate(skeleton.experts):
@@ -104,40 +113,110 @@ def load_draft(
             raise LoadCancelledError("Loading the draft was cancelled.")
         if progress is not None:
             progress(Progress("Loading the draft", done, len(skeleton.experts), "layers"))
-        pairs = (_load_expert(draft, naming, experts, i, packed=packed) for i in range(skeleton.num_experts))
+        inner, hidden = _sizes(experts)
+        found = draft.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
         if packed:
-            layers.append(empty_layer(experts, skeleton.num_experts, draft.bits, draft.group_size, device))
-            for expert, (gate_up, down) in enumerate(pairs):
-                layers[-1].set_expert(expert, gate_up, down)
+            layers.append(_packed_layer(draft, experts, skeleton.num_experts, found, device))
         else:
-            matrices.append([DraftExpert(Int4Linear(a, device), Int4Linear(b, device)) for a, b in pairs])
+            concatenated = bool(experts.module.is_concatenated)
+            matrices.append([_draft_expert(expert, concatenated, draft, device) for expert in found])
+    return _info(draft), layers if packed else matrices
+
+
+def _info(draft: DraftCheckpoint) -> DraftInfo:
     method = draft.provenance.method.upper() if draft.provenance else "GPTQ"
-    return f"INT{draft.bits} {method}, group {draft.group_size}", layers if packed else matrices
+    return DraftInfo(draft.bits, method, draft.group_size)
 
 
-def _load_expert(
-    draft: DraftCheckpoint, naming: ExpertNaming, experts: ExpertsModule, expert: int, *, packed: bool
-) -> tuple[QuantizedMatrix, QuantizedMatrix]:
-    """gate_up, packed as [gate; up] and else in the module's own order, and down."""
-    layout = experts.layout
-    gate_up_shape, down_shape = layout.gate_up_shape, layout.down_shape
-    if layout.transposed:
-        gate_up_shape, down_shape = gate_up_shape[::-1], down_shape[::-1]
-    half = (gate_up_shape[0] // 2, gate_up_shape[1])
-    gate = draft.matrix(naming, experts.decoder_layer, expert, "gate", half)
-    up = draft.matrix(naming, experts.decoder_layer, expert, "up", half)
-    down = draft.matrix(naming, experts.decoder_layer, expert, "down", down_shape)
-    if gate.group_size != up.group_size:
-        raise DraftError(f"Gate and up of expert {expert} have different group sizes: build the draft again.")
-    return _fuse(gate, up, interleaved=not packed and not experts.module.is_concatenated), down
+def replace_draft(
+    folder: Path, skeleton: Skeleton, device: torch.device, layers: DraftLayers, base: DraftBase
+) -> DraftInfo:
+    """Put the experts of a draft folder in the place of those that are loaded, whose bits and groups are
+    the same: on a GPU into the same memory, so that captured graphs read the new ones. An interruption
+    leaves some experts of both drafts, which changes no answer.
+
+    Raises:
+        DraftError: as `load_draft`.
+    """
+    draft = DraftCheckpoint.open(folder)
+    naming = draft.naming()
+    check_draft(draft, base, naming)
+    for layer, experts in enumerate(skeleton.experts):
+        inner, hidden = _sizes(experts)
+        found = draft.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
+        loaded = layers[layer]
+        if isinstance(loaded, LowBitExperts):
+            for expert, (gate, up, down) in enumerate(found):
+                set_expert(loaded, expert, _fuse(gate, up, draft, concatenated=True), down)
+        else:
+            concatenated = bool(experts.module.is_concatenated)
+            loaded[:] = [_draft_expert(expert, concatenated, draft, device) for expert in found]
+    return _info(draft)
 
 
-def _fuse(gate: QuantizedMatrix, up: QuantizedMatrix, *, interleaved: bool) -> QuantizedMatrix:
-    """One matrix whose output rows are in the order of the module's gate_up."""
+def _sizes(experts: ExpertsModule) -> tuple[int, int]:
+    """I and H."""
+    down = experts.layout.down_shape
+    return (down[0], down[1]) if experts.layout.transposed else (down[1], down[0])
+
+
+def _packed_layer(
+    draft: DraftCheckpoint,
+    experts: ExpertsModule,
+    num_experts: int,
+    found: Iterable[ExpertMatrices],
+    device: torch.device,
+) -> LowBitExperts:
+    """All experts of a layer for the GPU's kernels.
+
+    Raises:
+        DraftError: there is no kernel for them.
+    """
+    layer: LowBitExperts | None = None
+    for expert, (gate, up, down) in enumerate(found):
+        if layer is None:
+            ordered = not draft.layout.act_order and gate.columns is None
+            layer = empty_layer(
+                experts, num_experts, draft.bits, draft.group_size, device, indexed=not ordered
+            )
+        try:
+            set_expert(layer, expert, _fuse(gate, up, draft, concatenated=True), down)
+        except ValueError:
+            raise DraftError(
+                f"The draft in {draft.folder} cannot be used on this device: it says desc_act false, and "
+                f"expert {expert} of layer {experts.decoder_layer} has its columns in another order (g_idx); "
+                "correct its config, or build a draft with 'localmoe draft MODEL'."
+            ) from None
+    assert layer is not None
+    return layer
+
+
+def _draft_expert(
+    matrices: ExpertMatrices, concatenated: bool, draft: DraftCheckpoint, device: torch.device
+) -> DraftExpert:
+    """One expert, its gate_up in the module's own order."""
+    gate, up, down = matrices
+    gate_up = _fuse(gate, up, draft, concatenated=concatenated)
+    return DraftExpert(LowBitLinear(gate_up, device), LowBitLinear(down, device))
+
+
+def _fuse(gate: CodeMatrix, up: CodeMatrix, draft: DraftCheckpoint, *, concatenated: bool) -> CodeMatrix:
+    """One matrix with rows [gate; up], or of each in turn.
+
+    Raises:
+        DraftError: the two have their columns in different orders.
+    """
+    same = gate.columns is up.columns
+    if gate.columns is not None and up.columns is not None:
+        same = torch.equal(gate.columns, up.columns)
+    if not same:
+        raise DraftError(
+            f"The draft in {draft.folder} cannot be used: the gate and up projections of an expert have "
+            "their input features in different orders (g_idx), which no kernel reads; choose a checkpoint "
+            "with desc_act false, or build a draft with 'localmoe draft MODEL'."
+        )
 
     def join(a: Tensor, b: Tensor) -> Tensor:
-        return torch.stack([a, b], dim=1).flatten(0, 1) if interleaved else torch.cat([a, b])
+        return torch.cat([a, b]) if concatenated else torch.stack([a, b], dim=1).flatten(0, 1)
 
-    return QuantizedMatrix(
-        join(gate.codes, up.codes), join(gate.scales, up.scales), gate.in_features, gate.group_size
-    )
+    return replace(gate, codes=join(gate.codes, up.codes), scales=join(gate.scales, up.scales))

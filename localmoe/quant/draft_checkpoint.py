@@ -1,26 +1,20 @@
-"""Reads the expert matrices of a draft folder, or of a ready-made GPTQ checkpoint. Does not decide where a
-draft lies, and takes nothing but experts from it."""
+"""A draft folder, ours or a ready-made GPTQ checkpoint: opens and checks it. Does not decide where a draft
+lies, and takes nothing but experts from it."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from localmoe.core.errors import CheckpointError, DraftError, ModelNotFoundError, UnsupportedModelError
-from localmoe.hub.checkpoint import Checkpoint, TensorHeader
+from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.weight_files import read_json_object
-from localmoe.kernels.int4 import QuantizedMatrix, check_group_size
-from localmoe.quant.draft_format import BITS, PROVENANCE_FILE, DraftProvenance, ExpertNaming, Projection
-from localmoe.quant.packing import GPTQ_DTYPES, GptqTensors, GptqVersion, gptq_shapes, unpack_matrix
-
-_VERSIONS: dict[str, GptqVersion] = {"gptq": 1, "gptq_v2": 2}
-_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
-_DOWNLOAD_ADVICE = re.compile(r"[;:,] (download|get|give|remove) [^;:]*$")  # wrong for a draft made here
+from localmoe.kernels.codes import CodeMatrix
+from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
+from localmoe.quant.expert_names import ExpertNaming, Projection, find_naming
+from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader, damaged
+from localmoe.quant.gptq_layout import GptqLayout, read_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +23,12 @@ class DraftCheckpoint:
 
     Attributes:
         provenance: None in a GPTQ checkpoint that localmoe did not write.
+        layout: of the matrices in the files.
     """
 
     folder: Path
     provenance: DraftProvenance | None
-    bits: int
-    group_size: int
-    _version: GptqVersion
+    layout: GptqLayout
     _checkpoint: Checkpoint
 
     @classmethod
@@ -43,39 +36,77 @@ class DraftCheckpoint:
         """Check the folder's JSON files and the headers of its weight files; reads no weights.
 
         Raises:
-            DraftError: the draft is missing, damaged, truncated, or not in symmetric 4-bit GPTQ format.
+            DraftError: the draft is missing, damaged, truncated, or not in symmetric GPTQ format of 2, 3, 4
+                or 8 bits.
         """
         try:
             checkpoint = Checkpoint.open(folder)
-        except (ModelNotFoundError, UnsupportedModelError):
+        except ModelNotFoundError:
             raise DraftError(
                 f"There is no draft in {folder}: build one with 'localmoe draft MODEL'."
             ) from None
+        except UnsupportedModelError as error:
+            raise DraftError(f"The draft in {folder} cannot be used: {error}") from None
         except CheckpointError as error:
-            raise _damaged(folder, str(error)) from error
-        group_size, version = _check_quantization(folder, checkpoint.config.get("quantization_config"))
+            raise damaged(folder, str(error)) from error
         provenance = _read_provenance(folder)
-        if provenance is not None and (provenance.bits, provenance.group_size) != (BITS, group_size):
-            raise _damaged(folder, "its two descriptions of bits and group size differ")
-        return cls(folder, provenance, BITS, group_size, version, checkpoint)
+        layout = read_layout(folder, checkpoint.config, ready_made=provenance is None)
+        if provenance is not None:
+            described = (provenance.bits, provenance.group_size)
+            if described != (layout.bits, layout.stored_group_size):
+                raise damaged(folder, "its two descriptions of bits and group size differ")
+        return cls(folder, provenance, layout, checkpoint)
 
-    def check_base(self, fingerprint: str, name: str) -> None:
-        """Hold the draft against the model `name` whose checkpoint has this fingerprint.
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.layout.bits
+
+    @property
+    def group_size(self) -> int:
+        """Columns that share a scale in the matrices that are read."""
+        return self.layout.group_size
+
+    @property
+    def config(self) -> dict[str, object]:
+        """What its config.json says."""
+        return self._checkpoint.config
+
+    def naming(self) -> ExpertNaming:
+        """How its own tensors name single experts.
 
         Raises:
-            DraftError: it belongs to another model, or does not say to which.
+            DraftError: no expert has tensors of its own.
         """
-        if self.provenance is None:
+        found = find_naming(self._checkpoint.tensors, "qweight")
+        if found is None:
             raise DraftError(
-                f"The checkpoint in {self.folder} does not say which model it is a draft of (it has no "
-                f"{PROVENANCE_FILE}): build a draft with 'localmoe draft {name}'."
+                f"The draft in {self.folder} has no quantised experts (tensors such as "
+                "model.layers.0.mlp.experts.0.gate_proj.qweight): build one with 'localmoe draft MODEL'."
             )
+        return found
+
+    def check_base(self, fingerprint: str, name: str, revision: str = "") -> None:
+        """Hold a draft that localmoe made against the model `name` whose checkpoint has this fingerprint and
+        this Hub revision ("": unknown). A ready-made checkpoint passes: base_check holds it against the
+        weights.
+
+        Raises:
+            DraftError: it belongs to another model, or to another revision of it.
+        """
         base = self.provenance
+        if base is None:
+            return
         if base.base_fingerprint != fingerprint:
             raise DraftError(
                 f"The draft in {self.folder} belongs to another model ({base.base_model}, fingerprint "
                 f"{base.base_fingerprint[:12]}) and not to {name} ({fingerprint[:12]}): build one with "
                 f"'localmoe draft {name}'."
+            )
+        if base.base_revision and revision and base.base_revision != revision:
+            raise DraftError(
+                f"The draft in {self.folder} belongs to revision {base.base_revision[:12]} of "
+                f"{base.base_model} and not to {revision[:12]}: build one with 'localmoe draft {name}'."
             )
 
     def matrix(
@@ -85,89 +116,27 @@ class DraftCheckpoint:
         expert: int,
         projection: Projection,
         shape: tuple[int, int],
-    ) -> QuantizedMatrix:
+    ) -> CodeMatrix:
         """One expert's matrix of `shape` (N, K), in memory of its own.
 
         Raises:
             DraftError: a tensor is missing, damaged, or of another shape.
         """
-        module = naming.module(decoder_layer, expert, projection)
-        found: dict[str, Tensor] = {}
-        for part, expected in gptq_shapes(*shape, self.group_size).items():
-            found[part] = self._tensor(f"{module}.{part}", part, expected)
-        try:
-            return unpack_matrix(GptqTensors(**found), self.group_size, self._version)
-        except ValueError as error:
-            raise DraftError(
-                f"The draft in {self.folder} cannot be used: of its matrix {module}, {error}; build it again "
-                "with 'localmoe draft MODEL'."
-            ) from None
+        return self._reader(naming).matrix(decoder_layer, expert, projection, shape)
 
-    def _tensor(self, name: str, part: str, shape: tuple[int, ...]) -> Tensor:
-        header = self._checkpoint.tensors.get(name)
-        if header is None:
-            raise _damaged(self.folder, f"it has no tensor {name}, so it is incomplete or of another model")
-        dtype = GPTQ_DTYPES[part]
-        if header.shape != shape or header.dtype != _DTYPE_NAMES[dtype]:
-            raise DraftError(
-                f"The draft in {self.folder} does not fit the model: tensor {name} is {header.dtype} "
-                f"{list(header.shape)} and should be {_DTYPE_NAMES[dtype]} {list(shape)}; build it again "
-                "with 'localmoe draft MODEL'."
-            )
-        return torch.frombuffer(self._read(header), dtype=dtype).reshape(shape)
+    def layer(
+        self, naming: ExpertNaming, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+    ) -> Iterator[ExpertMatrices]:
+        """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of a layer, in one pass over
+        its part of the files.
 
-    def _read(self, header: TensorHeader) -> bytearray:
-        """Plain reads, so that no mapping keeps the file's pages resident."""
-        data = bytearray(header.num_bytes)
-        try:
-            with header.file.open("rb", buffering=0) as stream:
-                stream.seek(header.offset)
-                view, count = memoryview(data), 0
-                while count < len(data):
-                    read = stream.readinto(view[count:])
-                    if not read:
-                        break
-                    count += read
-        except OSError as error:
-            raise DraftError(
-                f"The draft's file {header.file} cannot be read: {error.strerror or error}."
-            ) from error
-        if count < len(data):
-            raise _damaged(self.folder, f"{header.file.name} has become shorter since it was opened")
-        return data
+        Raises:
+            DraftError: as `matrix`.
+        """
+        return self._reader(naming).layer(decoder_layer, num_experts, gate_shape)
 
-
-def _damaged(folder: Path, what: str) -> DraftError:
-    what = _DOWNLOAD_ADVICE.sub("", what.rstrip("."))
-    return DraftError(
-        f"The draft in {folder} is damaged ({what}): build it again with 'localmoe draft MODEL'."
-    )
-
-
-def _check_quantization(folder: Path, config: object) -> tuple[int, GptqVersion]:
-    """Group size and format version of a `quantization_config`."""
-    values: dict[str, Any] = config if isinstance(config, dict) else {}
-    if values.get("quant_method") != "gptq":
-        raise DraftError(
-            f"{folder} is no draft: its {values.get('quant_method') or 'plain'} weights are not in GPTQ "
-            "format; build a draft with 'localmoe draft MODEL'."
-        )
-    layout = str(values.get("checkpoint_format", values.get("format", "gptq")))
-    if values.get("bits") != BITS or values.get("sym") is not True or layout not in _VERSIONS:
-        raise DraftError(
-            f"The draft in {folder} has {values.get('bits')} bits (sym {values.get('sym')}, format {layout}) "
-            f"and this version reads symmetric {BITS}-bit GPTQ: build one with 'localmoe draft MODEL'."
-        )
-    group_size = values.get("group_size")
-    try:
-        if type(group_size) is not int:
-            raise ValueError(f"group size {group_size} is no number")
-        check_group_size(group_size)
-    except ValueError as error:
-        raise DraftError(
-            f"The draft in {folder} cannot be used: {error}; build one with 'localmoe draft MODEL'."
-        ) from None
-    return group_size, _VERSIONS[layout]
+    def _reader(self, naming: ExpertNaming) -> ExpertReader:
+        return ExpertReader(self.folder, self._checkpoint.tensors, self.layout, naming)
 
 
 def _read_provenance(folder: Path) -> DraftProvenance | None:
@@ -177,4 +146,4 @@ def _read_provenance(folder: Path) -> DraftProvenance | None:
     try:
         return DraftProvenance.from_json(read_json_object(path))
     except (CheckpointError, ValueError) as error:
-        raise _damaged(folder, f"{PROVENANCE_FILE}: {error}") from None
+        raise damaged(folder, f"{PROVENANCE_FILE}: {error}") from None

@@ -1,4 +1,4 @@
-"""The life of a draft's folder: a temporary sibling, cleaned up after killed builds, swapped in at the end.
+"""The life of a draft's folder: a temporary sibling, taken over from an ended build, swapped in at the end.
 Does not know what the files hold."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ import psutil
 from localmoe.core.errors import DraftError
 from localmoe.core.units import format_bytes
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
+from localmoe.quant.draft_progress import DraftProgress
 
 _OUR_FILES = re.compile(
     r"(localmoe_draft|config|quantize_config|model\.safetensors\.index)\.json"
@@ -39,7 +40,7 @@ def write_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DraftError(
-            f"Writing the draft to {out} failed ({error.strerror or error}), and nothing was kept: "
+            f"Writing the draft to {out} failed ({error.strerror or error}): "
             f"{'free some disk space' if full else 'choose another folder'} and build it again."
         ) from error
 
@@ -48,7 +49,7 @@ class DraftFolder:
     """A draft folder under construction; `out` changes only in `publish`.
 
     The temporary names carry the process id and its start time, so that leftovers of a killed build are told
-    from a build that still runs.
+    from a build that still runs. A build that was stopped on purpose leaves its folder under another name.
     """
 
     def __init__(self, out: Path, provenance: DraftProvenance) -> None:
@@ -56,10 +57,13 @@ class DraftFolder:
         self._provenance = provenance
         self._mark = f"{os.getpid()}-{_start_ms(os.getpid())}"
         self.path = self._sibling("building")
+        self.progress = DraftProgress(self.path, provenance)
+        self._stopped = self._sibling("stopped")
         self._old = self._sibling("replaced")
 
     def create(self, needed_bytes: int, free_bytes: Callable[[Path], int]) -> None:
-        """Check the place and make the temporary folder.
+        """Check the place and make the temporary folder, with the finished layers of an ended build of the
+        same recipe.
 
         Raises:
             DraftError: `out` holds something else, is being built already, or the disk is too full.
@@ -67,21 +71,27 @@ class DraftFolder:
         self._check_target()
         with write_errors(self.out):
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
+            self._claim_leftovers()
+            try:
+                self.progress.begin()
+            except BaseException:  # also a user who does not wait for the check of a long draft
+                self._leave()
+                raise
             free = free_bytes(self.out.parent)
+        needed_bytes = max(0, needed_bytes - self.progress.num_bytes)
         if free < needed_bytes + _MARGIN_BYTES:
+            self.set_aside()
             raise DraftError(
                 f"The draft needs {format_bytes(needed_bytes + _MARGIN_BYTES)} of disk space and "
                 f"{self.out.parent} has {format_bytes(free)} free: free some, or choose a folder on another "
                 "disk."
             )
-        with write_errors(self.out):
-            self.path.mkdir()
 
     def publish(self) -> Path:
         """Swap the finished folder in; an older draft of the same model is removed."""
         self._check_target()
         with write_errors(self.out):
+            self.progress.forget()
             _sync_folder(self.path)
             self._swap()
             _sync_folder(self.out.parent)
@@ -91,6 +101,22 @@ class DraftFolder:
     def discard(self) -> None:
         """Remove what was written so far."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def set_aside(self) -> None:
+        """Keep the finished layers, if any, for a next build, which may come from this very process."""
+        if self.progress.finished_layers:
+            self._leave()
+        else:
+            self.discard()
+
+    def _leave(self) -> None:
+        """Give the folder a name that says that nobody works in it; remove one without a shard."""
+        if not any(self.path.glob("*.safetensors")):
+            self.discard()
+            return
+        shutil.rmtree(self._stopped, ignore_errors=True)
+        with suppress(OSError):  # it keeps its name, and is free once this process has ended
+            self.path.rename(self._stopped)
 
     def _swap(self) -> None:
         had_old = self.out.exists()
@@ -106,18 +132,41 @@ class DraftFolder:
     def _sibling(self, purpose: str) -> Path:
         return self.out.parent / f".{self.out.name}.{purpose}-{self._mark}"
 
-    def _remove_leftovers(self) -> None:
-        pattern = re.compile(rf"\.{re.escape(self.out.name)}\.(building|replaced)-(\d+)-(\d+)")
-        for path in list(self.out.parent.iterdir()):
-            match = pattern.fullmatch(path.name)
-            if match is None:
-                continue
+    def _claim_leftovers(self) -> None:
+        """Make the fullest folder of an ended build ours, or a new one, and remove the others.
+
+        Raises:
+            DraftError: a build is running.
+        """
+        found = self._siblings()
+        self._refuse_running(found)
+        unfinished = [path for path, match in found if match[1] != "replaced"]
+        for path in sorted(unfinished, key=lambda path: -len(list(path.iterdir()))):
+            if not self.path.exists():
+                with suppress(FileNotFoundError):  # another build was faster: it is seen below
+                    path.rename(self.path)
+        for path, _ in found:
+            shutil.rmtree(path, ignore_errors=True)  # gone, if it is ours now
+        self.path.mkdir(exist_ok=True)
+        try:
+            self._refuse_running([(path, match) for path, match in self._siblings() if path != self.path])
+        except DraftError:
+            self._leave()
+            raise
+
+    def _siblings(self) -> list[tuple[Path, re.Match[str]]]:
+        """Temporary folders of all builds of `out`: purpose, process id and its start time."""
+        pattern = re.compile(rf"\.{re.escape(self.out.name)}\.(building|stopped|replaced)-(\d+)-(\d+)")
+        matches = ((path, pattern.fullmatch(path.name)) for path in self.out.parent.iterdir())
+        return [(path, match) for path, match in matches if match]
+
+    def _refuse_running(self, siblings: list[tuple[Path, re.Match[str]]]) -> None:
+        for _, match in siblings:
             if match[1] == "building" and _is_running(int(match[2]), int(match[3])):
                 raise DraftError(
                     f"The draft {self.out} is being built by process {match[2]}: wait for it, or end it "
                     "first."
                 )
-            shutil.rmtree(path)
 
     def _check_target(self) -> None:
         """`out` may be absent, empty, or a draft of the same model."""

@@ -1,38 +1,41 @@
-"""Writes a draft folder in the standard GPTQ checkpoint format, all of it or nothing. Chooses no codes and no
-place."""
+"""Writes a draft folder in the standard GPTQ checkpoint format, layer by layer: all of it or nothing that
+counts as a draft. Chooses no codes and no place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch import Tensor
+
+from localmoe.hub.safetensors_header import read_file_header
 from localmoe.hub.weight_files import CONFIG_NAME
-from localmoe.kernels.int4 import QuantizedMatrix
 from localmoe.quant.draft_folder import DraftFolder, free_disk_bytes, write_errors
 from localmoe.quant.draft_format import (
-    PROJECTIONS,
     PROVENANCE_FILE,
     QUANTIZE_CONFIG_FILE,
     DraftProvenance,
-    ExpertNaming,
     draft_config,
     quantization_config,
 )
+from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming
+from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader
+from localmoe.quant.gptq_layout import GptqLayout
 from localmoe.quant.packing import pack_matrix
-from localmoe.quant.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter, write_json
+from localmoe.quant.shard_writer import write_json
 
 __all__ = ["DraftProvenance", "DraftWriter", "ExpertMatrices", "ExpertNaming"]
 
-ExpertMatrices = tuple[QuantizedMatrix, QuantizedMatrix, QuantizedMatrix]  # gate, up, down
-
 
 class DraftWriter:
-    """A context manager: add the layers, then `publish`. Leaving it without publishing, by an exception or
-    not, removes what was written, and `out` is as before.
+    """A context manager: add the layers, then `publish`. Until then `out` is as before.
 
-    At most one shard is held in memory.
+    Layers are on the disk when `add_layer` returns. If the process is killed, or one of `keep_on` ends the
+    context, they stay in a hidden folder beside `out`, and the next writer of the same recipe starts with
+    them (`finished_layers`); one of another recipe removes them. Leaving the context in any other way without
+    publishing removes them at once. At most one layer is held in memory.
     """
 
     def __init__(
@@ -44,9 +47,13 @@ class DraftWriter:
         estimated_bytes: int,
         *,
         free_bytes: Callable[[Path], int] = free_disk_bytes,
-        shard_bytes: int = DEFAULT_SHARD_BYTES,
+        keep_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit),
     ) -> None:
-        """Check the place and the free disk space, and start a temporary folder beside `out`.
+        """Check the place and the free disk space, and start or take over a temporary folder beside `out`.
+
+        Args:
+            estimated_bytes: of the whole draft; finished layers are subtracted.
+            keep_on: how a user stops a build.
 
         Raises:
             DraftError: `out` holds something else or is being built, the disk is too full or not writable.
@@ -55,8 +62,8 @@ class DraftWriter:
         self._config = config
         self._naming = naming
         self._provenance = provenance
+        self._keep_on = keep_on
         self._folder.create(estimated_bytes, free_bytes)
-        self._shards = ShardWriter(self._folder.path, shard_bytes)
         self._published = False
 
     def __enter__(self) -> DraftWriter:
@@ -65,23 +72,48 @@ class DraftWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._published:
+        if self._published:
+            return
+        if kind is not None and issubclass(kind, self._keep_on):
+            self._folder.set_aside()
+        else:
             self._folder.discard()
 
+    @property
+    def finished_layers(self) -> tuple[int, ...]:
+        """Decoder layers that need not be added again, ascending."""
+        return self._folder.progress.finished_layers
+
     def add_layer(self, decoder_layer: int, experts: Iterable[ExpertMatrices]) -> None:
-        """Write one layer's experts, in the order of their indices; taken one by one.
+        """Write one layer's experts, in the order of their indices; taken one by one. A finished layer is
+        replaced.
 
         Raises:
             DraftError: the disk is full or not writable.
             ValueError: a matrix does not fit the GPTQ format.
         """
+        expected = (self._provenance.bits, self._provenance.group_size)
+        tensors: dict[str, Tensor] = {}
         for expert, matrices in enumerate(experts):
             for projection, matrix in zip(PROJECTIONS, matrices, strict=True):
-                assert matrix.group_size == self._provenance.group_size
+                assert (matrix.bits, matrix.group_size) == expected
+                assert matrix.columns is None, "the draft's config says that columns are in order"
                 module = self._naming.module(decoder_layer, expert, projection)
-                tensors = pack_matrix(matrix.to("cpu")).named(module)
-                with write_errors(self._folder.out):
-                    self._shards.add(tensors)
+                packed = pack_matrix(matrix).named(module)  # where the matrix is: a GPU packs faster
+                tensors |= {name: tensor.cpu() for name, tensor in packed.items()}
+        with write_errors(self._folder.out):
+            self._folder.progress.add(decoder_layer, tensors)
+
+    def read_layer(
+        self, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+    ) -> Iterator[ExpertMatrices]:
+        """The matrices of a finished layer, as `DraftCheckpoint.layer` gives them."""
+        assert decoder_layer in self.finished_layers
+        header = read_file_header(self._folder.progress.shard(decoder_layer))
+        tensors = {tensor.name: tensor for tensor in header.tensors}
+        layout = GptqLayout(self._provenance.bits, self._provenance.group_size)
+        reader = ExpertReader(self._folder.out, tensors, layout, self._naming)
+        return reader.layer(decoder_layer, num_experts, gate_shape)
 
     def publish(self) -> Path:
         """Write the JSON files and move the folder into place; the draft's path.
@@ -89,12 +121,13 @@ class DraftWriter:
         Raises:
             DraftError: the disk is full or not writable, or `out` has been taken meanwhile.
         """
-        group_size = self._provenance.group_size
+        group_size, bits = self._provenance.group_size, self._provenance.bits
+        folder = self._folder.path
         with write_errors(self._folder.out):
-            self._shards.finish()
-            write_json(self._folder.path / CONFIG_NAME, draft_config(self._config, group_size))
-            write_json(self._folder.path / QUANTIZE_CONFIG_FILE, quantization_config(group_size))
-            write_json(self._folder.path / PROVENANCE_FILE, self._provenance.to_json())
+            self._folder.progress.complete()
+            write_json(folder / CONFIG_NAME, draft_config(self._config, group_size, bits))
+            write_json(folder / QUANTIZE_CONFIG_FILE, quantization_config(group_size, bits))
+            write_json(folder / PROVENANCE_FILE, self._provenance.to_json())
         path = self._folder.publish()
         self._published = True
         return path

@@ -1,91 +1,99 @@
-"""Streams tensors into the safetensors shards of one checkpoint, holding at most one shard in memory. Knows
-no quantisation and does not decide where the folder ends up."""
+"""Writes safetensors shards and JSON files that are whole or absent, and makes a checkpoint of finished
+shards. Knows no quantisation and does not decide where the folder ends up."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-DEFAULT_SHARD_BYTES = 512 << 20
+from localmoe.hub.safetensors_header import read_file_header
+from localmoe.hub.weight_files import INDEX_NAME, SINGLE_NAME
+
 _ALIGNMENT = 8  # a header's length is padded to this many bytes, so that tensors start aligned
-_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16", torch.uint8: "U8"}
+_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMark:
+    """What tells a whole shard from a damaged one.
+
+    Attributes:
+        num_bytes: of the file.
+        sha256: of the file, hexadecimal.
+    """
+
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[bytes | memoryview]) -> ShardMark:
+        """Of the parts end to end."""
+        digest, total = hashlib.sha256(), 0
+        for part in parts:
+            digest.update(part)
+            total += len(part)
+        return cls(total, digest.hexdigest())
+
+    @classmethod
+    def of_file(cls, path: Path) -> ShardMark:
+        """Of a file as it lies on the disk, read from one end to the other; OSError as `open` raises."""
+        with path.open("rb") as stream:
+            return cls.of_parts(iter(lambda: stream.read(_READ_BYTES), b""))
 
 
 def write_synced(path: Path, *parts: bytes | memoryview) -> None:
-    """A new file with these bytes, on the disk when this returns."""
-    with path.open("xb") as stream:
+    """The file `path` holds these bytes, on the disk when this returns; before, it is as it was."""
+    part_path = path.with_name(path.name + ".part")
+    with part_path.open("wb") as stream:
         for part in parts:
             stream.write(part)
         stream.flush()
         os.fsync(stream.fileno())
+    part_path.replace(path)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A new JSON file, on the disk when this returns."""
+    """A JSON file, written as `write_synced` does."""
     write_synced(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-class ShardWriter:
-    """Writes model.safetensors, or model-0000i-of-0000n.safetensors and their index where there are several.
-
-    Shards have provisional names until `finish`, since only then their number is known.
-    """
-
-    def __init__(self, folder: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
-        self._folder = folder
-        self._shard_bytes = shard_bytes
-        self._pending: dict[str, Tensor] = {}
-        self._pending_bytes = 0
-        self._total_bytes = 0
-        self._shards: list[list[str]] = []  # names of the tensors of each written shard
-        self._names: set[str] = set()
-
-    def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take CPU tensors that the caller will not change; a full shard is written at once."""
-        for name, tensor in tensors.items():
-            assert name not in self._names and tensor.is_contiguous()
-            if self._pending and self._pending_bytes + tensor.nbytes > self._shard_bytes:
-                self._write_shard()
-            self._names.add(name)
-            self._pending[name] = tensor
-            self._pending_bytes += tensor.nbytes
-
-    def finish(self) -> None:
-        """Write what is left, give the shards their names and write the index."""
-        if self._pending or not self._shards:
-            self._write_shard()
-        count = len(self._shards)
-        if count == 1:
-            _provisional(self._folder, 0).rename(self._folder / "model.safetensors")
-            return
-        weight_map: dict[str, str] = {}
-        for index, names in enumerate(self._shards):
-            file_name = f"model-{index + 1:05}-of-{count:05}.safetensors"
-            _provisional(self._folder, index).rename(self._folder / file_name)
-            weight_map.update(dict.fromkeys(names, file_name))
-        metadata = {"total_size": self._total_bytes}
-        write_json(
-            self._folder / "model.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map}
-        )
-
-    def _write_shard(self) -> None:
-        path = _provisional(self._folder, len(self._shards))
-        data = [tensor.numpy().data.cast("B") for tensor in self._pending.values()]
-        write_synced(path, _header(self._pending), *data)
-        self._shards.append(list(self._pending))
-        self._total_bytes += self._pending_bytes
-        self._pending = {}
-        self._pending_bytes = 0
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> ShardMark:
+    """A safetensors file of contiguous CPU tensors, end to end in this order; written as `write_synced`
+    does."""
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    parts: list[bytes | memoryview] = [_header(tensors)]
+    parts += [tensor.numpy().data.cast("B") for tensor in tensors.values()]
+    write_synced(path, *parts)
+    return ShardMark.of_parts(parts)
 
 
-def _provisional(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index + 1:05}.part"
+def shard_name(index: int, count: int) -> str:
+    """Name of shard `index` of `count` in a checkpoint."""
+    return SINGLE_NAME if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
+
+
+def number_shards(folder: Path, shards: Sequence[Path]) -> None:
+    """Give shards their names in a checkpoint, in this order, and write its index if there are several."""
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for index, shard in enumerate(shards):
+        header = read_file_header(shard)
+        total_bytes += header.num_bytes - header.data_start
+        weight_map |= {tensor.name: shard_name(index, len(shards)) for tensor in header.tensors}
+    if len(shards) > 1:
+        index_values = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        write_json(folder / INDEX_NAME, index_values)
+    for index, shard in enumerate(shards):
+        shard.rename(folder / shard_name(index, len(shards)))
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -13,8 +13,8 @@ from quant_samples import FINGERPRINT, GROUP_SIZE, HIDDEN, INTERMEDIATE, NAMING,
 from safetensors.torch import load_file, save_file
 
 from localmoe.core.errors import DraftError
-from localmoe.kernels.int4 import quantize_rtn
-from localmoe.quant import DraftCheckpoint, ExpertNaming
+from localmoe.kernels.codes import BITS, quantize_rtn
+from localmoe.quant import DraftCheckpoint, DraftProvenance, DraftWriter, ExpertNaming
 from localmoe.quant.packing import pack_matrix
 
 UP_SHAPE = (INTERMEDIATE, HIDDEN)
@@ -23,6 +23,11 @@ UP_SHAPE = (INTERMEDIATE, HIDDEN)
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
     return build(tmp_path / "draft")
+
+
+def first_shard(draft: Path) -> Path:
+    """The file of decoder layer 1."""
+    return draft / "model-00001-of-00002.safetensors"
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -53,7 +58,7 @@ def test_every_matrix_comes_back_as_it_was_quantised(draft: Path) -> None:
             for projection, weight in zip(
                 ("gate", "up", "down"), source.matrices(layer, expert), strict=True
             ):
-                expected = quantize_rtn(weight, GROUP_SIZE)
+                expected = quantize_rtn(weight, group_size=GROUP_SIZE)
                 found = checkpoint.matrix(NAMING, layer + 1, expert, projection, tuple(weight.shape))
                 assert torch.equal(found.codes, expected.codes)
                 assert torch.equal(found.scales, expected.scales)
@@ -79,9 +84,11 @@ def test_a_missing_draft_says_how_to_build_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_truncated_file_is_noticed_on_opening(draft: Path, kept: int) -> None:
-    file = draft / "model.safetensors"
+    file = first_shard(draft)
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(DraftError, match=r"damaged .*model\.safetensors.*: build it again") as error:
+    with pytest.raises(
+        DraftError, match=r"damaged .*model-00001-of-00002\.safetensors.*: build it again"
+    ) as error:
         DraftCheckpoint.open(draft)
     one_sentence(error)
     assert "download" not in str(error.value)
@@ -89,13 +96,13 @@ def test_a_truncated_file_is_noticed_on_opening(draft: Path, kept: int) -> None:
 
 def test_a_file_that_shrinks_after_opening_is_noticed(draft: Path) -> None:
     checkpoint = DraftCheckpoint.open(draft)
-    with (draft / "model.safetensors").open("r+b") as stream:
+    with (first_shard(draft)).open("r+b") as stream:
         stream.truncate(
             checkpoint._checkpoint.tensors["model.layers.1.mlp.experts.0.up_proj.qweight"].offset + 5
         )
     with pytest.raises(DraftError, match="shorter"):
         checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
-    (draft / "model.safetensors").unlink()
+    (first_shard(draft)).unlink()
     with pytest.raises(DraftError, match="cannot be read"):
         checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
 
@@ -118,12 +125,17 @@ def test_a_missing_layer_or_other_names_are_refused(draft: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"bits": 8}, "8 bits"),
+        ({"bits": 5}, "has 5 bits"),
+        ({"bits": 8}, "differ"),
+        ({"bits": True}, "has True bits"),
         ({"sym": False}, "sym False"),
         ({"checkpoint_format": "marlin"}, "marlin"),
         ({"checkpoint_format": ["gptq"]}, "format"),
         ({"quant_method": "awq"}, "awq"),
-        ({"group_size": -1}, "group size -1"),
+        ({"checkpoint_format": "gptq_p"}, "format gptq_p"),
+        ({"group_size": -1}, "differ"),
+        ({"group_size": -2}, "group size -2"),
+        ({"group_size": 300}, "group size 300"),
         ({"group_size": "128"}, "group size 128 is no number"),
         ({"group_size": 32}, "differ"),
     ],
@@ -149,50 +161,95 @@ def test_a_damaged_provenance_is_refused(draft: Path, text: str) -> None:
     one_sentence(error)
 
 
-def test_a_checkpoint_without_provenance_opens_but_belongs_to_no_model(draft: Path) -> None:
-    (draft / "localmoe_draft.json").unlink()
+def test_a_revision_that_differs_is_refused_and_one_that_is_unknown_is_not(draft: Path) -> None:
+    DraftCheckpoint.open(draft).check_base(FINGERPRINT, "some/model", "b" * 40)  # the draft's is unknown
+    edit_json(draft / "localmoe_draft.json", lambda values: values.update(base_revision="a" * 40))
     checkpoint = DraftCheckpoint.open(draft)
-    assert checkpoint.provenance is None
-    checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
-    with pytest.raises(DraftError, match="does not say which model"):
-        checkpoint.check_base(FINGERPRINT, "some/model")
+    checkpoint.check_base(FINGERPRINT, "some/model", "a" * 40)
+    checkpoint.check_base(FINGERPRINT, "some/model", "")
+    with pytest.raises(DraftError, match="revision aaaaaaaaaaaa of some/model and not to bbbb") as error:
+        checkpoint.check_base(FINGERPRINT, "some/model", "b" * 40)
+    one_sentence(error)
+
+
+def test_drafts_of_older_versions_are_read(draft: Path) -> None:
+    later = ("base_revision", "calibration_hash", "seed", "settings")
+    edit_json(draft / "localmoe_draft.json", lambda values: [values.pop(key) for key in later])
+    checkpoint = DraftCheckpoint.open(draft)
+    assert checkpoint.provenance is not None and checkpoint.provenance.base_revision == ""
+    assert (checkpoint.provenance.seed, checkpoint.provenance.settings) == (0, {})
+    checkpoint.check_base(FINGERPRINT, "some/model", "a" * 40)
+
+
+@pytest.mark.parametrize("change", [{"seed": "1"}, {"settings": []}, {"settings": {"a": [1]}}, {"bits": "4"}])
+def test_a_provenance_with_a_value_of_another_type_is_refused(draft: Path, change: dict[str, Any]) -> None:
+    edit_json(draft / "localmoe_draft.json", lambda values: values.update(change))
+    with pytest.raises(DraftError, match=r"damaged .*localmoe_draft\.json"):
+        DraftCheckpoint.open(draft)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_drafts_of_all_bits_come_back_layer_by_layer(tmp_path: Path, bits: int) -> None:
+    settings = {"damping": 0.01, "act_order": True}
+    origin = DraftProvenance.now(
+        "some/model", FINGERPRINT, "gptq", GROUP_SIZE, bits, base_revision="a" * 40,
+        calibration_hash="c" * 64, seed=7, settings=settings,
+    )  # fmt: skip
+    source = Source(hidden=64, intermediate=32)  # fill whole words in all bits
+    layers = [
+        [tuple(quantize_rtn(w, bits, GROUP_SIZE) for w in source.matrices(layer, e)) for e in range(3)]
+        for layer in (0, 1)
+    ]
+    with DraftWriter(tmp_path / "draft", {}, NAMING, origin, 1000) as writer:
+        for layer, experts in enumerate(layers):
+            writer.add_layer(layer + 1, experts)
+        checkpoint = DraftCheckpoint.open(writer.publish())
+    assert checkpoint.provenance == origin and checkpoint.naming() == NAMING
+    assert (checkpoint.bits, checkpoint.group_size) == (bits, GROUP_SIZE)
+    for layer, experts in enumerate(layers):
+        found = list(checkpoint.layer(NAMING, layer + 1, 3, (32, 64)))
+        for matrices, expected in zip(found, experts, strict=True):
+            for matrix, wanted in zip(matrices, expected, strict=True):
+                assert matrix.bits == bits and matrix.columns is None
+                assert torch.equal(matrix.codes, wanted.codes) and torch.equal(matrix.scales, wanted.scales)
 
 
 @pytest.mark.parametrize("label", ["gptq_v2", "gptq", None])
 def test_both_zero_point_formats_of_other_packers_are_read(draft: Path, label: str | None) -> None:
     weight = Source().matrices(0, 0)[1]
-    packed = pack_matrix(quantize_rtn(weight, GROUP_SIZE), 2 if label == "gptq_v2" else 1)
+    packed = pack_matrix(quantize_rtn(weight, group_size=GROUP_SIZE), 2 if label == "gptq_v2" else 1)
     save_file(packed.named("model.layers.1.mlp.experts.0.up_proj"), draft / "model.safetensors")
+    (draft / "model.safetensors.index.json").unlink()
     edit_json(draft / "config.json", lambda config: config["quantization_config"].pop("checkpoint_format"))
     if label is not None:
         edit_quantization(draft, checkpoint_format=label)
     found = DraftCheckpoint.open(draft).matrix(NAMING, 1, 0, "up", UP_SHAPE)
-    assert torch.equal(found.codes, quantize_rtn(weight, GROUP_SIZE).codes)
+    assert torch.equal(found.codes, quantize_rtn(weight, group_size=GROUP_SIZE).codes)
 
 
 @pytest.mark.parametrize(
     ("part", "value", "word"),
     [
-        ("qzeros", 0x66666666, "not symmetric"),
-        ("g_idx", 0, "not grouped in order"),
+        ("qzeros", 0x66666666, "not symmetric .* is 7 and should be 8"),
+        ("g_idx", 0, "group 0 .* has 40 rows and should have 16"),
         ("scales", float("nan"), "not finite"),
     ],
 )
 def test_values_that_cannot_be_computed_with_are_refused(
     draft: Path, part: str, value: float, word: str
 ) -> None:
-    tensors = load_file(draft / "model.safetensors")
+    tensors = load_file(first_shard(draft))
     tensors[f"model.layers.1.mlp.experts.0.up_proj.{part}"].fill_(value)
-    save_file(tensors, draft / "model.safetensors")
+    save_file(tensors, first_shard(draft))
     with pytest.raises(DraftError, match=word) as error:
         read_one(draft)
     one_sentence(error)
 
 
 def test_a_tensor_of_another_dtype_is_refused(draft: Path) -> None:
-    tensors = load_file(draft / "model.safetensors")
+    tensors = load_file(first_shard(draft))
     name = "model.layers.1.mlp.experts.0.up_proj.scales"
     tensors[name] = tensors[name].float()
-    save_file(tensors, draft / "model.safetensors")
+    save_file(tensors, first_shard(draft))
     with pytest.raises(DraftError, match=r"F32 .* should be F16"):
         read_one(draft)

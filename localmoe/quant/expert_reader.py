@@ -1,0 +1,170 @@
+"""Reads the quantised matrices of single experts from a checkpoint's files. Does not decide which checkpoint,
+nor whether it belongs to the model."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from localmoe.core.errors import DraftError
+from localmoe.hub.safetensors_header import TensorHeader
+from localmoe.kernels.codes import CodeMatrix
+from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming, Projection
+from localmoe.quant.gptq_layout import GptqLayout
+from localmoe.quant.packing import GPTQ_DTYPES, GptqTensors
+
+ExpertMatrices = tuple[CodeMatrix, CodeMatrix, CodeMatrix]  # gate, up, down
+_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_DOWNLOAD_ADVICE = re.compile(r"[;:,] (download|get|give|remove) [^;:]*$")  # wrong for a draft made here
+
+
+def damaged(folder: Path, what: str) -> DraftError:
+    """The error of a draft that is not whole."""
+    what = _DOWNLOAD_ADVICE.sub("", what.rstrip("."))
+    return DraftError(
+        f"The draft in {folder} is damaged ({what}): build it again with 'localmoe draft MODEL'."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertReader:
+    """The experts among a checkpoint's tensors.
+
+    Attributes:
+        folder: for errors.
+        tensors: headers by name; names that are not asked for play no part.
+    """
+
+    folder: Path
+    tensors: Mapping[str, TensorHeader]
+    layout: GptqLayout
+    naming: ExpertNaming
+
+    def matrix(
+        self, decoder_layer: int, expert: int, projection: Projection, shape: tuple[int, int]
+    ) -> CodeMatrix:
+        """One matrix of `shape` (N, K), in memory of its own.
+
+        Raises:
+            DraftError: a tensor is missing, damaged, or of another shape, or the matrix has a bias.
+        """
+        with _OpenFile(self.folder) as file:
+            return self._matrix(file, self.naming.module(decoder_layer, expert, projection), shape)
+
+    def layer(
+        self, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+    ) -> Iterator[ExpertMatrices]:
+        """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of one layer in turn; each file
+        is opened once and, as experts lie in order, read from one end to the other.
+
+        Raises:
+            DraftError: as `matrix`.
+        """
+        shapes = (gate_shape, gate_shape, gate_shape[::-1])
+        with _OpenFile(self.folder) as file:
+            for expert in range(num_experts):
+                modules = (self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS)
+                gate, up, down = (
+                    self._matrix(file, module, shape) for module, shape in zip(modules, shapes, strict=True)
+                )
+                yield gate, up, down
+
+    def _matrix(self, file: _OpenFile, module: str, shape: tuple[int, int]) -> CodeMatrix:
+        parts = self.layout.shapes(*shape)
+        headers = {part: self._header(f"{module}.{part}", part, parts[part]) for part in parts}
+        found = {
+            part: torch.frombuffer(file.read(header), dtype=GPTQ_DTYPES[part]).reshape(header.shape)
+            for part, header in headers.items()
+        }
+        self._check_bias(file, f"{module}.bias")
+        try:
+            return self.layout.unpack(GptqTensors(**found))
+        except ValueError as error:
+            raise DraftError(
+                f"The draft in {self.folder} cannot be used: of its matrix {module}, {error}; build one with "
+                "'localmoe draft MODEL'."
+            ) from None
+
+    def _header(self, name: str, part: str, shape: tuple[int, ...]) -> TensorHeader:
+        header = self.tensors.get(name)
+        if header is None:
+            raise damaged(self.folder, f"it has no tensor {name}, so it is incomplete or of another model")
+        dtype = _DTYPE_NAMES[GPTQ_DTYPES[part]]
+        if header.shape != shape or header.dtype != dtype:
+            raise DraftError(
+                f"The draft in {self.folder} does not fit the model: tensor {name} is {header.dtype} "
+                f"{list(header.shape)} and should be {dtype} {list(shape)}; build it again with 'localmoe "
+                "draft MODEL'."
+            )
+        return header
+
+    def _check_bias(self, file: _OpenFile, name: str) -> None:
+        """Some exporters write a bias of zeros beside every matrix; any other would be lost."""
+        header = self.tensors.get(name)
+        if header is None or header.num_bytes == 0:
+            return
+        dtype = _FLOATS.get(header.dtype)
+        values: Tensor | None = None if dtype is None else torch.frombuffer(file.read(header), dtype=dtype)
+        if values is None or bool(values.any()):
+            raise DraftError(
+                f"The draft in {self.folder} cannot be used: its tensor {name} ({header.dtype}) is not all "
+                "zeros, and experts of a draft have no bias of their own; build one with 'localmoe draft "
+                "MODEL'."
+            )
+
+
+class _OpenFile:
+    """Keeps one file open at a time. Plain reads, so that no mapping keeps the file's pages resident."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+        self._stream: io.FileIO | None = None
+
+    def __enter__(self) -> _OpenFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def read(self, header: TensorHeader) -> bytearray:
+        """The tensor's bytes.
+
+        Raises:
+            DraftError: the file cannot be read, or ends early.
+        """
+        data = bytearray(header.num_bytes)
+        view, count = memoryview(data), 0
+        try:
+            stream = self._open(header.file)
+            stream.seek(header.offset)
+            while count < len(data) and (read := stream.readinto(view[count:])):
+                count += read
+        except OSError as error:
+            raise DraftError(
+                f"The draft's file {header.file} cannot be read: {error.strerror or error}."
+            ) from error
+        if count < len(data):
+            raise damaged(self._folder, f"{header.file.name} has become shorter since it was opened")
+        return data
+
+    def _open(self, path: Path) -> io.FileIO:
+        if self._stream is None or self._path != path:
+            self._close()
+            self._stream, self._path = io.FileIO(path), path
+        return self._stream
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
