@@ -10,6 +10,14 @@ from typing import TypeVar
 
 from localmoe import __version__
 from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.draft_config import (
+    BITS,
+    GPTQ_BUDGET_BYTES,
+    GROUP_SIZES,
+    METHODS,
+    DraftSettings,
+    GptqSettings,
+)
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
@@ -40,14 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add(commands, "models", "models on this machine")
     remove = _add(commands, "rm", "delete a downloaded model and its drafts", json=False)
     _add_model(remove)
-    draft = _add(commands, "draft", "build the INT4 draft of a model", json=False)
+    draft = _add(commands, "draft", "build the low-bit draft of a model", json=False)
     _add_model(draft)
-    draft.add_argument("--method", default="rtn", choices=["rtn"], help="rtn: round to nearest")
-    draft.add_argument("--bits", type=int, default=4, choices=[4])
-    draft.add_argument("--group-size", type=int, default=128, choices=[32, 64, 128, 256])
-    draft.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
-    )
+    _add_draft_options(draft)
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
@@ -151,6 +154,54 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
     ):
         shape.add_argument(name, type=_checked(parse_share), metavar="SHARE", help=text)
     parser.set_defaults(check=partial(_check_bench, parser))
+
+
+def _add_draft_options(parser: argparse.ArgumentParser) -> None:
+    gptq = GptqSettings()
+    parser.add_argument(
+        "--method", default="gptq", choices=METHODS, help="gptq: calibrated, minutes; rtn: rounded, seconds"
+    )
+    parser.add_argument("--bits", type=int, default=gptq.bits, choices=BITS)
+    parser.add_argument("--group-size", type=int, default=gptq.group_size, choices=GROUP_SIZES)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
+    )
+    group = parser.add_argument_group("gptq")
+    group.add_argument(
+        "--calibration", type=Path, metavar="FILE", help=".jsonl with a text a line, or any text"
+    )
+    group.add_argument("--calibration-tokens", type=int, default=gptq.num_tokens, metavar="N")
+    group.add_argument("--seed", type=int, default=gptq.seed)
+    group.add_argument(
+        "--gate-weighted",
+        action=argparse.BooleanOptionalAction,
+        default=gptq.gate_weighted,
+        help="a token counts by the square of its router weight, else once",
+    )
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument(
+        "--vram-budget",
+        type=_checked(parse_bytes),
+        default=GPTQ_BUDGET_BYTES,
+        metavar="SIZE",
+        help="device memory to build in; default: 8GiB",
+    )
+
+
+def draft_settings(args: argparse.Namespace) -> DraftSettings:
+    """The DraftSettings that draft's options describe.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    gptq = GptqSettings(
+        bits=args.bits,
+        group_size=args.group_size,
+        num_tokens=args.calibration_tokens,
+        seed=args.seed,
+        gate_weighted=args.gate_weighted,
+    )
+    return DraftSettings(args.method, gptq, args.calibration, args.device, args.vram_budget)
 
 
 def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

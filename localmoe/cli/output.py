@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from localmoe.core.types import Progress as ProgressReport
+from localmoe.core.units import format_seconds
 
 
 def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
@@ -70,6 +71,10 @@ class ProgressBars:
             amount = f"{report.done / 1e9:.2f} of {report.total / 1e9:.2f} GB"
         else:
             amount = f"{report.done} of {report.total} {report.unit}"
+        if report.seconds_left is not None:
+            amount += f", {format_seconds(report.seconds_left)} left"
+        if report.detail:
+            amount += f", {report.detail}"
         if report.stage not in self._tasks:
             self._tasks[report.stage] = self._bars.add_task(report.stage, total=report.total, amount=amount)
         self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, amount=amount)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from localmoe.cli.arguments import engine_config
+from localmoe.cli.arguments import draft_settings, engine_config
 from localmoe.cli.output import ProgressBars, print_json, print_pairs, print_table
 from localmoe.core.units import format_bytes, format_count, format_rate
 from localmoe.engine import build_draft
@@ -169,9 +169,7 @@ def run_draft(args: argparse.Namespace) -> None:
         folder = build_draft(
             args.model,
             args.out,
-            method=args.method,
-            bits=args.bits,
-            group_size=args.group_size,
+            draft_settings(args),
             progress=progress,
         )
     print(folder)

@@ -59,6 +59,8 @@ class EngineConfig:
         draft_dir: a draft to use instead of the default place.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
+        improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see
+            Engine.improve_draft); the engine itself starts nothing.
     """
 
     vram_budget_bytes: int | None = None
@@ -69,6 +71,7 @@ class EngineConfig:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     emulated_link_bytes_per_s: float | None = None
+    improve_draft: bool = False
 
     def __post_init__(self) -> None:
         check_draft_length(self.draft_length)

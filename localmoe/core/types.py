@@ -73,12 +73,14 @@ class ModelFootprint:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One report of a long task (load, draft build, download): `done` of `total` in `unit`, within
-    `stage`."""
+    `stage`; how long the rest will take, where that can be told; and something to add, for people."""
 
     stage: str
     done: int
     total: int
     unit: Literal["bytes", "experts", "layers", "files"]
+    seconds_left: float | None = None
+    detail: str = ""
 
 
 ProgressCallback = Callable[[Progress], None]

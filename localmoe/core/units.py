@@ -71,3 +71,11 @@ def format_count(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return str(count)
+
+
+def format_seconds(seconds: float) -> str:
+    """Human form of a duration that need not be exact, e.g. "45 s", "3 min", "1 h 20 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

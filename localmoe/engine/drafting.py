@@ -4,68 +4,139 @@ no engine."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
+from torch import Tensor
 
-from localmoe.core.errors import ConfigError
+from localmoe.chat.prompt import PromptEncoder
+from localmoe.core.draft_config import DraftSettings, GptqSettings
+from localmoe.core.errors import LocalMoeError
 from localmoe.core.types import ProgressCallback
-from localmoe.engine.drafts import GROUP_SIZE, HostExpertSource, expert_naming
+from localmoe.engine.drafts import HostExpertSource, expert_naming, snapshot_revision
+from localmoe.engine.settings import choose_compute
+from localmoe.experts.host_store import HostStore
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import check_records
 from localmoe.hardware.probe import probe_hardware
-from localmoe.hub.catalogue import draft_folder, resolve_model
+from localmoe.hub.catalogue import LocalModel, draft_folder, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
+from localmoe.model.gptq_build import BATCH, GptqBuild
 from localmoe.model.loader import load_weights
-from localmoe.model.skeleton import build_skeleton
-from localmoe.quant.builder import build_rtn_draft
+from localmoe.model.skeleton import Skeleton, build_skeleton
+from localmoe.quant.builder import build_rtn_draft, estimate_bytes
+from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
+from localmoe.quant.draft_format import DraftProvenance
+from localmoe.quant.draft_writer import DraftWriter
 
-METHODS = ("rtn",)
-BITS = (4,)
+
+@dataclass(frozen=True, slots=True)
+class DraftBasis:
+    """The model that a draft is made of. Its skeleton's shared weights are in RAM, and used up by GPTQ."""
+
+    model: LocalModel
+    checkpoint: Checkpoint
+    skeleton: Skeleton
+    store: HostStore
 
 
 def build_draft(
     model: str,
     out: Path | None = None,
+    settings: DraftSettings | None = None,
     *,
-    method: str = "rtn",
-    bits: int = 4,
-    group_size: int = GROUP_SIZE,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> Path:
     """Quantise a model's routed experts and publish the draft, by default where `Engine.load` looks for it.
 
     Raises:
-        LocalMoeError: the model is not there or not supported, the settings are out of range, the experts
-            do not fit into RAM, or the disk is full.
+        LocalMoeError: the model is not there or not supported, the experts do not fit into RAM, the
+            calibration
+            text cannot be used, or the disk is full.
     """
-    if method not in METHODS or bits not in BITS:
-        raise ConfigError(
-            f"A draft of {bits} bits by method '{method}' cannot be built: "
-            "use method rtn (round to nearest) and 4 bits."
-        )
-    if group_size not in (32, 64, 128, 256):
-        raise ConfigError(f"Group size {group_size} is out of range: use 32, 64, 128 or 256.")
+    settings = settings or DraftSettings()
     source = resolve_model(model)
     checkpoint = Checkpoint.open(source.folder)
-    skeleton = build_skeleton(checkpoint, checkpoint_dtype(checkpoint))
-    fingerprint = checkpoint.fingerprint()
-    if out is None:
-        out = draft_folder(source, method, bits, group_size, fingerprint)
     stored = checkpoint_dtype(checkpoint)
+    compute = choose_compute(settings.device if settings.method == "gptq" else "cpu", "auto", stored)
+    if settings.method == "gptq":
+        read_calibration(settings.calibration)  # what is wrong with it is said before weights are read
+    skeleton = build_skeleton(checkpoint, compute.dtype)
     records = skeleton.num_experts * sum(experts.layout.num_bytes(stored) for experts in skeleton.experts)
     check_records(source.name, records, host_room(probe_hardware(measure=False), device="cpu"))
-    store = load_weights(skeleton, checkpoint, device=torch.device("cpu"), progress=progress, cancel=cancel)
-    return build_rtn_draft(
-        HostExpertSource(skeleton, store),
-        out,
-        config=checkpoint.config,
-        naming=expert_naming(checkpoint, skeleton),
-        base_model=source.name,
-        base_fingerprint=fingerprint,
-        group_size=group_size,
-        progress=progress,
-        cancel=cancel,
+    with load_weights(
+        skeleton, checkpoint, device=torch.device("cpu"), progress=progress, cancel=cancel
+    ) as store:
+        basis = DraftBasis(source, checkpoint, skeleton, store)
+        return make_draft(basis, out, settings, progress=progress, cancel=cancel)
+
+
+def make_draft(
+    basis: DraftBasis,
+    out: Path | None,
+    settings: DraftSettings,
+    *,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+    pause: Callable[[], None] | None = None,
+) -> Path:
+    """The same from weights that are loaded.
+
+    Args:
+        pause: see GptqBuild.run.
+    """
+    bits, group_size = settings.gptq.bits, settings.gptq.group_size
+    fingerprint = basis.checkpoint.fingerprint()
+    text = read_calibration(settings.calibration) if settings.method == "gptq" else None
+    provenance = DraftProvenance.now(
+        basis.model.name,
+        fingerprint,
+        settings.method,
+        group_size,
+        bits,
+        base_revision=snapshot_revision(basis.model.folder),
+        calibration_hash=text.digest if text else "",
+        seed=settings.gptq.seed if text else 0,
+        settings=settings.gptq.provenance() if text else {},
     )
+    source = HostExpertSource(basis.skeleton, basis.store)
+    place = out or draft_folder(basis.model, settings.method, bits, group_size, fingerprint)
+    tokens = None if text is None else _calibration_tokens(basis, text, settings.gptq)
+    writer = DraftWriter(
+        place,
+        basis.checkpoint.config,
+        expert_naming(basis.checkpoint, basis.skeleton),
+        provenance,
+        estimate_bytes(source, bits, group_size),
+        keep_on=(KeyboardInterrupt, SystemExit, LocalMoeError) if text else (),  # minutes of work
+    )
+    with writer:
+        if tokens is None:
+            build_rtn_draft(source, writer, bits, group_size, progress=progress, cancel=cancel)
+        else:
+            device = choose_compute(settings.device, "auto", basis.store.dtype).device
+            budget = settings.budget_bytes
+            if device.type == "cpu":
+                budget = min(budget, psutil.virtual_memory().available // 2)
+            build = GptqBuild(basis.skeleton, basis.store, tokens, settings.gptq, device, budget)
+            build.run(writer, progress=progress, cancel=cancel, pause=pause)
+        return writer.publish()
+
+
+def _calibration_tokens(basis: DraftBasis, text: CalibrationText, settings: GptqSettings) -> Tensor:
+    """(S, length), S a multiple of what goes through a layer at once."""
+    tokenizer = PromptEncoder(basis.model.folder).tokenizer
+    longest = int(getattr(basis.skeleton.text_config, "max_position_embeddings", settings.sequence_length))
+    tokens = cut_sequences(
+        text,
+        lambda document: tokenizer(document, verbose=False)["input_ids"],
+        num_tokens=settings.num_tokens,
+        length=min(settings.sequence_length, longest),
+        seed=settings.seed,
+    )
+    return tokens[: len(tokens) // BATCH * BATCH]

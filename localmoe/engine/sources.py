@@ -12,10 +12,20 @@ from typing import Protocol
 import torch
 
 from localmoe.chat.prompt import Encoder, PromptEncoder, TokenEncoder
+from localmoe.core.draft_config import METHODS, DraftSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
-from localmoe.engine.drafts import GROUP_SIZE, DraftLayers, HostExpertSource, expert_naming, load_draft
+from localmoe.engine.drafting import DraftBasis, make_draft
+from localmoe.engine.drafts import (
+    DRAFT_BITS,
+    GROUP_SIZE,
+    DraftInfo,
+    DraftLayers,
+    HostExpertSource,
+    load_draft,
+    snapshot_revision,
+)
 from localmoe.engine.end_tokens import find_end_tokens
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, draft_folder, resolve_model
@@ -31,7 +41,7 @@ from localmoe.model.random_weights import (
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
 from localmoe.model.synthetic import SyntheticModel
-from localmoe.quant.builder import build_rtn_draft
+from localmoe.quant.base_check import DraftBase
 
 
 class ModelSource(Protocol):
@@ -68,8 +78,8 @@ class ModelSource(Protocol):
         packed: bool,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> tuple[str, DraftLayers]:
-        """A description, and the draft on `device`: that of `folder`, or the model's own. packed: for the
+    ) -> tuple[DraftInfo, DraftLayers]:
+        """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the
         GPU's kernels."""
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
@@ -127,6 +137,12 @@ class CheckpointSource:
             skeleton, self.checkpoint, device=device, pin=pin, progress=progress, cancel=cancel
         )
 
+    def draft_base(self, skeleton: Skeleton, store: HostStore) -> DraftBase:
+        """What a draft of this model is held against."""
+        experts = HostExpertSource(skeleton, store)
+        revision = snapshot_revision(self.model.folder)
+        return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
+
     def load_draft(
         self,
         skeleton: Skeleton,
@@ -137,23 +153,21 @@ class CheckpointSource:
         packed: bool,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> tuple[str, DraftLayers]:
+    ) -> tuple[DraftInfo, DraftLayers]:
         """The draft that the user named, or the one in the default place, which is built (round-to-nearest)
         where there is none or where it is damaged or of other weights.
 
         Raises:
             DraftError: the named one is damaged or of another model. LoadCancelledError: `cancel` was set.
         """
-        naming, fingerprint = expert_naming(self.checkpoint, skeleton), self.checkpoint.fingerprint()
+        base = self.draft_base(skeleton, store)
 
-        def load(place: Path) -> tuple[str, DraftLayers]:
+        def load(place: Path) -> tuple[DraftInfo, DraftLayers]:
             return load_draft(
                 place,
-                naming,
                 skeleton,
                 device,
-                fingerprint=fingerprint,
-                model_name=self.name,
+                base=base,
                 packed=packed,
                 progress=progress,
                 cancel=cancel,
@@ -161,21 +175,11 @@ class CheckpointSource:
 
         if folder is not None:
             return load(folder)
-        default = draft_folder(self.model, "rtn", 4, GROUP_SIZE, fingerprint)
-        with suppress(DraftError):
-            return load(default)
-        build_rtn_draft(
-            HostExpertSource(skeleton, store),
-            default,
-            config=self.checkpoint.config,
-            naming=naming,
-            base_model=self.name,
-            base_fingerprint=fingerprint,
-            group_size=GROUP_SIZE,
-            progress=progress,
-            cancel=cancel,
-        )
-        return load(default)
+        for method in METHODS:  # the best first
+            with suppress(DraftError):
+                return load(draft_folder(self.model, method, DRAFT_BITS, GROUP_SIZE, base.fingerprint))
+        basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
+        return load(make_draft(basis, None, DraftSettings("rtn"), progress=progress, cancel=cancel))
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """None: the model routes itself."""
@@ -239,11 +243,12 @@ class RandomSource:
         packed: bool,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> tuple[str, DraftLayers]:
+    ) -> tuple[DraftInfo, DraftLayers]:
         """Random codes, which are not those of the random weights."""
         assert folder is None, "a shape has no draft folder"
         make = random_packed_draft if packed else random_draft
-        return f"INT4 synthetic, group {GROUP_SIZE}", make(skeleton, device, self.synthetic.seed, GROUP_SIZE)
+        info = DraftInfo(DRAFT_BITS, "synthetic", GROUP_SIZE)
+        return info, make(skeleton, device, self.synthetic.seed, GROUP_SIZE)
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""

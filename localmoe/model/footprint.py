@@ -18,9 +18,9 @@ _MEASURE_ONLY = "localmoe_measure_only"
 
 
 def measure_footprint(
-    name: str, stored: torch.dtype, skeleton: Skeleton, group_size: int = 128
+    name: str, stored: torch.dtype, skeleton: Skeleton, group_size: int = 128, draft_bits: int = 4
 ) -> ModelFootprint:
-    """Counts and bytes of a model whose weights are kept in the dtype `stored`."""
+    """Counts and bytes of a model whose weights are kept in the dtype `stored`, and of its draft."""
     layout = skeleton.experts[0].layout
     weight_bytes = stored.itemsize
     expert_bytes = layout.elements * weight_bytes
@@ -40,7 +40,7 @@ def measure_footprint(
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes,
         kv_bytes_per_token=_kv_elements_per_token(skeleton) * weight_bytes,
-        draft_expert_bytes=_draft_expert_bytes(layout, group_size),
+        draft_expert_bytes=_draft_expert_bytes(layout, group_size, draft_bits),
         max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
@@ -58,18 +58,18 @@ def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
     return names.get(main, torch.bfloat16)
 
 
-def _draft_expert_bytes(layout: RecordLayout, group_size: int) -> int:
+def _draft_expert_bytes(layout: RecordLayout, group_size: int, bits: int) -> int:
     gate_up, down = layout.gate_up_shape, layout.down_shape
     if layout.transposed:
         gate_up, down = (gate_up[1], gate_up[0]), (down[1], down[0])
-    return sum(_int4_bytes(out, inner, group_size) for out, inner in (gate_up, down))
+    return sum(_code_bytes(out, inner, group_size, bits) for out, inner in (gate_up, down))
 
 
-def _int4_bytes(out: int, inner: int, group_size: int) -> int:
-    """Codes of half a byte, and two 16-bit numbers (scale and zero point) a group as the CPU kernel keeps
-    them."""
+def _code_bytes(out: int, inner: int, group_size: int, bits: int) -> int:
+    """Codes, and two 16-bit numbers (scale and zero point) a group, as the CPU kernel keeps them, which also
+    keeps fewer than 4 bits as 4."""
     groups = -(-inner // group_size)
-    return out * groups * (group_size // 2 + 4)
+    return out * groups * (group_size * max(4, bits) // 8 + 4)
 
 
 def _kv_elements_per_token(skeleton: Skeleton) -> int:

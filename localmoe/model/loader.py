@@ -69,6 +69,34 @@ def load_weights(
     return store
 
 
+def load_shared(
+    skeleton: Skeleton,
+    checkpoint: Checkpoint,
+    store: HostStore,
+    *,
+    device: torch.device,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> None:
+    """Fill only the skeleton's shared weights, for a model whose experts are in `store` already.
+
+    Raises:
+        CheckpointError: tensors are missing, have another shape, or cannot be read.
+        LoadCancelledError: `cancel` was set.
+    """
+    placement = Placement(skeleton, store, device, checkpoint)
+    pieces = [piece for piece in placement.pieces() if piece.layer is None]
+    conversions = {key: found for key, found in placement.conversions.items() if not placement.is_expert(key)}
+    sources = [header.num_bytes for found in conversions.values() for _, header in found.sources]
+    report = _Report(sum(piece.num_bytes for piece in pieces) + sum(sources), progress)
+    read_pieces(pieces, lambda piece: report.add(piece.num_bytes), cancel)
+    for key, conversion in conversions.items():
+        _convert(skeleton.model, key, conversion, placement, report, cancel)
+    skeleton.model.tie_weights()
+    rebuild_buffers(skeleton.model, device)
+    report.finish()
+
+
 class _Report:
     """Bytes read so far, told every 16 MiB and at the end."""
 

@@ -102,6 +102,10 @@ class Placement:
                 "download the model again."
             )
 
+    def is_expert(self, key: str) -> bool:
+        """Whether a parameter's values belong into the records."""
+        return key in self._experts
+
     def put(self, key: str, tensor: Tensor) -> None:
         """Copy a whole parameter, as a conversion gives it, to its place.
 

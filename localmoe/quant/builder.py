@@ -1,28 +1,26 @@
-"""Builds a round-to-nearest INT4 draft of a model's routed experts, expert by expert. Knows neither where the
-weights come from nor where drafts lie."""
+"""Rounds a model's routed experts to nearest, expert by expert. Knows neither where the weights come from nor
+where drafts lie."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from torch import Tensor
 
 from localmoe.core.errors import DraftError, LocalMoeError
 from localmoe.core.types import Progress, ProgressCallback
-from localmoe.kernels.int4 import DEFAULT_GROUP_SIZE, QuantizedMatrix, check_group_size, quantize_rtn
-from localmoe.quant.draft_format import PROJECTIONS, DraftProvenance, ExpertNaming
+from localmoe.kernels.codes import CodeMatrix, check_group_size, quantize_rtn
 from localmoe.quant.draft_writer import DraftWriter, ExpertMatrices
+from localmoe.quant.expert_names import PROJECTIONS
 from localmoe.quant.packing import check_packable, gptq_num_bytes
 
-STAGE = "Building the INT4 draft"
 _HEADER_BYTES = 2500  # of one expert's twelve tensors in the file header
 
 
 class DraftCancelledError(LocalMoeError):
-    """The draft build was cancelled; nothing was kept."""
+    """The draft build was cancelled."""
 
 
 class ExpertSource(Protocol):
@@ -42,43 +40,34 @@ class ExpertSource(Protocol):
 
 def build_rtn_draft(
     source: ExpertSource,
-    out: Path,
+    writer: DraftWriter,
+    bits: int,
+    group_size: int,
     *,
-    config: Mapping[str, Any],
-    naming: ExpertNaming,
-    base_model: str,
-    base_fingerprint: str,
-    group_size: int = DEFAULT_GROUP_SIZE,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
-) -> Path:
-    """Quantise every expert and publish the draft at `out`; the draft's path. On any error, and when
-    cancelled, `out` is as before.
-
-    Args:
-        config: the base model's config.json.
-        base_model, base_fingerprint: kept in the draft, so that it is used with this model only.
-        progress: told after every expert.
+) -> None:
+    """Quantise every expert and add it to `writer`, which the caller publishes. `progress` is told after
+    every expert.
 
     Raises:
         DraftCancelledError: `cancel` was set.
-        DraftError: the experts do not fit the format, a weight is not finite, or `out` cannot be written.
+        DraftError: the experts do not fit the format, a weight is not finite, or the disk is full.
     """
-    estimated_bytes = _estimate_bytes(source, group_size)
-    provenance = DraftProvenance.now(base_model, base_fingerprint, "rtn", group_size)
-    with DraftWriter(out, config, naming, provenance, estimated_bytes) as writer:
-        report = _Reporter(source.num_layers * source.num_experts, progress, cancel)
-        for layer in range(source.num_layers):
-            experts = _quantized_experts(source, layer, group_size, report)
-            writer.add_layer(source.decoder_layer(layer), experts)
-        report.check_cancel()
-        return writer.publish()
+    report = _Reporter(source.num_layers * source.num_experts, bits, progress, cancel)
+    for layer in range(source.num_layers):
+        experts = _quantized_experts(source, layer, bits, group_size, report)
+        writer.add_layer(source.decoder_layer(layer), experts)
+    report.check_cancel()
 
 
 class _Reporter:
     """Counts finished experts, tells the caller, and stops the build when asked to."""
 
-    def __init__(self, total: int, progress: ProgressCallback | None, cancel: threading.Event | None) -> None:
+    def __init__(
+        self, total: int, bits: int, progress: ProgressCallback | None, cancel: threading.Event | None
+    ) -> None:
+        self._stage = f"Building the {bits}-bit draft by rounding to nearest"
         self._done = 0
         self._total = total
         self._progress = progress
@@ -98,30 +87,29 @@ class _Reporter:
 
     def _tell(self) -> None:
         if self._progress is not None:
-            self._progress(Progress(STAGE, self._done, self._total, "experts"))
+            self._progress(Progress(self._stage, self._done, self._total, "experts"))
 
 
 def _quantized_experts(
-    source: ExpertSource, layer: int, group_size: int, report: _Reporter
+    source: ExpertSource, layer: int, bits: int, group_size: int, report: _Reporter
 ) -> Iterator[ExpertMatrices]:
     for expert in range(source.num_experts):
         report.check_cancel()
-        gate, up, down = source.matrices(layer, expert)
-        found: list[QuantizedMatrix] = []
-        for projection, weight in zip(PROJECTIONS, (gate, up, down), strict=True):
+        found: list[CodeMatrix] = []
+        for projection, weight in zip(PROJECTIONS, source.matrices(layer, expert), strict=True):
             try:
-                found.append(quantize_rtn(weight, group_size))
+                found.append(quantize_rtn(weight, bits, group_size))
             except ValueError as error:
                 raise DraftError(
-                    f"Expert {expert} of layer {source.decoder_layer(layer)} cannot be quantised: in its "
-                    f"{projection} projection, {error}; download the model again."
+                    f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
+                    f"expert {expert}, {projection} projection, {error}; download the model again."
                 ) from None
         yield found[0], found[1], found[2]
         report.expert_done()
 
 
-def _estimate_bytes(source: ExpertSource, group_size: int) -> int:
-    """Size of the draft, from the shapes of the first expert.
+def estimate_bytes(source: ExpertSource, bits: int, group_size: int) -> int:
+    """Size of a draft, from the shapes of the first expert.
 
     Raises:
         DraftError: they do not fit the format.
@@ -131,8 +119,8 @@ def _estimate_bytes(source: ExpertSource, group_size: int) -> int:
         check_group_size(group_size)
         for weight in source.matrices(0, 0):
             rows, columns = weight.shape
-            check_packable(rows, columns)
-            expert_bytes += gptq_num_bytes(rows, columns, group_size)
+            check_packable(rows, columns, bits)
+            expert_bytes += gptq_num_bytes(rows, columns, group_size, bits)
     except ValueError as error:
         raise DraftError(f"No draft can be built of this model: {error}.") from None
     return expert_bytes * source.num_layers * source.num_experts

@@ -143,19 +143,6 @@ def test_bench_compares_settings_and_says_whether_tokens_agree(capsys: pytest.Ca
     assert report["rows"][0]["acceptance_rate"] is None and 0 <= report["rows"][1]["acceptance_rate"] <= 1
 
 
-def test_draft_builds_into_the_named_folder_and_generate_uses_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "draft"
-    assert run(capsys, "draft", "demo", "--out", str(out))[0] == 0
-    assert json.loads((out / "quantize_config.json").read_text())["bits"] == 4
-    code, text, _ = run(
-        capsys, "generate", "demo", "--prompt", "hello", "--draft", str(out), "--draft-length", "2", "--json",
-        "--max-new-tokens", "8", "--device", "cpu",
-    )  # fmt: skip
-    assert code == 0 and json.loads(text)["stats"]["drafted"] > 0
-
-
 def test_what_is_no_model_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,15 +194,6 @@ def test_a_budget_too_small_is_refused_with_one_that_works(capsys: pytest.Captur
     assert code == 0, err
     stats = json.loads(out)["stats"]
     assert stats["peak_device_bytes"] <= stats["vram_budget_bytes"]
-
-
-def test_a_draft_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "draft"
-    assert run(capsys, "draft", "demo", "--out", str(out))[0] == 0
-    provenance = json.loads((out / "localmoe_draft.json").read_text())
-    provenance["base_fingerprint"] = "0" * 64
-    (out / "localmoe_draft.json").write_text(json.dumps(provenance))
-    assert "another model" in refused(capsys, "generate", "demo", "--prompt", "hi", "--draft", str(out))
 
 
 def test_a_prompt_longer_than_the_context_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

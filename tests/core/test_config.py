@@ -70,6 +70,11 @@ def test_an_engine_setting_out_of_range_is_refused(options: dict[str, Any]) -> N
         EngineConfig(**options)
 
 
+def test_a_better_draft_is_built_only_if_asked_for() -> None:
+    assert EngineConfig().improve_draft is False
+    assert dataclasses.replace(EngineConfig(), improve_draft=True).improve_draft is True
+
+
 def test_engine_settings_in_range_are_kept() -> None:
     config = EngineConfig(vram_budget_bytes=1, context=16, draft_length=64, emulated_link_bytes_per_s=1.0)
     assert (config.vram_budget_bytes, config.context, config.draft_length) == (1, 16, 64)

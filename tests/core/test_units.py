@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localmoe.core.errors import ConfigError
-from localmoe.core.units import format_bytes, format_count, parse_bytes, parse_speed
+from localmoe.core.units import format_bytes, format_count, format_seconds, parse_bytes, parse_speed
 
 FACTORS = {
     "": 1, "B": 1, "k": 1000, "KB": 1000, "kib": 1024, "MB": 10**6, "MiB": 1 << 20, "g": 10**9, "GB": 10**9,
@@ -83,4 +83,12 @@ def test_numbers_are_printed_for_people() -> None:
     ]  # fmt: skip
     assert [format_count(n) for n in (0, 999, 1000, 14_300_000_000, 2 * 10**12)] == [
         "0", "999", "1.0 K", "14.3 B", "2.0 T",
+    ]  # fmt: skip
+
+
+def test_durations_are_printed_for_people() -> None:
+    seconds = (0, 0.4, 45, 89.4, 90, 149, 151, 3569, 3571, 4800, 36_000, 90_000)
+    assert [format_seconds(value) for value in seconds] == [
+        "0 s", "0 s", "45 s", "89 s", "2 min", "2 min", "3 min", "59 min", "1 h 0 min", "1 h 20 min",
+        "10 h 0 min", "25 h 0 min",
     ]  # fmt: skip

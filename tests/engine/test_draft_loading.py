@@ -13,6 +13,7 @@ from support.engines import ROOMY, ask, budget_for_slots
 from support.tiny_models import tiny_model, write_model
 
 from localmoe.core.config import EngineConfig
+from localmoe.core.draft_config import DraftSettings, GptqSettings
 from localmoe.core.errors import BudgetError, DraftError, LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import Progress
@@ -96,7 +97,7 @@ def test_drafts_of_two_models_of_one_name_lie_side_by_side(tiny: Tiny, home: Pat
 
 
 def damage(draft: Path, how: str) -> None:
-    weights = draft / "model.safetensors"
+    weights = max(draft.glob("*.safetensors"))
     match how:
         case "truncated weights":
             weights.write_bytes(weights.read_bytes()[:-1000])
@@ -128,18 +129,52 @@ def test_a_damaged_draft_that_the_user_named_is_refused_and_left_as_it_is(
 def test_a_damaged_draft_in_the_default_place_is_built_again(how: str, tiny: Tiny, home: Path) -> None:
     folder = str(tiny("qwen2_moe")[0])
     Engine.load(folder, DRAFTING).close()
-    good = (built_draft(home) / "model.safetensors").read_bytes()
+    good = {path.name: path.read_bytes() for path in built_draft(home).glob("*.safetensors")}
     damage(built_draft(home), how)
     with Engine.load(folder, DRAFTING) as engine:
         assert ask(engine, "hello").stats.accepted > 0
-    assert (built_draft(home) / "model.safetensors").read_bytes() == good
+    assert {path.name: path.read_bytes() for path in built_draft(home).glob("*.safetensors")} == good
+
+
+def build_small_gptq(folder: str, out: Path | None = None) -> Path:
+    return build_draft(folder, out, DraftSettings("gptq", GptqSettings(num_tokens=256, sequence_length=32)))
+
+
+def test_a_gptq_draft_in_the_default_place_is_preferred_to_a_rounded_one(tiny: Tiny, home: Path) -> None:
+    folder = str(tiny("qwen2_moe")[0])
+    Engine.load(folder, DRAFTING).close()
+    gptq = build_small_gptq(folder)
+    assert gptq.name == "int4-gptq-g128" and gptq.parent == built_draft(home).parent
+    before = files_below(home)
+    with Engine.load(folder, DRAFTING) as engine:
+        assert engine.info().draft == "INT4 GPTQ, group 128"
+        assert ask(engine, "hello", draft_length=4).stats.accepted > 0
+    damage(gptq, "truncated weights")
+    with Engine.load(folder, DRAFTING) as engine:
+        assert engine.info().draft == "INT4 RTN, group 128", "the next best"
+    changed = {path.parent for path, when in files_below(home).items() if before[path] != when}
+    assert changed <= {gptq}, "nothing was built"
+    shutil.rmtree(gptq.parent / "int4-rtn-g128")
+    with Engine.load(folder, DRAFTING) as engine:
+        assert engine.info().draft == "INT4 RTN, group 128", "rounded again"
+
+
+def test_a_draft_of_other_bits_is_used_only_where_it_is_named(tiny: Tiny, home: Path) -> None:
+    folder = str(tiny("qwen2_moe")[0])
+    three = build_draft(folder, settings=DraftSettings("rtn", GptqSettings(bits=3)))
+    assert three.name == "int3-rtn-g128"
+    with Engine.load(folder, DRAFTING) as engine:
+        assert engine.info().draft == "INT4 RTN, group 128"
+    config = EngineConfig(vram_budget_bytes=ROOMY, draft_length=4, draft_dir=three)
+    with Engine.load(folder, config) as engine:
+        assert engine.info().draft == "INT3 RTN, group 128"
 
 
 def test_a_draft_with_more_scales_than_planned_keeps_the_budget_or_is_refused(
     tiny: Tiny, home: Path, tmp_path: Path
 ) -> None:
     folder = str(tiny("qwen2_moe")[0])
-    draft = build_draft(folder, tmp_path / "fine", group_size=32)
+    draft = build_draft(folder, tmp_path / "fine", DraftSettings("rtn", GptqSettings(group_size=32)))
     budget = budget_for_slots(folder, 3, draft_length=4)
     config = EngineConfig(vram_budget_bytes=budget, draft_length=4, draft_dir=draft)
     try:

@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from quant_samples import CONFIG, FINGERPRINT, NAMING, Source, build
+from quant_samples import CONFIG, FINGERPRINT, GROUP_SIZE, NAMING, Source, build, provenance
 from torch import Tensor
 
 from localmoe.core.errors import DraftError, LocalMoeError
 from localmoe.core.types import Progress, ProgressCallback
-from localmoe.kernels.int4 import dequantize
-from localmoe.quant import DraftCancelledError, DraftCheckpoint, build_rtn_draft
+from localmoe.kernels.codes import dequantize
+from localmoe.quant import DraftCancelledError, DraftCheckpoint, DraftWriter, build_rtn_draft
 from localmoe.quant.draft_folder import DraftFolder
 
 
-def build_cancellable(out: Path, cancel: threading.Event, progress: ProgressCallback | None = None) -> Path:
-    return build_rtn_draft(
-        Source(),
-        out,
-        config=CONFIG,
-        naming=NAMING,
-        base_model="some/model",
-        base_fingerprint=FINGERPRINT,
-        group_size=16,
-        progress=progress,
-        cancel=cancel,
-    )
+def build_cancellable(out: Path, cancel: threading.Event, progress: ProgressCallback | None = None) -> None:
+    """As the engine's own builds: a round-to-nearest build takes seconds, so nothing of it is kept."""
+    with DraftWriter(out, CONFIG, NAMING, provenance(), 1000, keep_on=()) as writer:
+        build_rtn_draft(Source(), writer, 4, GROUP_SIZE, progress=progress, cancel=cancel)
+        writer.publish()
 
 
 def test_the_built_draft_is_close_to_every_expert_of_the_model(tmp_path: Path) -> None:
@@ -49,7 +42,9 @@ def test_the_built_draft_is_close_to_every_expert_of_the_model(tmp_path: Path) -
 def test_progress_counts_every_expert_once(tmp_path: Path) -> None:
     seen: list[Progress] = []
     build(tmp_path / "draft", progress=seen.append)
-    assert seen == [Progress("Building the INT4 draft", done, 6, "experts") for done in range(7)]
+    assert seen == [
+        Progress("Building the 4-bit draft by rounding to nearest", done, 6, "experts") for done in range(7)
+    ]
 
 
 def test_cancelling_stops_after_the_current_expert_and_keeps_nothing(tmp_path: Path) -> None:
@@ -86,7 +81,7 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_is_kept(tmp_path: Path
                 down[3, 4] = float("nan")
             return gate, up, down
 
-    with pytest.raises(DraftError, match=r"Expert 2 of layer 2 .* down projection.* NaN"):
+    with pytest.raises(DraftError, match=r"in decoder layer 2, expert 2, down projection, .* NaN"):
         build(tmp_path / "draft", Damaged())
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,135 @@
+"""The `localmoe draft` command: what it builds, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localmoe.cli import report
+from localmoe.cli.main import main
+from localmoe.cli.output import ProgressBars
+from localmoe.core.draft_config import DraftSettings, GptqSettings
+from localmoe.core.types import Progress
+
+FEW = ("--calibration-tokens", "4096", "--device", "cpu")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command, in this process."""
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_draft_builds_by_gptq_into_the_named_folder_and_generate_uses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "draft"
+    code, text, _ = run(capsys, "draft", "demo", "--out", str(out), *FEW)
+    assert (code, text) == (0, f"{out}\n")
+    provenance = json.loads((out / "localmoe_draft.json").read_text())
+    assert (provenance["method"], provenance["bits"]) == ("gptq", 4)
+    assert json.loads((out / "quantize_config.json").read_text())["bits"] == 4
+    code, text, _ = run(
+        capsys, "generate", "demo", "--prompt", "hello", "--draft", str(out), "--draft-length", "2", "--json",
+        "--max-new-tokens", "8", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0 and json.loads(text)["stats"]["drafted"] > 0
+
+
+def test_a_draft_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "draft"
+    assert run(capsys, "draft", "demo", "--method", "rtn", "--bits", "3", "--out", str(out))[0] == 0
+    provenance = json.loads((out / "localmoe_draft.json").read_text())
+    assert (provenance["method"], provenance["bits"]) == ("rtn", 3)
+    provenance["base_fingerprint"] = "0" * 64
+    (out / "localmoe_draft.json").write_text(json.dumps(provenance))
+    code, text, err = run(capsys, "generate", "demo", "--prompt", "hi", "--draft", str(out))
+    assert (code, text) == (1, "") and "another model" in err
+
+
+Call = tuple[str, Path | None, DraftSettings]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """What the command asks the engine for; nothing is built."""
+    seen: list[Call] = []
+
+    def build(model: str, out: Path | None, settings: DraftSettings, progress: Any) -> Path:
+        seen.append((model, out, settings))
+        progress(Progress("Building", 3, 24, "experts", 200.0, "output error 60 % of rounding to nearest"))
+        return Path("there")
+
+    monkeypatch.setattr(report, "build_draft", build)
+    return seen
+
+
+def test_without_options_the_settings_are_the_defaults(
+    capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    code, out, _ = run(capsys, "draft", "demo")
+    assert (code, out, calls) == (0, "there\n", [("demo", None, DraftSettings())])
+
+
+def test_a_bar_shows_the_time_that_is_left_and_how_good_the_draft_is() -> None:
+    bars = ProgressBars()
+    bars(Progress("Building", 3, 24, "experts", 200.0, "output error 60 % of rounding to nearest"))
+    bars(Progress("Loading", 1, 24, "layers"))
+    amounts = [task.fields["amount"] for task in bars._bars.tasks]
+    assert amounts == [
+        "3 of 24 experts, 3 min left, output error 60 % of rounding to nearest", "1 of 24 layers"
+    ]  # fmt: skip
+
+
+def test_every_option_reaches_the_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    code, _, _ = run(
+        capsys, "draft", "some/model", "--method", "gptq", "--bits", "2", "--group-size", "64", "--out", "x",
+        "--calibration", "text.jsonl", "--calibration-tokens", "1000", "--seed", "9", "--no-gate-weighted",
+        "--device", "cpu", "--vram-budget", "3GiB",
+    )  # fmt: skip
+    gptq = GptqSettings(2, 64, 1000, seed=9, gate_weighted=False)
+    expected = DraftSettings("gptq", gptq, Path("text.jsonl"), "cpu", 3 << 30)
+    assert (code, calls) == (0, [("some/model", Path("x"), expected)])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--method", "nf4"), ("--bits", "5"), ("--bits", "four"), ("--group-size", "100"),
+        ("--device", "tpu"), ("--vram-budget", "0"), ("--calibration-tokens", "many"), ("--seed", "1.5"),
+    ],
+)  # fmt: skip
+def test_values_that_no_option_has_are_usage_errors(
+    option: str, value: str, capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    code, out, err = run(capsys, "draft", "demo", option, value)
+    assert (code, out) == (2, "") and option in err.splitlines()[-1]
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--calibration-tokens", "0", "0 calibration tokens are too few"),
+        ("--calibration-tokens", "-5", "-5 calibration tokens are too few"),
+        ("--seed", "-1", "Seed -1 is out of range"),
+        ("--seed", str(1 << 63), "is out of range"),
+        ("--calibration", "no/such.jsonl", "The calibration text no/such.jsonl cannot be read"),
+    ],
+)
+def test_values_out_of_range_are_refused_in_one_sentence(
+    option: str, value: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "draft", "demo", option, value, "--device", "cpu")
+    assert (code, out) == (1, "") and sentence in err
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("localmoe: ")
