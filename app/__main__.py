@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.address import PORT_TAKEN, PortTakenError, bind
-from app.engine_holder import EngineLike, EngineLoader
+from app.engine_status import EngineLike, EngineLoader
 from app.service import ChatService
 from app.settings import check_answers
 from localmoe.core.config import EngineConfig
@@ -58,6 +58,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policy", help="prefetch policy")
     parser.add_argument("--context", metavar="N", help="tokens of prompt plus answer")
     parser.add_argument("--emulated-link", metavar="SPEED", help="limit copies, e.g. 2GB/s (CPU only)")
+    parser.add_argument(
+        "--better-draft", metavar="on|off", help="build a better draft in the pauses between answers"
+    )
     return parser.parse_args(argv)
 
 
@@ -69,7 +72,7 @@ def choose_settings(service: ChatService, options: argparse.Namespace) -> None:
     """
     chosen = {
         "model": options.model, "vram_budget": options.vram_budget, "context": options.context,
-        "emulated_link": options.emulated_link,
+        "emulated_link": options.emulated_link, "better_draft": options.better_draft,
     }  # fmt: skip
     load = replace(service.load_settings, **{k: v for k, v in chosen.items() if v is not None})
     answers = {"draft_length": options.draft_length, "policy": options.policy}

@@ -1,71 +1,32 @@
-"""Holds the one engine: loads it in the background, swaps it, resizes it, and says how far it is. Decides no
-setting."""
+"""Holds the one engine: loads it in the background, swaps it, resizes it, has its draft improved, and says
+how far it is. Decides no setting."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
-from localmoe.core.config import EngineConfig, GenerationRequest
+from app.draft_improver import DraftImprover
+from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus
+from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
-from localmoe.core.stream import StreamEvent
-from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
-
-if TYPE_CHECKING:
-    from localmoe.engine import EngineInfo
-
-INTERNAL_ERROR = "Something went wrong inside localmoe; the terminal window shows the details."
-
-
-class EngineLike(Protocol):
-    """What the page uses of `localmoe.engine.Engine`."""
-
-    plan: MemoryPlan
-
-    @property
-    def footprint(self) -> ModelFootprint: ...
-    def info(self) -> EngineInfo: ...
-    def stream(
-        self, request: GenerationRequest, stop: threading.Event | None = None
-    ) -> Iterator[StreamEvent]: ...
-    def device_memory(self) -> dict[str, int]: ...
-    def resize(self, vram_budget_bytes: int | None) -> MemoryPlan: ...
-    def close(self) -> None: ...
-
-
-class EngineLoader(Protocol):
-    """`Engine.load`, or something that stands in for it."""
-
-    def __call__(
-        self, model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
-    ) -> EngineLike: ...
+from localmoe.core.types import Progress
 
 
 class EngineNotReadyError(LocalMoeError):
     """No model is loaded at the moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """A snapshot. `revision` grows with every change; info, plan and footprint are there when ready."""
-
-    phase: Literal["loading", "ready", "error"] = "loading"
-    model: str = ""
-    progress: Progress | None = None
-    error: str = ""
-    info: EngineInfo | None = None
-    plan: MemoryPlan | None = None
-    footprint: ModelFootprint | None = None
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by owner when last asked
-    revision: int = 0
-
-
 class EngineHolder:
     """At most one engine at a time. `before_unload` must end whatever still uses the old one; `on_ready` is
-    called after each load that succeeded, in its thread."""
+    called after each load that succeeded, in its thread.
+
+    Locks, in the order in which they are taken: `_use`, the engine's own, `_lock`, the improver's. Under
+    `_lock` nothing is called that waits. Closing an engine, under `_use`, waits for its draft build; so the
+    build's thread only tries to take `_use` while it is in the engine, and waits for it once it is out.
+    """
 
     def __init__(
         self,
@@ -77,7 +38,8 @@ class EngineHolder:
         self._before_unload = before_unload
         self._on_ready = on_ready
         self._lock = threading.Lock()  # guards the status and the names below
-        self._use = threading.Lock()  # held while the engine is made, resized or closed
+        self._use = threading.Lock()  # held while the engine is resized or closed
+        self._improver = DraftImprover(self._show_improvement, self._end_improvement)
         self._engine: EngineLike | None = None
         self._status = EngineStatus()
         self._cancel = threading.Event()
@@ -119,21 +81,33 @@ class EngineHolder:
         engine = self.engine()
         with self._use:
             plan = engine.resize(vram_budget_bytes)
-            memory = engine.device_memory()
-        with self._lock:
-            self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
-            self._publish(replace(self._status, plan=plan, memory=memory, info=engine.info()))
+            memory, info = engine.device_memory(), engine.info()
+            with self._lock:
+                self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
+                if self._shows(engine):
+                    self._publish(replace(self._status, plan=plan, memory=memory, info=info))
         return plan
+
+    def improve_draft(self, wanted: bool) -> None:
+        """Have a better draft built in the pauses between answers, now and after the load under way; or end
+        that. Does nothing where there is none to build. Returns at once."""
+        with self._lock:
+            self.config = replace(self.config, improve_draft=wanted)
+            if wanted and self._engine is not None and self._shows(self._engine):
+                self._improver.start(self._engine)
+            elif not wanted:
+                self._improver.cancel()
+                self._publish(replace(self._status, improvement=None, improvement_note=""))
 
     def note_memory(self, engine: EngineLike) -> None:
         """Ask the engine what it holds now. Call this from the thread that uses it, between two steps."""
         memory = engine.device_memory()
         with self._lock:
-            if engine is self._engine and memory != self._status.memory:
+            if self._shows(engine) and memory != self._status.memory:
                 self._publish(replace(self._status, memory=memory))
 
     def close(self) -> None:
-        """Cancel a load, end the answer, free the engine."""
+        """Cancel a load, end the answer and a draft build, free the engine."""
         with self._lock:
             self._cancel.set()
             thread = self._thread
@@ -144,13 +118,20 @@ class EngineHolder:
     def _publish(self, status: EngineStatus) -> None:
         self._status = replace(status, revision=self._status.revision + 1)  # the lock is held
 
+    def _shows(self, engine: EngineLike) -> bool:
+        """Whether the status is this engine's; the lock is held."""
+        return engine is self._engine and self._status.phase == "ready"
+
     def _unload(self) -> None:
+        self._improver.cancel()
         self._before_unload()
         with self._use:
             with self._lock:
                 engine, self._engine = self._engine, None
+                self._improver.cancel()  # if one was begun meanwhile
             if engine is not None:
                 engine.close()
+        self._improver.join()
 
     def _load(
         self, previous: threading.Thread | None, model: str, config: EngineConfig, cancel: threading.Event
@@ -192,9 +173,40 @@ class EngineHolder:
                         memory=engine.device_memory(),
                     )
                 )
+                if self.config.improve_draft:
+                    self._improver.start(engine)
             elif not superseded:
                 self._publish(EngineStatus(phase="error", model=model, error=error))
         if engine is not None and superseded:
             engine.close()
         elif engine is not None:
             self._on_ready()
+
+    def _show_improvement(self, engine: EngineLike, progress: Progress, cancelled: threading.Event) -> None:
+        """Called in the engine, between two pieces of work. Plan and memory are shown too, as a build may
+        borrow of the budget; unless the engine is being resized or closed now."""
+        idle = self._use.acquire(blocking=False)
+        try:
+            plan, memory = (engine.plan, engine.device_memory()) if idle else (None, None)
+            with self._lock:
+                if cancelled.is_set() or not self._shows(engine):
+                    return
+                status = replace(self._status, improvement=progress, improvement_note="")
+                if plan is not None and memory is not None:
+                    status = replace(status, plan=plan, memory=memory)
+                self._publish(status)
+        finally:
+            if idle:
+                self._use.release()
+
+    def _end_improvement(self, engine: EngineLike, note: str) -> None:
+        """Called when the build has left the engine."""
+        with self._use:
+            with self._lock:
+                if engine is not self._engine:
+                    return  # closed
+            info, plan, memory = engine.info(), engine.plan, engine.device_memory()
+            with self._lock:
+                if self._shows(engine):
+                    status = replace(self._status, info=info, plan=plan, memory=memory)
+                    self._publish(replace(status, improvement=None, improvement_note=note))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
-from app.engine_holder import INTERNAL_ERROR, EngineLike
+from app.engine_status import INTERNAL_ERROR, EngineLike
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.stats import GenerationStats

@@ -36,6 +36,7 @@ def build_page(service: ChatService) -> gr.Blocks:
             with gr.Column(elem_id="lm-main", min_width=0):
                 gr.HTML(_TOP, apply_default_css=False)
                 header = gr.HTML("", apply_default_css=False, elem_id="lm-header")
+                news = gr.HTML("", apply_default_css=False, elem_id="lm-news")
                 with gr.Tabs(elem_id="lm-tabs"):
                     with gr.Tab("Chat", id="chat", elem_id="lm-tab-chat"):
                         chat = create_chat_tab()
@@ -45,7 +46,7 @@ def build_page(service: ChatService) -> gr.Blocks:
                 panel = gr.HTML("", apply_default_css=False, elem_id="lm-live-panel")
         last_chat = gr.BrowserState(None, storage_key="localmoe-chat", secret="localmoe")
         timer = gr.Timer(BUSY_S)
-        screen = Screen(service, Widgets(chat, sidebar, settings, header, panel, timer, last_chat))
+        screen = Screen(service, Widgets(chat, sidebar, settings, header, news, panel, timer, last_chat))
 
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from html import escape
 
 from app import words
-from app.engine_holder import EngineStatus
+from app.engine_status import EngineStatus
 from app.jobs import JobView
+from app.status_html import progress_bar
 from localmoe.core.stats import GenerationStats
 from localmoe.core.units import format_bytes
 
@@ -28,8 +29,8 @@ def panel_html(status: EngineStatus, job: JobView | None) -> str:
     return (
         f'<div class="lm-panel"><div class="lm-panel-head"><h2>Live</h2>'
         f'<span class="lm-dot{" on" if running else ""}">{state}</span></div>'
-        f"{_speed(stats, job.speeds if job is not None else ())}{_cache(stats)}{_draft(stats)}"
-        f"{_memory(status)}{_copies(status, stats)}</div>"
+        f"{_speed(stats, job.speeds if job is not None else ())}{_cache(stats)}"
+        f"{_draft(status, stats, running)}{_memory(status)}{_copies(status, stats)}</div>"
     )
 
 
@@ -106,7 +107,7 @@ def _cache(stats: GenerationStats | None) -> str:
     )
 
 
-def _draft(stats: GenerationStats | None) -> str:
+def _draft(status: EngineStatus, stats: GenerationStats | None, answering: bool) -> str:
     length = stats.mean_draft_length if stats else None
     facts = _fact(
         "Accepted", words.percent(stats.acceptance_rate if stats else None), "acceptance",
@@ -117,7 +118,16 @@ def _draft(stats: GenerationStats | None) -> str:
         "Expert match", words.percent(stats.expert_match_rate if stats else None), "expert_match",
         "share of (token, layer) where draft and target chose the same experts",
     )  # fmt: skip
-    return _card("Drafting", facts, "draft")
+    return _card("Drafting", facts + _improvement(status, answering), "draft")
+
+
+def _improvement(status: EngineStatus, answering: bool) -> str:
+    """A better draft while it is built; it is no live region, as it moves all the time (see `news_html`)."""
+    if status.improvement is None:
+        return ""
+    text = escape(words.improvement(status, answering))
+    bar = progress_bar(words.progress(status.improvement)[1], "building a better draft")
+    return f'<div class="lm-improvement" data-key="improvement"><b>Better draft</b> {text}{bar}</div>'
 
 
 def _memory(status: EngineStatus) -> str:

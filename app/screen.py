@@ -14,7 +14,7 @@ from app.chats import Chat, ChatError
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
 from app.service import ChatService
-from app.status_html import header_html, message_html, share_html
+from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html
@@ -32,6 +32,7 @@ class Widgets:
     sidebar: SidebarWidgets
     settings: SettingsWidgets
     header: gr.HTML
+    news: gr.HTML
     panel: gr.HTML
     timer: gr.Timer
     last_chat: gr.BrowserState
@@ -50,8 +51,8 @@ class Screen:
         chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
-            chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.panel,
-            widgets.timer, widgets.last_chat,
+            chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.news,
+            widgets.panel, widgets.timer, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -97,6 +98,7 @@ class Screen:
         mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
         running = job is not None and job.finish is None
         busy = running or status.phase == "loading"
+        header, news = header_html(status), news_html(status)
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
@@ -110,8 +112,13 @@ class Screen:
                 (revision, chat_id, answering),
                 lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering)},
             ),
-            "header": (status.revision, lambda: {widgets.header: header_html(status)}),
-            "share": (status.revision, lambda: {widgets.settings.load.share: share_html(status)}),
+            # these two are read out when they change, so the page gets them only then
+            "header": (hash(header), lambda: {widgets.header: header}),
+            "news": (hash(news), lambda: {widgets.news: news}),
+            "share": (
+                (status.revision, running),
+                lambda: {widgets.settings.load.share: share_html(status, running)},
+            ),
             "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job)}),
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(view.notice, view.good)}),

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.chats import ChatError, ChatMessage, ChatStore, check_id
-from app.engine_holder import EngineHolder, EngineLoader
+from app.engine_holder import EngineHolder
+from app.engine_status import EngineLoader
 from app.jobs import GenerationJob, JobRunner
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.types import Message
 from localmoe.core.units import format_bytes
 
@@ -139,14 +140,17 @@ class ChatService:
         """Resize or load again, whichever the change needs; a sentence for the page."""
         wanted = replace(wanted, model=wanted.model.strip())
         config = wanted.engine_config(self.answers)
+        before = self.holder.config
+        has_draft = config.draft_length == 0 or before.draft_length != 0  # or needs none
+        if has_draft and self._differs_in_better_draft_alone(wanted):
+            return self._apply_better_draft(wanted, config.improve_draft)
         if self.runner.running():
             raise ConfigError("An answer is being written: wait for its end or press Stop, then apply again.")
-        before = self.holder.config
         same = wanted.model == self.load_settings.model and config.context == before.context
         same = same and config.emulated_link_bytes_per_s == before.emulated_link_bytes_per_s
-        same = same and (config.draft_length == 0 or before.draft_length != 0)
-        if same and self.holder.status().phase == "ready":
+        if same and has_draft and self.holder.status().phase == "ready":
             plan = self.holder.resize(config.vram_budget_bytes)
+            self.holder.improve_draft(config.improve_draft)
             self.store.save(load=wanted)
             sentence = f"Applied: the engine now uses {format_bytes(plan.budget_bytes)}."
         else:
@@ -155,6 +159,30 @@ class ChatService:
             sentence = ""  # the page shows how far the load is
         self.load_settings = wanted
         return sentence
+
+    def _differs_in_better_draft_alone(self, wanted: LoadSettings) -> bool:
+        """Whether the switch of the better draft is all that changes in a model that is loaded or loading."""
+        before = self.load_settings
+        switched = replace(before, better_draft=wanted.better_draft)
+        return wanted == switched != before and self.holder.status().phase != "error"
+
+    def _apply_better_draft(self, wanted: LoadSettings, on: bool) -> str:
+        """Begin or end the build; no answer and no load is disturbed."""
+        self.load_settings = wanted
+        if self._to_keep is not None:  # kept with the load under way
+            self._to_keep = wanted
+        else:
+            self.store.save(load=wanted)
+        self.holder.improve_draft(on)
+        if not on:
+            return "Saved: no better draft is built; what was finished of one is kept."
+        try:
+            reason = self.holder.engine().why_no_better_draft()
+        except LocalMoeError:
+            reason = ""  # it is still loading
+        if reason:
+            return f"Saved. There is nothing to build for this model now: {reason}."
+        return "Saved: a better draft is built in the pauses between answers."
 
     def _keep_load(self) -> None:
         wanted, self._to_keep = self._to_keep, None

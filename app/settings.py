@@ -29,6 +29,7 @@ class LoadSettings:
     vram_budget: str = "auto"
     context: str = "auto"
     emulated_link: str = ""  # empty: copies run at the machine's own speed
+    better_draft: str = "on"  # or "off": built in the pauses between answers
 
     def engine_config(self, answers: AnswerSettings) -> EngineConfig:
         """The engine's configuration.
@@ -45,6 +46,7 @@ class LoadSettings:
             policy=answers.policy,
             draft_length=answers.draft_length,
             emulated_link_bytes_per_s=parse_speed(link) if link else None,
+            improve_draft=_parse_switch("Better draft", self.better_draft),
         )
 
 
@@ -84,6 +86,13 @@ def _parse_context(text: str) -> int | None:
     if not text.isdecimal() or not 16 <= int(text[:9]) <= MAX_CONTEXT:
         raise ConfigError(f"Context '{text}' is out of range: use auto, or 16 to {MAX_CONTEXT:,} tokens.")
     return int(text)
+
+
+def _parse_switch(name: str, text: str) -> bool:
+    switched = text.strip().lower()
+    if switched not in ("on", "off"):
+        raise ConfigError(f"{name} '{text}' is no switch: use on or off.")
+    return switched == "on"
 
 
 def check_answers(values: Mapping[str, object]) -> AnswerSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from app import words
-from app.engine_holder import EngineStatus
+from app.engine_status import EngineStatus
 from localmoe.core.units import format_bytes
 
 DEMO_NOTICE = "a tiny demo model; choose a real one under Settings"
@@ -23,7 +23,8 @@ def header_html(status: EngineStatus) -> str:
         chip = _chip("busy", "loading")
         return (
             f'<div class="lm-head"><strong>{name}</strong>{chip}'
-            f'<span class="lm-muted" role="status">{escape(text)}</span></div>{_progress_bar(share)}'
+            f'<span class="lm-muted" role="status">{escape(text)}</span></div>'
+            f"{progress_bar(share, 'loading')}"
         )
     assert status.info is not None and status.plan is not None
     budget = f"{format_bytes(status.plan.budget_bytes)} budget"
@@ -39,10 +40,11 @@ def _chip(kind: str, text: str) -> str:
     return f'<span class="lm-chip {kind}">{text}</span>'
 
 
-def _progress_bar(share: float) -> str:
+def progress_bar(share: float, label: str) -> str:
+    """A thin bar; `label` says what of."""
     done = f'<i class="hit" style="width:{100 * share:.1f}%"></i>'
     return (
-        '<div class="lm-bar thin" role="progressbar" aria-label="loading" aria-valuemin="0" '
+        f'<div class="lm-bar thin" role="progressbar" aria-label="{escape(label)}" aria-valuemin="0" '
         f'aria-valuemax="100" aria-valuenow="{100 * share:.0f}">{done}</div>'
     )
 
@@ -55,7 +57,12 @@ def message_html(text: str, good: bool) -> str:
     return f'<p class="{name}" role="{role}">{escape(text)}</p>'
 
 
-def share_html(status: EngineStatus) -> str:
+def news_html(status: EngineStatus) -> str:
+    """What only a screen reader is told, when it changes: the lines that show the same move too often."""
+    return f'<p class="lm-hidden" role="status">{escape(words.improvement_news(status))}</p>'
+
+
+def share_html(status: EngineStatus, answering: bool = False) -> str:
     """What the budget buys, and what the model is; nothing while it loads."""
     if status.phase == "error":
         return message_html(status.error, False)
@@ -69,6 +76,9 @@ def share_html(status: EngineStatus) -> str:
     ]  # fmt: skip
     if not info.has_chat_template:
         facts.append(("Chat template", "none: messages are given to the model as plain text"))
+    improvement = words.improvement(status, answering)
+    if improvement:
+        facts.insert(4, ("Better draft", improvement))  # after the draft that there is
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     share = words.expert_share(plan, status.footprint, info.device)
     return f'<p class="lm-share">{escape(share)}</p><dl class="lm-facts">{rows}</dl>'

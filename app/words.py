@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.engine_holder import EngineStatus
+from app.engine_status import EngineStatus
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
-from localmoe.core.units import format_bytes
+from localmoe.core.units import format_bytes, format_seconds
 
 NONE = "—"  # nothing ran that could be measured
 
@@ -79,7 +79,27 @@ def progress(report: Progress | None) -> tuple[str, float]:
         amount = f"{format_bytes(report.done)} of {format_bytes(report.total)}"
     else:
         amount = f"{report.done:,} of {report.total:,} {report.unit}"
-    return f"{report.stage}: {amount} ({100 * share:.0f} %)", share
+    left = "" if report.seconds_left is None else f", about {format_seconds(report.seconds_left)} left"
+    detail = f"; {report.detail}" if report.detail else ""
+    return f"{report.stage}: {amount} ({100 * share:.0f} %{left}){detail}", share
+
+
+def improvement(status: EngineStatus, answering: bool) -> str:
+    """How far the better draft is, or why it was not built; "" when there is nothing to say."""
+    if status.improvement is None:
+        return status.improvement_note
+    pause = "Paused while the answer is written." if answering else "It pauses while an answer is written."
+    return f"{progress(status.improvement)[0]}. {pause}"
+
+
+def improvement_news(status: EngineStatus) -> str:
+    """The same for a screen reader, which is told at the start, at every quarter, and of a failure."""
+    report = status.improvement
+    if report is None:
+        note = status.improvement_note
+        return f"The better draft was not built. {note}" if note else ""
+    quarters = int(4 * progress(report)[1]) if report.unit == "experts" else 0
+    return f"A better draft is being built in the background: {25 * quarters} % done."
 
 
 def drafting(status: EngineStatus) -> str:

@@ -1,4 +1,5 @@
-"""The settings that a load needs (model, budget, context, link) and Apply. Checks nothing itself."""
+"""The settings that a load needs (model, budget, context, link), the better draft's switch, and Apply. Checks
+nothing itself."""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ class LoadForm:
     budget: gr.Textbox
     context: gr.Textbox
     link: gr.Textbox
+    better_draft: gr.Checkbox
     apply: gr.Button
     applied: gr.HTML
     share: gr.HTML
 
     def fields(self) -> list[Any]:
         """Inputs of Apply."""
-        return [self.model, self.budget, self.context, self.link]
+        return [self.model, self.budget, self.context, self.link, self.better_draft]
 
 
 def create_load_form() -> LoadForm:
@@ -51,6 +53,12 @@ def create_load_form() -> LoadForm:
                 "auto", label="Context", elem_id="lm-context",
                 info="auto, or the number of tokens that question and answer may have together.",
             )  # fmt: skip
+        better_draft = gr.Checkbox(
+            True, label="Build a better draft in the background", elem_id="lm-better-draft",
+            info="Between answers, for minutes to hours, it calibrates a second draft, which takes disk "
+            "space and, on a GPU, meanwhile part of the budget; then more drafted tokens are accepted, and "
+            "answers stay the same.",
+        )  # fmt: skip
         with gr.Accordion("Advanced", open=False):
             link = gr.Textbox(
                 "", label="Emulated link", elem_id="lm-link", placeholder="off",
@@ -59,7 +67,7 @@ def create_load_form() -> LoadForm:
         apply = gr.Button("Apply", variant="primary", elem_id="lm-apply")
         applied = gr.HTML("", apply_default_css=False, elem_id="lm-applied")
         share = gr.HTML("", apply_default_css=False, elem_id="lm-share")
-    return LoadForm(model, budget, context, link, apply, applied, share)
+    return LoadForm(model, budget, context, link, better_draft, apply, applied, share)
 
 
 def load_values(form: LoadForm, service: ChatService) -> Updates:
@@ -74,15 +82,19 @@ def load_values(form: LoadForm, service: ChatService) -> Updates:
         form.budget: load.vram_budget,
         form.context: load.context,
         form.link: load.emulated_link,
+        form.better_draft: load.better_draft.strip().lower() == "on",
     }
 
 
 def connect_load_form(form: LoadForm, screen: Screen) -> None:
     """Attach the listener."""
 
-    def handle_apply(model: str, budget: str, context: str, link: str, view: View, seen: Seen) -> Updates:
+    def handle_apply(
+        model: str, budget: str, context: str, link: str, better: bool, view: View, seen: Seen
+    ) -> Updates:
+        switch = "on" if better else "off"
         try:
-            wanted = LoadSettings(str(model or ""), budget or "auto", context or "auto", link or "")
+            wanted = LoadSettings(str(model or ""), budget or "auto", context or "auto", link or "", switch)
             message, good = screen.service.apply_load(wanted), True
         except LocalMoeError as error:
             message, good = str(error), False

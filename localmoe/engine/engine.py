@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
@@ -21,12 +21,17 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.answer import write_events
+from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.device_parts import cache_shape
+from localmoe.engine.draft_upgrade import why_not_better
+from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.loading import EngineParts, assemble, make_stepper, new_memory
 from localmoe.engine.meter import Meter
-from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape, replan
+from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.settings import choose_draft_length
+from localmoe.engine.turns import Turns
 from localmoe.experts.counters import TransferCounters
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.shapes import ModelShape, find_shape
@@ -43,12 +48,13 @@ class Engine:
         self._parts: EngineParts | None = parts
         self._closing: EngineParts | None = None  # closed while an answer was being written
         self._encoder = encoder
-        self.config = config
-        self.plan = parts.prepared.plan
         self._busy = threading.Lock()
+        self._turns = Turns()
+        self._policy = config.policy
+        self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
+        self._improver = DraftImprover(self._turns, self._busy, self._budget.reserve)
         self._longest_draft = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
         self._governor = AutoGovernor(self._longest_draft)
-        self._policy = config.policy
         self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
@@ -102,6 +108,16 @@ class Engine:
         return self._parts
 
     @property
+    def config(self) -> EngineConfig:
+        """As loaded, with the budget that was asked for last."""
+        return self._budget.config
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Who has which bytes now."""
+        return self._budget.plan
+
+    @property
     def prepared(self) -> PreparedModel:
         """What was known before loading."""
         return self._loaded.prepared
@@ -120,21 +136,21 @@ class Engine:
             EngineBusyError: another answer is being written.
             ContextLengthError, ConfigError, DraftError: the request cannot be served.
         """
-        if not self._busy.acquire(blocking=False):
-            raise EngineBusyError("Another answer is being written: stop it first, or wait.")
+        started = time.perf_counter()
         try:
-            yield from self._answer(request, stop)
+            with self._idle("Another answer is being written: stop it first, or wait."), self._turns.answer():
+                yield from self._answer(request, stop, started)
         finally:
-            self._busy.release()
             self._free_closed()
 
-    def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
-        started = time.perf_counter()
+    def _answer(
+        self, request: GenerationRequest, stop: threading.Event | None, started: float
+    ) -> Iterator[StreamEvent]:
         parts = self._loaded
         prompt = self._encoder.encode(request, self.plan.context)
         governor, use_draft = self._governor_for(request)
         self._use_policy(request.policy or self.config.policy)
-        counters = GenerationCounters(vram_budget_bytes=self.plan.budget_bytes)
+        counters = GenerationCounters(vram_budget_bytes=self._budget.budget_bytes)
         parts.passes.counters = counters
         parts.passes.lookahead.clear()
         if parts.passes.synthetic is not None:
@@ -147,22 +163,8 @@ class Engine:
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
-        text = Detokeniser(self._encoder.tokenizer)
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
-        first = True
-        for step in steps:
-            meter.update()
-            self._session.extend(step.tokens)
-            piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
-            yield StreamEvent(
-                text=piece,
-                token_ids=tuple(step.tokens),
-                drafted=step.from_draft,
-                finish_reason=step.finish_reason,
-                stats=counters.freeze(),
-                prompt_token_ids=tuple(prompt) if first else (),
-            )
-            first = False
+        yield from write_events(steps, prompt, self._session, Detokeniser(self._encoder.tokenizer), meter)
 
     def _governor_for(self, request: GenerationRequest) -> tuple[Governor, bool]:
         wanted = self.config.draft_length if request.draft_length is None else request.draft_length
@@ -195,13 +197,16 @@ class Engine:
             "slots": parts.passes.memory.slots.num_bytes,
         }
 
+    def _held_bytes(self) -> int:
+        return sum(self.device_memory().values())
+
     def peak_device_bytes(self) -> int:
         """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory` (activations are not
         counted)."""
         device = self.prepared.compute.device
         if device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(device))
-        return sum(self.device_memory().values())
+        return self._held_bytes()
 
     def residency(self) -> list[list[int]]:
         """[MoE layer][expert] -> 1 if the expert is in a slot now."""
@@ -224,38 +229,41 @@ class Engine:
             BudgetError: the draft and the cache that are loaded do not fit into it.
             EngineBusyError: an answer is being written.
         """
-        if not self._busy.acquire(blocking=False):
-            raise EngineBusyError("An answer is being written: stop it before changing the VRAM budget.")
-        try:
-            return self._resize(vram_budget_bytes)
-        finally:
-            self._busy.release()
+        with self._idle("An answer is being written: stop it before changing the VRAM budget."):
+            return self._budget.resize(vram_budget_bytes)
 
-    def _resize(self, budget: int | None) -> MemoryPlan:
-        parts = self._loaded
-        config = replace(self.config, vram_budget_bytes=budget)
-        held_bytes = sum(self.device_memory().values())
-        if parts.prepared.compute.device.type == "cpu":
-            held_bytes += parts.store.num_bytes
-        plan = replan(parts.prepared, self.plan, config, held_bytes)
-        self._new_slots(plan.num_slots)
-        self.config = config
-        self.plan = plan
-        return plan
+    def why_no_better_draft(self) -> str:
+        """Why `improve_draft` has nothing to do; "" if it has."""
+        return why_not_better(self._loaded)
+
+    def improve_draft(
+        self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
+    ) -> str:
+        """Build the GPTQ draft of a model that drafts with rounded weights, in the pauses between answers,
+        and go on with it; what it is now. Call it from a thread of its own. `cancel` ends it after the piece
+        of work under way and never in the middle of an answer, `close` at once.
+
+        Raises:
+            DraftError: there is nothing to improve, or RAM or disk do not suffice.
+            LocalMoeError: it was cancelled, or the engine closed; finished layers are kept.
+        """
+        return self._improver.run(self._loaded, progress, cancel)
 
     def reset(self) -> None:
         """Forget the conversation, what was learnt about draft lengths, and which experts were in slots.
-
-        Raises:
-            EngineBusyError: an answer is being written.
-        """
-        if not self._busy.acquire(blocking=False):
-            raise EngineBusyError("An answer is being written: stop it first.")
-        try:
+        Raises EngineBusyError while an answer is being written."""
+        with self._idle("An answer is being written: stop it first."):
             self._session.forget()
             self._answers = 0
             self._governor = AutoGovernor(self._longest_draft)
-            self._new_slots(self.plan.num_slots)
+            self._budget.empty_slots()
+
+    @contextmanager
+    def _idle(self, refusal: str) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError(refusal)
+        try:
+            yield
         finally:
             self._busy.release()
 
@@ -267,6 +275,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the transfer worker and free the memory. A second call does nothing."""
+        self._improver.close()
         if self._parts is not None:
             self._closing, self._parts = self._parts, None
             self._closing.passes.memory.close()  # ends an answer that waits for a copy

@@ -42,7 +42,7 @@ def describe(
         device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
         dtype=str(prepared.compute.dtype).removeprefix("torch."),
         policy=policy,
-        draft=parts.draft_description or f"off: {plan.drafting_reason}",
+        draft=str(parts.draft) if parts.draft else f"off: {plan.drafting_reason}",
         link=describe_link(config, device),
         context=plan.context,
         has_chat_template=has_template,

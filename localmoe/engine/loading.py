@@ -15,7 +15,7 @@ from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
-from localmoe.engine.drafts import DraftLayers
+from localmoe.engine.drafts import DraftInfo, DraftLayers
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
@@ -50,7 +50,7 @@ class EngineParts:
     prepared: PreparedModel
     store: HostStore
     runner: Runner
-    draft_description: str  # "" without a draft
+    draft: DraftInfo | None
     draft_bytes: int
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
@@ -90,13 +90,14 @@ def assemble(
     """
     device = prepared.compute.device
     skeleton = prepared.skeleton
-    source, draft_description = prepared.source, ""
+    source = prepared.source
+    info: DraftInfo | None = None
     draft: DraftLayers | None = None
     store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
         try:
             if prepared.plan.drafting:
-                draft_description, draft = source.load_draft(
+                info, draft = source.load_draft(
                     skeleton,
                     store,
                     device,
@@ -131,7 +132,7 @@ def assemble(
         prepared=prepared,
         store=store,
         runner=runner,
-        draft_description=draft_description,
+        draft=info,
         draft_bytes=sum(map(_draft_bytes, draft or ())),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,

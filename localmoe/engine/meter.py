@@ -20,7 +20,7 @@ class Meter:
         peak_bytes: Callable[[], int],
         started: float,
     ) -> None:
-        self._counters = counters
+        self.counters = counters
         self._totals = totals
         self._peak_bytes = peak_bytes
         self._started = started
@@ -30,7 +30,7 @@ class Meter:
 
     def update(self) -> None:
         """Bring times, copies and memory up to now; the first call is the first token."""
-        counters, now = self._counters, time.perf_counter()
+        counters, now = self.counters, time.perf_counter()
         totals = self._totals()
         counters.peak_device_bytes = self._peak_bytes()
         if self._first_token_at is None:

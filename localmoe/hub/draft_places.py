@@ -9,13 +9,13 @@ from localmoe.core.home import localmoe_home
 from localmoe.hub.hf_cache import folder_names
 from localmoe.hub.names import safe_name
 
-DEMO_DRAFT_NAME = "draft-int4-rtn-g128"
+DEMO_DRAFT_NAME = "draft-int4-gptq-g128"
 FINGERPRINT_CHARS = 12  # of the base model's fingerprint in a draft folder's name
 _KIND = re.compile(r"int\d+-[a-z0-9]+-g\d+")
 
 
 def kind_name(method: str, bits: int, group_size: int) -> str:
-    """One folder name for how a draft was made, e.g. "int4-rtn-g128"."""
+    """One folder name for how a draft was made, e.g. "int4-gptq-g128"."""
     kind = f"int{bits}-{method}-g{group_size}"
     assert _KIND.fullmatch(kind), kind
     return kind

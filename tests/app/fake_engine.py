@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from localmoe.core.config import EngineConfig, GenerationRequest
-from localmoe.core.errors import BudgetError, LocalMoeError, ModelNotFoundError, TransferError
+from localmoe.core.errors import (
+    BudgetError,
+    EngineClosedError,
+    LocalMoeError,
+    ModelNotFoundError,
+    TransferError,
+)
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
@@ -17,6 +23,7 @@ from localmoe.core.units import format_bytes
 
 MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
+PIECES = 10  # of a better draft's build
 SMALLEST = 12 * MIB
 ATTACK = (
     'Look: <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
@@ -31,6 +38,10 @@ MARKDOWN = (
 
 class LoadCancelledError(LocalMoeError):
     """The load was cancelled."""
+
+
+class DraftCancelledError(LocalMoeError):
+    """The build of the better draft was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +74,15 @@ def answer_to(text: str) -> str:
 class FakeEngine:
     """Emits a word or three a step."""
 
-    def __init__(self, model: str, config: EngineConfig, step_s: float = 0.02) -> None:
-        self.model, self.config, self.step_s = model, config, step_s
+    def __init__(
+        self, model: str, config: EngineConfig, step_s: float = 0.02, improve_s: float | None = None
+    ) -> None:
+        self.model, self.config, self.step_s, self.improve_s = model, config, step_s, improve_s
+        self.improve_error: Exception | None = None  # raised in the middle of a build
+        self.improvements = 0  # builds that were begun
+        self.improved = self.answering = False
+        self._improving = threading.Lock()  # held while the better draft is built
+        self._closing = threading.Event()
         self.requests: list[GenerationRequest] = []
         self.closed = False
         self.footprint = ModelFootprint(
@@ -94,11 +112,15 @@ class FakeEngine:
         )  # fmt: skip
 
     def info(self) -> FakeInfo:
+        if self.closed:
+            raise EngineClosedError("The engine is closed: load a model first.")
         rate = self.config.emulated_link_bytes_per_s
         return FakeInfo(
             name="fake-moe", architecture="qwen2_moe", device="cpu", dtype="float32",
             policy=self.config.policy,
-            draft="INT4 RTN, group 128" if self.plan.drafting else "off: turned off",
+            draft=f"INT4 {'GPTQ' if self.improved else 'RTN'}, group 128"
+            if self.plan.drafting
+            else "off: turned off",
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
             passes="layer by layer through the host (there is no GPU)",
@@ -108,6 +130,13 @@ class FakeEngine:
         self, request: GenerationRequest, stop: threading.Event | None = None
     ) -> Iterator[StreamEvent]:
         self.requests.append(request)
+        self.answering = True
+        try:
+            yield from self._answer(request, stop)
+        finally:
+            self.answering = False
+
+    def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
         question = request.messages[-1].content
         words = answer_to(question).split(" ")
         counters = GenerationCounters(prompt_tokens=7, vram_budget_bytes=self.plan.budget_bytes)
@@ -163,15 +192,61 @@ class FakeEngine:
         self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
         return self.plan
 
+    def why_no_better_draft(self) -> str:
+        if not self.plan.drafting:
+            return "nothing is drafted"
+        return "" if self.improve_s is not None and not self.improved else f"the draft is {self.info().draft}"
+
+    def improve_draft(
+        self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
+    ) -> str:
+        """Ten pieces, none of them while an answer is written; borrows half of the slots meanwhile."""
+        assert self.improve_s is not None
+        with self._improving:
+            self.improvements += 1
+            whole = self.plan
+            self.plan = replace(whole, num_slots=whole.num_slots // 2)
+            try:
+                for piece in range(1, PIECES + 1):
+                    self._wait_for_turn(cancel)
+                    time.sleep(self.improve_s / PIECES)
+                    if progress is not None:
+                        progress(
+                            Progress(
+                                "Building the 4-bit GPTQ draft",
+                                piece * LAYERS * EXPERTS // PIECES, LAYERS * EXPERTS, "experts",
+                                (PIECES - piece) * self.improve_s / PIECES,
+                                "output error 62 % of rounding to nearest",
+                            )
+                        )  # fmt: skip
+                    if piece == PIECES // 2 and self.improve_error is not None:
+                        raise self.improve_error
+                self._wait_for_turn(cancel)
+            finally:
+                self.plan = replace(self.plan, num_slots=self._plan(self.config.vram_budget_bytes).num_slots)
+            self.improved = True
+        return self.info().draft
+
+    def _wait_for_turn(self, cancel: threading.Event | None) -> None:
+        """As in the engine: closing ends a build at once, cancelling only when no answer is written."""
+        while self.answering and not self._closing.is_set():
+            time.sleep(0.002)
+        if self._closing.is_set() or (cancel is not None and cancel.is_set()):
+            raise DraftCancelledError("The draft build was cancelled.")
+
     def close(self) -> None:
-        self.closed = True
+        self._closing.set()
+        with self._improving:
+            self.closed = True
 
 
 class FakeLoader:
-    """`Engine.load` of the fake: reports progress, can be slow, refuses some models and budgets."""
+    """`Engine.load` of the fake: reports progress, can be slow, refuses some models and budgets.
+    improve_s: seconds that its better draft takes; None: there is none to build."""
 
-    def __init__(self, load_s: float = 0.0, step_s: float = 0.02) -> None:
-        self.load_s, self.step_s = load_s, step_s
+    def __init__(self, load_s: float = 0.0, step_s: float = 0.02, improve_s: float | None = None) -> None:
+        self.load_s, self.step_s, self.improve_s = load_s, step_s, improve_s
+        self.improve_error: Exception | None = None
         self.engines: list[FakeEngine] = []
 
     def __call__(
@@ -181,7 +256,8 @@ class FakeLoader:
             raise ModelNotFoundError(
                 "There is no model 'missing' on this computer: give a folder or a repo id."
             )
-        engine = FakeEngine(model, config, self.step_s)
+        engine = FakeEngine(model, config, self.step_s, self.improve_s)
+        engine.improve_error = self.improve_error
         for part in range(10):
             progress(Progress("loading weights", part * 3 * MIB, 30 * MIB, "bytes"))
             if cancel.wait(self.load_s / 10):

@@ -15,7 +15,10 @@ def _models() -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
+    improve_s = os.environ.get("FAKE_IMPROVE_S")
     loader = FakeLoader(
-        float(os.environ.get("FAKE_LOAD_S", "0.3")), float(os.environ.get("FAKE_STEP_S", "0.02"))
+        float(os.environ.get("FAKE_LOAD_S", "0.3")),
+        float(os.environ.get("FAKE_STEP_S", "0.02")),
+        None if improve_s is None else float(improve_s),
     )
     sys.exit(main(engine_loader=loader, list_models=_models))

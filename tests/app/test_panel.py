@@ -9,7 +9,7 @@ from fake_engine import FakeEngine
 
 from app import words
 from app.chats import Chat, ChatMessage
-from app.engine_holder import EngineStatus
+from app.engine_status import EngineStatus
 from app.jobs import JobView
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
@@ -117,6 +117,18 @@ def test_the_header_says_how_far_the_load_is_and_what_went_wrong() -> None:
     assert "x: 0 of 0 files (0 %)" in header_html(EngineStatus("loading", "m", Progress("x", 0, 0, "files")))
     failed = header_html(EngineStatus("error", "m", error="It does not fit."))
     assert 'role="alert"' in failed and "It does not fit." in failed and "Settings" in failed
+
+
+def test_a_long_build_says_how_long_it_will_take_and_how_good_the_draft_is() -> None:
+    report = Progress("Building", 296, 1184, "experts", 4800.0, "output error 60 % of rounding to nearest")
+    expected = (
+        "Building: 296 of 1,184 experts (25 %, about 1 h 20 min left); "
+        "output error 60 % of rounding to nearest"
+    )
+    assert words.progress(report) == (expected, 0.25)
+    assert expected in header_html(EngineStatus("loading", "m", report))
+    bare = replace(report, seconds_left=None, detail="")
+    assert words.progress(bare)[0] == "Building: 296 of 1,184 experts (25 %)"
 
 
 def test_the_demo_model_is_called_a_toy_and_others_are_not() -> None:

@@ -90,6 +90,7 @@ def test_addresses_are_written_as_a_browser_wants_them() -> None:
         (["--vram-budget", "much"], "not a size"),
         (["--policy", "none"], "no policy"), (["--context", "3"], "Context"),
         (["--emulated-link", "0"], "speed"), (["--port", "70000"], "65535"),
+        (["--better-draft", "maybe"], "on or off"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_in_one_sentence_before_anything_starts(

@@ -332,5 +332,6 @@ def test_a_damaged_chat_is_reported_to_the_page(tmp_path: Path) -> None:
 
 def test_the_fake_has_every_name_that_the_page_uses() -> None:
     engine = FakeEngine("demo", LoadSettings().engine_config(SettingsStore(Path("nowhere")).answers))
-    for name in ("footprint", "plan", "info", "stream", "device_memory", "resize", "close"):
+    names = ("footprint", "plan", "info", "stream", "device_memory", "resize", "close")
+    for name in (*names, "why_no_better_draft", "improve_draft"):
         assert hasattr(engine, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def test_a_budget_is_auto_or_a_size(text: str, size: int | None) -> None:
         LoadSettings(vram_budget="nan"), LoadSettings(context="15"), LoadSettings(context="-5"),
         LoadSettings(context="9" * 30),
         LoadSettings(context="1e3"), LoadSettings(emulated_link="fast"), LoadSettings(emulated_link="0"),
-        LoadSettings(model=" "),
+        LoadSettings(model=" "), LoadSettings(better_draft="perhaps"), LoadSettings(better_draft=""),
     ],
 )  # fmt: skip
 def test_load_settings_out_of_range_are_refused(settings: LoadSettings) -> None:
@@ -78,6 +79,25 @@ def test_load_settings_become_the_engines_configuration() -> None:
     config = LoadSettings("m", "2GiB", "4096", "2GB/s").engine_config(AnswerSettings(draft_length=3))
     assert (config.vram_budget_bytes, config.context, config.draft_length) == (2 << 30, 4096, 3)
     assert config.emulated_link_bytes_per_s == 2e9
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("on", True), ("off", False), (" ON ", True), ("Off", False)])
+def test_the_better_drafts_switch_is_on_or_off(text: str, wanted: bool) -> None:
+    assert LoadSettings(better_draft=text).engine_config(AnswerSettings()).improve_draft is wanted
+
+
+def test_a_better_draft_is_built_unless_the_user_says_no() -> None:
+    assert LoadSettings().engine_config(AnswerSettings()).improve_draft
+
+
+def test_settings_from_before_the_switch_are_read_and_the_switch_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    load = {"model": "m", "vram_budget": "3GiB", "context": "512", "emulated_link": ""}
+    path.write_text(json.dumps({"schema": 1, "load": load, "answers": {"top_k": 7}}))
+    old = SettingsStore(path)
+    assert (old.load, old.answers.top_k, old.report) == (LoadSettings("m", "3GiB", "512"), 7, "")
+    old.save(load=LoadSettings(better_draft="off"))
+    assert SettingsStore(path).load == LoadSettings(better_draft="off")
 
 
 def test_settings_are_found_again(tmp_path: Path) -> None:
@@ -93,7 +113,7 @@ def test_settings_are_found_again(tmp_path: Path) -> None:
     "content",
     [
         "", "{}", "[]", "[" * 100_000, '{"load": {"vram_budget": "x"}, "answers": {}}',
-        '{"load": {}, "answers": {"top_p": 7}}',
+        '{"load": {}, "answers": {"top_p": 7}}', '{"load": {"better_draft": "perhaps"}, "answers": {}}',
     ],
 )  # fmt: skip
 def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path, content: str) -> None:

@@ -169,16 +169,15 @@ def test_drafts_lie_beside_the_demo_and_in_the_home_for_all_others(tmp_path: Pat
     demo, mine = catalogue.list_models()
     fingerprint = "0123456789abcdef" * 4
     home = tmp_path / "home/drafts"
-    assert (
-        catalogue.draft_folder(demo, "rtn", 4, 128, fingerprint) == tmp_path / "demo-moe/draft-int4-rtn-g128"
-    )
+    beside = tmp_path / "demo-moe/draft-int4-gptq-g128"
+    assert catalogue.draft_folder(demo, "gptq", 4, 128, fingerprint) == beside
     assert catalogue.draft_folder(demo, "rtn", 4, 64, fingerprint) == home / "demo-0123456789ab/int4-rtn-g64"
     place = catalogue.draft_folder(mine, "rtn", 4, 128, fingerprint)
     assert place == home / "me--mine-0123456789ab/int4-rtn-g128"
-    for folder in (place, place.with_name(".int4-rtn-g128.tmp"), tmp_path / "demo-moe/draft-int4-rtn-g128"):
+    for folder in (place, place.with_name(".int4-rtn-g128.tmp"), tmp_path / "demo-moe/draft-int4-gptq-g128"):
         folder.mkdir(parents=True)
     assert [model.drafts for model in catalogue.list_models()] == [
-        (tmp_path / "demo-moe/draft-int4-rtn-g128",),
+        (tmp_path / "demo-moe/draft-int4-gptq-g128",),
         (place,),
     ]
 

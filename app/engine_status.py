@@ -1,0 +1,64 @@
+"""What the page knows of an engine: the calls that it makes, and a snapshot of how far a load is. Runs
+nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.stream import StreamEvent
+from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
+
+if TYPE_CHECKING:
+    from localmoe.engine import EngineInfo
+
+INTERNAL_ERROR = "Something went wrong inside localmoe; the terminal window shows the details."
+
+
+class EngineLike(Protocol):
+    """What the page uses of `localmoe.engine.Engine`."""
+
+    @property
+    def plan(self) -> MemoryPlan: ...
+    @property
+    def footprint(self) -> ModelFootprint: ...
+    def info(self) -> EngineInfo: ...
+    def stream(
+        self, request: GenerationRequest, stop: threading.Event | None = None
+    ) -> Iterator[StreamEvent]: ...
+    def device_memory(self) -> dict[str, int]: ...
+    def resize(self, vram_budget_bytes: int | None) -> MemoryPlan: ...
+    def why_no_better_draft(self) -> str: ...
+    def improve_draft(
+        self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
+    ) -> str: ...
+    def close(self) -> None: ...
+
+
+class EngineLoader(Protocol):
+    """`Engine.load`, or something that stands in for it."""
+
+    def __call__(
+        self, model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
+    ) -> EngineLike: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot. `revision` grows with every change; info, plan and footprint are there when ready."""
+
+    phase: Literal["loading", "ready", "error"] = "loading"
+    model: str = ""
+    progress: Progress | None = None
+    error: str = ""
+    info: EngineInfo | None = None
+    plan: MemoryPlan | None = None
+    footprint: ModelFootprint | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by owner when last asked
+    improvement: Progress | None = None  # of the better draft that is being built
+    improvement_note: str = ""  # why building it failed
+    revision: int = 0

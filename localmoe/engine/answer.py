@@ -1,0 +1,31 @@
+"""An answer's steps as events for whoever reads it: text, tokens, statistics. Runs no step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from localmoe.chat.detokenise import Detokeniser
+from localmoe.chat.session import Session
+from localmoe.core.stream import StreamEvent
+from localmoe.engine.meter import Meter
+from localmoe.speculative.loop import StepResult
+
+
+def write_events(
+    steps: Iterable[StepResult], prompt: Sequence[int], session: Session, text: Detokeniser, meter: Meter
+) -> Iterator[StreamEvent]:
+    """One event a step; the first carries the prompt's tokens. What was emitted is the session's too."""
+    told = tuple(prompt)
+    for step in steps:
+        meter.update()
+        session.extend(step.tokens)
+        piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
+        yield StreamEvent(
+            text=piece,
+            token_ids=tuple(step.tokens),
+            drafted=step.from_draft,
+            finish_reason=step.finish_reason,
+            stats=meter.counters.freeze(),
+            prompt_token_ids=told,
+        )
+        told = ()

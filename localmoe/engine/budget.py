@@ -1,0 +1,84 @@
+"""Keeps the division of a loaded engine's VRAM budget, and divides it anew. Plans nothing itself (planning
+does) and makes no slots."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import BudgetError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.engine.loading import EngineParts
+from localmoe.engine.planning import replan
+
+
+class BudgetKeeper:
+    """The budget of one engine.
+
+    Attributes:
+        config: the engine's, with the budget that was asked for last.
+        plan: who has what now.
+        reserved_bytes: of the budget, lent to a draft build; the plan divides the rest.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        parts: Callable[[], EngineParts],
+        held_bytes: Callable[[], int],
+        new_slots: Callable[[int], None],
+    ) -> None:
+        """parts: what is loaded. held_bytes: device memory that it holds. new_slots: makes so many, empty."""
+        self.config = config
+        self.plan = parts().prepared.plan
+        self.reserved_bytes = 0
+        self._parts = parts
+        self._held_bytes = held_bytes
+        self._new_slots = new_slots
+        self._dividing = threading.Lock()
+
+    @property
+    def budget_bytes(self) -> int:
+        """Of everything."""
+        return self.plan.budget_bytes + self.reserved_bytes
+
+    def resize(self, budget: int | None) -> MemoryPlan:
+        """Divide another budget; None: what is free.
+
+        Raises:
+            BudgetError: what is loaded does not fit; all is as before.
+        """
+        with self._dividing:
+            parts = self._parts()
+            config = replace(self.config, vram_budget_bytes=budget)
+            held_bytes = self._held_bytes()
+            if parts.prepared.compute.device.type == "cpu":
+                held_bytes += parts.store.num_bytes
+            plan = replan(parts.prepared, self.plan, config, held_bytes)
+            if self.reserved_bytes:
+                rest = max(1, plan.budget_bytes - self.reserved_bytes)
+                rest_config = replace(config, vram_budget_bytes=rest)
+                plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
+            self._new_slots(plan.num_slots)
+            self.config, self.plan = config, plan
+            return plan
+
+    def reserve(self, num_bytes: int) -> None:
+        """Lend so much to a draft build (0: it is over); only between answers.
+
+        Raises:
+            BudgetError: what is loaded does not fit into the rest.
+        """
+        before, self.reserved_bytes = self.reserved_bytes, num_bytes
+        try:
+            self.resize(self.config.vram_budget_bytes)
+        except BudgetError:
+            self.reserved_bytes = before
+            raise
+
+    def empty_slots(self) -> None:
+        """Make the slots anew."""
+        with self._dividing:
+            self._new_slots(self.plan.num_slots)

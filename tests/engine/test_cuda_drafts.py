@@ -1,0 +1,118 @@
+"""GPTQ drafts on a real GPU: built inside a budget, and put into a running engine."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.draft_config import GptqSettings
+from localmoe.core.synthetic import SyntheticSettings
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+from localmoe.engine.drafts import HostExpertSource
+from localmoe.engine.sources import RandomSource
+from localmoe.hub.catalogue import demo_folder
+from localmoe.model.gptq_build import BATCH, GptqBuild, least_build_bytes
+from localmoe.model.layerwise import LayerwiseModel
+from localmoe.model.shapes import find_shape
+from localmoe.quant.builder import estimate_bytes
+from localmoe.quant.draft_format import DraftProvenance
+from localmoe.quant.draft_writer import DraftWriter
+from localmoe.quant.expert_names import ExpertNaming
+
+pytestmark = pytest.mark.gpu
+GIB = 1 << 30
+NAMING = ExpertNaming("model.layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj")
+QUESTIONS = ("tell me a story about a fox", "what is 3 + 4?", "who are you?")
+
+
+@pytest.mark.parametrize(("name", "gib"), [("qwen1.5-moe-a2.7b", 3), ("phi-3.5-moe", 5), ("mixtral-8x7b", 7)])
+def test_a_build_keeps_within_its_budget(name: str, gib: float, tmp_path: Path) -> None:
+    shape = find_shape(name)
+    shape = replace(shape, dimensions={**shape.dimensions, "num_hidden_layers": 1})
+    source = RandomSource(shape, SyntheticSettings())
+    skeleton = source.skeleton(torch.bfloat16)
+    cpu = torch.device("cpu")
+    store = source.load_weights(skeleton, cpu, progress=None, cancel=None)
+    settings = GptqSettings()
+    assert least_build_bytes(skeleton, settings, 2) < gib * GIB
+    tokens = torch.randint(1000, (settings.num_tokens // 512 // BATCH * BATCH, 512))
+    provenance = DraftProvenance.now(name, "0" * 64, "gptq", 128)
+    estimate = estimate_bytes(HostExpertSource(skeleton, store), 4, 128)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    with store, DraftWriter(tmp_path / "draft", {}, NAMING, provenance, estimate) as writer:
+        GptqBuild(skeleton, store, tokens, settings, torch.device("cuda"), int(gib * GIB)).run(writer)
+        writer.publish()
+    assert torch.cuda.max_memory_reserved() - before <= gib * GIB
+
+
+def own_demo(tmp_path: Path) -> Path:
+    """The embedded model without its draft."""
+    return shutil.copytree(demo_folder(), tmp_path / "own", ignore=shutil.ignore_patterns("draft*"))
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    engine.reset()
+    found = []
+    for question in QUESTIONS:
+        request = GenerationRequest(messages=(Message("user", question),), max_new_tokens=48, draft_length=4)
+        found.append([token for event in engine.stream(request) for token in event.token_ids])
+    return found
+
+
+def test_a_better_draft_takes_over_while_the_engine_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
+    budget = 3 * GIB
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with Engine.load(
+        str(own_demo(tmp_path)), EngineConfig(device="cuda", vram_budget_bytes=budget)
+    ) as engine:
+        expected, slots = answers(engine), engine.plan.num_slots
+        assert engine.info().draft == "INT4 RTN, group 128" and not engine.why_no_better_draft()
+        addresses = [layer.gate_up.words.data_ptr() for layer in engine._loaded.passes.draft or ()]
+        codes = [layer.gate_up.words.clone() for layer in engine._loaded.passes.draft or ()]
+        thread = threading.Thread(target=engine.improve_draft)
+        thread.start()
+        while thread.is_alive():
+            assert answers(engine) == expected
+        thread.join()
+        layers = engine._loaded.passes.draft
+        assert layers is not None and engine.info().draft == "INT4 GPTQ, group 128"
+        assert [layer.gate_up.words.data_ptr() for layer in layers] == addresses
+        assert not any(torch.equal(a, b.gate_up.words) for a, b in zip(codes, layers, strict=True))
+        assert answers(engine) == expected and engine.plan.num_slots == slots
+        assert torch.cuda.max_memory_reserved() <= budget
+    with Engine.load(str(tmp_path / "own"), EngineConfig(device="cuda", vram_budget_bytes=budget)) as engine:
+        assert engine.info().draft == "INT4 GPTQ, group 128" and answers(engine) == expected
+
+
+def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None:
+    shape = find_shape("olmoe-1b-7b")
+    shape = replace(shape, dimensions={**shape.dimensions, "num_hidden_layers": 2, "vocab_size": 1000})
+    source = RandomSource(shape, SyntheticSettings())
+    skeleton = source.skeleton(torch.bfloat16)
+    store = source.load_weights(skeleton, torch.device("cpu"), progress=None, cancel=None)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    with store:
+        model = LayerwiseModel(skeleton, torch.device("cuda"))
+        hidden = model.embed(torch.randint(1000, (BATCH, 64)), BATCH)
+        routed = model.routed(0, hidden)
+        assert routed is not None and routed.hidden.is_cuda
+        model.advance(0, hidden, torch.zeros_like(routed.hidden, dtype=torch.float32))
+        assert all(not part.is_cuda for part in hidden)
+        assert all(not weight.is_cuda for weight in skeleton.model.parameters())
+        del routed, model, hidden
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
