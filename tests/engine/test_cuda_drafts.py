@@ -17,10 +17,12 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.sources import RandomSource
+from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import demo_folder
 from localmoe.model.gptq_build import BATCH, GptqBuild, least_build_bytes
 from localmoe.model.layerwise import LayerwiseModel
 from localmoe.model.shapes import find_shape
+from localmoe.model.skeleton import Skeleton
 from localmoe.quant.builder import estimate_bytes
 from localmoe.quant.draft_format import DraftProvenance
 from localmoe.quant.draft_writer import DraftWriter
@@ -32,14 +34,26 @@ NAMING = ExpertNaming("model.layers.{layer}.mlp.experts.{expert}", "gate_proj", 
 QUESTIONS = ("tell me a story about a fox", "what is 3 + 4?", "who are you?")
 
 
-@pytest.mark.parametrize(("name", "gib"), [("qwen1.5-moe-a2.7b", 3), ("phi-3.5-moe", 5), ("mixtral-8x7b", 7)])
+def in_ram(source: RandomSource) -> tuple[Skeleton, HostStore]:
+    """Random weights, drawn on the GPU because a CPU takes minutes."""
+    skeleton = source.skeleton(torch.bfloat16)
+    store = source.load_weights(skeleton, torch.device("cuda"), progress=None, cancel=None)
+    for module in skeleton.model.modules():
+        for name, weight in list(module._parameters.items()):
+            if weight is not None and not weight.is_meta:
+                module._parameters[name] = torch.nn.Parameter(weight.cpu(), requires_grad=False)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = buffer.cpu()
+    return skeleton, store
+
+
+@pytest.mark.parametrize(("name", "gib"), [("qwen1.5-moe-a2.7b", 3), ("phi-3.5-moe", 5), ("mixtral-8x7b", 8)])
 def test_a_build_keeps_within_its_budget(name: str, gib: float, tmp_path: Path) -> None:
     shape = find_shape(name)
     shape = replace(shape, dimensions={**shape.dimensions, "num_hidden_layers": 1})
     source = RandomSource(shape, SyntheticSettings())
-    skeleton = source.skeleton(torch.bfloat16)
-    cpu = torch.device("cpu")
-    store = source.load_weights(skeleton, cpu, progress=None, cancel=None)
+    skeleton, store = in_ram(source)
     settings = GptqSettings()
     assert least_build_bytes(skeleton, settings, 2) < gib * GIB
     tokens = torch.randint(1000, (settings.num_tokens // 512 // BATCH * BATCH, 512))
@@ -101,8 +115,7 @@ def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None
     shape = find_shape("olmoe-1b-7b")
     shape = replace(shape, dimensions={**shape.dimensions, "num_hidden_layers": 2, "vocab_size": 1000})
     source = RandomSource(shape, SyntheticSettings())
-    skeleton = source.skeleton(torch.bfloat16)
-    store = source.load_weights(skeleton, torch.device("cpu"), progress=None, cancel=None)
+    skeleton, store = in_ram(source)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     with store:
