@@ -14,7 +14,6 @@ from torch import Tensor
 
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.core.draft_config import DraftSettings, GptqSettings
-from localmoe.core.errors import LocalMoeError
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.drafts import HostExpertSource, expert_naming, snapshot_revision
 from localmoe.engine.settings import choose_compute
@@ -28,10 +27,14 @@ from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.gptq_build import BATCH, GptqBuild
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
-from localmoe.quant.builder import build_rtn_draft, estimate_bytes
+from localmoe.quant.builder import DraftCancelledError, build_rtn_draft, estimate_bytes
 from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
+from localmoe.quant.draft_folder import DraftWriteError
 from localmoe.quant.draft_format import DraftProvenance
 from localmoe.quant.draft_writer import DraftWriter
+
+# ends of a GPTQ build after which its finished layers, minutes of work, are worth keeping
+_GOES_ON_LATER = (KeyboardInterrupt, SystemExit, DraftCancelledError, DraftWriteError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ def make_draft(
         expert_naming(basis.checkpoint, basis.skeleton),
         provenance,
         estimate_bytes(source, bits, group_size),
-        keep_on=(KeyboardInterrupt, SystemExit, LocalMoeError) if text else (),  # minutes of work
+        keep_on=_GOES_ON_LATER if text else (),
     )
     with writer:
         if tokens is None:

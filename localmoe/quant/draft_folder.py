@@ -27,6 +27,10 @@ _START_TOLERANCE_MS = 2000  # a process's start time is derived from clocks that
 _MARGIN_BYTES = 16 << 20  # JSON files and the file system's own blocks
 
 
+class DraftWriteError(DraftError):
+    """The operating system refused to write; what is on the disk already is fine."""
+
+
 def free_disk_bytes(folder: Path) -> int:
     """Bytes that this user may still write below `folder`."""
     return shutil.disk_usage(folder).free
@@ -39,7 +43,7 @@ def write_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise DraftError(
+        raise DraftWriteError(
             f"Writing the draft to {out} failed ({error.strerror or error}): "
             f"{'free some disk space' if full else 'choose another folder'} and build it again."
         ) from error
