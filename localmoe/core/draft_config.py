@@ -14,6 +14,7 @@ Method = Literal["gptq", "rtn"]
 METHODS: tuple[Method, ...] = ("gptq", "rtn")
 BITS = (2, 3, 4, 8)
 GROUP_SIZES = (32, 64, 128, 256)
+LEAST_SEQUENCES = 8  # of calibration; one is held out
 GPTQ_BUDGET_BYTES = 8 << 30  # of device memory, unless the user gives another
 
 
@@ -65,11 +66,15 @@ class DraftSettings:
         if self.gptq.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ConfigError(f"Group size {self.gptq.group_size} is out of range: use one of {sizes}.")
-        if self.gptq.num_tokens < 1:
-            raise ConfigError(f"{self.gptq.num_tokens} calibration tokens are too few: give at least 1.")
         if self.gptq.sequence_length < 1:
             raise ConfigError(
                 f"Sequences of {self.gptq.sequence_length} tokens are too short: give at least 1."
+            )
+        least = LEAST_SEQUENCES * self.gptq.sequence_length
+        if self.gptq.num_tokens < least:
+            raise ConfigError(
+                f"{self.gptq.num_tokens:,} calibration tokens are too few: give at least {least:,}, "
+                f"which are {LEAST_SEQUENCES} sequences."
             )
         if not 0 <= self.gptq.seed < 1 << 63:
             raise ConfigError(f"Seed {self.gptq.seed} is out of range: use 0 to 2^63 - 1.")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import LEAST_SEQUENCES
 from localmoe.core.errors import DraftError
 
-LEAST_SEQUENCES = 8  # one is held out
 BUILT_IN = Path(__file__).resolve().parents[2] / "assets" / "calibration" / "multi_domain.jsonl"
 
 

@@ -93,10 +93,10 @@ def test_every_option_reaches_the_settings(
 ) -> None:
     code, _, _ = run(
         capsys, "draft", "some/model", "--method", "gptq", "--bits", "2", "--group-size", "64", "--out", "x",
-        "--calibration", "text.jsonl", "--calibration-tokens", "1000", "--seed", "9", "--no-gate-weighted",
+        "--calibration", "text.jsonl", "--calibration-tokens", "5000", "--seed", "9", "--no-gate-weighted",
         "--device", "cpu", "--vram-budget", "3GiB",
     )  # fmt: skip
-    gptq = GptqSettings(2, 64, 1000, seed=9, gate_weighted=False)
+    gptq = GptqSettings(2, 64, 5000, seed=9, gate_weighted=False)
     expected = DraftSettings("gptq", gptq, Path("text.jsonl"), "cpu", 3 << 30)
     assert (code, calls) == (0, [("some/model", Path("x"), expected)])
 

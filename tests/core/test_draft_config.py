@@ -29,7 +29,11 @@ def test_every_width_and_group_size_goes_with_every_method(bits: int, group_size
         ({"bits": 5}, {}, "A draft of 5 bits by method 'gptq' cannot be built: use .* 2, 3, 4, 8 bits"),
         ({}, {"method": "nf4"}, "A draft of 4 bits by method 'nf4' cannot be built: use method gptq or rtn"),
         ({"group_size": 100}, {}, "Group size 100 is out of range: use one of 32, 64, 128, 256"),
-        ({"num_tokens": 0}, {}, "0 calibration tokens are too few: give at least 1"),
+        (
+            {"num_tokens": 4095},
+            {},
+            "4,095 calibration tokens are too few: give at least 4,096, which are 8 sequences",
+        ),
         ({"sequence_length": 0}, {}, "Sequences of 0 tokens are too short: give at least 1"),
         ({"seed": -1}, {}, r"Seed -1 is out of range: use 0 to 2\^63 - 1"),
         ({"seed": 1 << 63}, {}, "Seed 9223372036854775808 is out of range"),
@@ -47,7 +51,7 @@ def test_what_makes_no_draft_is_refused_in_one_sentence(
 
 def test_the_extremes_are_settings() -> None:
     for seed in (0, (1 << 63) - 1):
-        DraftSettings(gptq=GptqSettings(num_tokens=1, sequence_length=1, seed=seed), budget_bytes=1)
+        DraftSettings(gptq=GptqSettings(num_tokens=8, sequence_length=1, seed=seed), budget_bytes=1)
 
 
 def test_provenance_names_each_setting_once() -> None:
