@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan = _add(commands, "plan", "what a model needs and how the memory would be divided")
     _add_model(plan)
     _add_load_options(plan)
+    pull = _add(commands, "pull", "download a model from the Hugging Face Hub, or go on with it", json=False)
+    _add_pull_options(pull)
     _add(commands, "models", "models on this machine")
     remove = _add(commands, "rm", "delete a downloaded model and its drafts", json=False)
     _add_model(remove)
@@ -75,6 +77,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="a model folder, a Hub repo id on this machine, or demo"
     )
+
+
+def _add_pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="REPO", help="a Hub repo id, e.g. Qwen/Qwen1.5-MoE-A2.7B-Chat")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--revision", metavar="R", help="a branch, tag or commit; default: the main branch")
+    what.add_argument("--discard", action="store_true", help="delete what an unfinished download left")
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:

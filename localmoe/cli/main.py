@@ -17,7 +17,8 @@ from localmoe.core.errors import LocalMoeError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = parse_arguments(argv)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
+    if args.command != "pull":
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
     try:
         _run(args.command)(args)
     except LocalMoeError as error:
@@ -35,12 +36,13 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
     """The function of a command; imported here so that --help and usage errors need no torch."""
     import transformers
 
-    from localmoe.cli import bench, generate, report, trace
+    from localmoe.cli import bench, generate, pull, report, trace
 
     transformers.logging.set_verbosity_error()
     return {
         "hw": report.run_hw,
         "plan": report.run_plan,
+        "pull": pull.run_pull,
         "models": report.run_models,
         "rm": report.run_rm,
         "draft": report.run_draft,

@@ -31,6 +31,14 @@ class BudgetError(LocalMoeError):
     """The VRAM budget or the host RAM does not hold what the request needs."""
 
 
+class DownloadError(LocalMoeError):
+    """A model cannot be brought from the Hub, or not now; what has arrived is kept."""
+
+
+class DownloadCancelledError(DownloadError):
+    """The user stopped or paused a download."""
+
+
 class DraftError(LocalMoeError):
     """A draft is missing, damaged, or belongs to another model."""
 

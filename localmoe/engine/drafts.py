@@ -16,6 +16,7 @@ from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.download_folder import DownloadRecord
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
@@ -56,8 +57,11 @@ def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
 
 
 def snapshot_revision(folder: Path) -> str:
-    """The Hub revision of a model folder in the Hugging Face cache (REPO/snapshots/REVISION); "" of any
-    other."""
+    """The Hub revision of a model folder that localmoe downloaded, or that is in the Hugging Face cache
+    (REPO/snapshots/REVISION); "" of any other."""
+    record = DownloadRecord.read(folder)
+    if record is not None:
+        return record.revision
     return folder.name if folder.parent.name == "snapshots" else ""
 
 

@@ -123,14 +123,14 @@ def _cached_models() -> Iterator[LocalModel]:
 def _resolve_cached(repo_id: str) -> LocalModel:
     if not repo_folder(repo_id).is_dir():
         raise ModelNotFoundError(
-            f"Model {repo_id} is not on this machine: download it with 'hf download {repo_id}', or give the "
-            "folder that holds it."
+            f"Model {repo_id} is not on this machine: download it with 'localmoe pull {repo_id}', or give "
+            "the folder that holds it."
         )
     try:
         snapshot, facts = complete_snapshot(repo_id)
     except (CheckpointError, ModelNotFoundError) as error:
         raise type(error)(
-            f"Model {repo_id} is not complete in the Hugging Face cache: finish it with 'hf download "
+            f"Model {repo_id} is not complete in the Hugging Face cache: download it with 'localmoe pull "
             f"{repo_id}'. ({error})"
         ) from error
     return _local(repo_id, snapshot, facts, "huggingface")

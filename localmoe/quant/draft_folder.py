@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from localmoe.core.errors import DraftError
 from localmoe.core.units import format_bytes
+from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
 from localmoe.quant.draft_progress import DraftProgress
 
@@ -23,7 +22,6 @@ _OUR_FILES = re.compile(
     r"(localmoe_draft|config|quantize_config|model\.safetensors\.index)\.json"
     r"|model(-\d{5}-of-\d{5})?\.safetensors"
 )
-_START_TOLERANCE_MS = 2000  # a process's start time is derived from clocks that may be adjusted
 _MARGIN_BYTES = 16 << 20  # JSON files and the file system's own blocks
 
 
@@ -59,7 +57,7 @@ class DraftFolder:
     def __init__(self, out: Path, provenance: DraftProvenance) -> None:
         self.out = out.resolve()
         self._provenance = provenance
-        self._mark = f"{os.getpid()}-{_start_ms(os.getpid())}"
+        self._mark = own_mark()
         self.path = self._sibling("building")
         self.progress = DraftProgress(self.path, provenance)
         self._stopped = self._sibling("stopped")
@@ -166,7 +164,7 @@ class DraftFolder:
 
     def _refuse_running(self, siblings: list[tuple[Path, re.Match[str]]]) -> None:
         for _, match in siblings:
-            if match[1] == "building" and _is_running(int(match[2]), int(match[3])):
+            if match[1] == "building" and is_running(int(match[2]), int(match[3])):
                 raise DraftError(
                     f"The draft {self.out} is being built by process {match[2]}: wait for it, or end it "
                     "first."
@@ -200,22 +198,6 @@ class DraftFolder:
                 f"{self.out} holds a draft of {found.base_model}, not of {self._provenance.base_model}: "
                 "choose another folder, or remove it first."
             )
-
-
-def _start_ms(pid: int) -> int:
-    return int(psutil.Process(pid).create_time() * 1000)
-
-
-def _is_running(pid: int, start_ms: int) -> bool:
-    """Whether the very process that was given this id at that time still runs."""
-    try:
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return False
-        return abs(_start_ms(pid) - start_ms) <= _START_TOLERANCE_MS
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 def _sync_folder(folder: Path) -> None:

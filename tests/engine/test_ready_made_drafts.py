@@ -246,6 +246,9 @@ def test_columns_out_of_order_where_the_config_denies_it_are_refused_by_the_kern
 def test_the_revision_of_a_hub_snapshot_is_its_folders_name(tmp_path: Path) -> None:
     assert snapshot_revision(tmp_path / "models--a--b" / "snapshots" / ("a" * 40)) == "a" * 40
     assert snapshot_revision(tmp_path / "models" / "b") == ""
+    record = {"repo_id": "a/b", "revision": "b" * 40}
+    (tmp_path / "localmoe_download.json").write_text(json.dumps(record))
+    assert snapshot_revision(tmp_path) == "b" * 40
 
 
 def test_records_hold_the_experts_as_plain_matrices(tiny: Tiny) -> None:

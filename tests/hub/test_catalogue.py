@@ -145,14 +145,14 @@ def test_what_is_neither_folder_nor_repo_id_is_not_found(text: str) -> None:
 
 
 def test_a_repo_that_is_not_here_names_the_command_that_brings_it() -> None:
-    with pytest.raises(ModelNotFoundError, match="hf download org/moe'"):
+    with pytest.raises(ModelNotFoundError, match="localmoe pull org/moe'"):
         catalogue.resolve_model("org/moe")
 
 
 def test_a_repo_that_is_half_here_says_what_is_missing(tmp_path: Path) -> None:
     snapshot = write_snapshot(tmp_path / "hub", "org/moe")
     (snapshot / "model.safetensors").resolve().unlink()
-    with pytest.raises(CheckpointError, match=r"not complete.*hf download org/moe.*model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"not complete.*localmoe pull org/moe.*model\.safetensors"):
         catalogue.resolve_model("org/moe")
 
 

@@ -1,0 +1,25 @@
+"""`localmoe pull`: download a model from the Hub, or go on with a download."""
+
+from __future__ import annotations
+
+import argparse
+
+from localmoe.cli.output import ProgressBars, note
+from localmoe.core.units import format_bytes
+from localmoe.engine.pulling import pull_model
+from localmoe.hub.downloads import discard_download
+
+
+def run_pull(args: argparse.Namespace) -> None:
+    """Download, and print the model's folder.
+
+    Raises:
+        LocalMoeError: for one sentence to the user.
+    """
+    if args.discard:
+        print(f"Freed {format_bytes(discard_download(args.model))}.")
+        return
+    with ProgressBars() as progress:
+        folder = pull_model(args.model, args.revision, progress=progress)
+    print(folder)
+    note(f"localmoe generate {args.model} --prompt Hello")

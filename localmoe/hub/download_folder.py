@@ -1,0 +1,219 @@
+"""The life of a download on the disk: a hidden sibling that outlives the process, swapped into place when it
+is whole. Does not know where the bytes come from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from localmoe.core.errors import DownloadError, LocalMoeError
+from localmoe.core.units import format_bytes
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.local_models import models_folder
+from localmoe.hub.names import safe_name
+from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
+
+RECORD_FILE = "localmoe_download.json"
+_MARGIN_BYTES = 64 << 20  # that a download leaves free, for the file system and others
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadRecord:
+    """What RECORD_FILE says of a model: the repo and the commit hash that it was downloaded from."""
+
+    repo_id: str
+    revision: str
+
+    @classmethod
+    def read(cls, folder: Path) -> DownloadRecord | None:
+        """None: this folder was not downloaded by localmoe, or the record is damaged."""
+        try:
+            values = json.loads((folder / RECORD_FILE).read_text("utf-8"))
+            return cls(str(values["repo_id"]), str(values["revision"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Bytes that this user may still write below `folder`."""
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an operating system's refusal into a DownloadError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise DownloadError(
+            f"Writing the download to {folder} failed ({error.strerror or error}); what has arrived is kept: "
+            f"{'free some disk space' if full else 'check that folder'} and pull again."
+        ) from error
+
+
+class DownloadFolder:
+    """Where one repo's files are gathered (`path`) and where the model will lie (`target`).
+
+    A file is NAME.DIGEST.part while it grows and NAME.DIGEST when it is checked, so that what a later commit
+    changes is never taken for what it changes it to; it gets its plain name in `publish`.
+    """
+
+    def __init__(self, repo_id: str) -> None:
+        self.repo_id = repo_id
+        self.home = models_folder()
+        self.name = safe_name(repo_id)
+        self.target = self.home / self.name
+        self.path = self.home / f".{self.name}.download"
+        self._old = self.home / f".{self.name}.replaced"
+
+    def part(self, file: RemoteFile) -> Path:
+        """Where a file grows."""
+        return self.path / f"{_key(file)}.part"
+
+    def whole(self, file: RemoteFile) -> Path:
+        """Where a checked file waits."""
+        return self.path / _key(file)
+
+    def is_published(self, snapshot: RemoteSnapshot, files: Sequence[RemoteFile]) -> bool:
+        """Whether the model in place is this commit's, with files of the right sizes."""
+        record = DownloadRecord.read(self.target)
+        return record == DownloadRecord(self.repo_id, snapshot.commit) and all(
+            _size(self.target / file.name) == file.num_bytes for file in files
+        )
+
+    def prepare(self, files: Sequence[RemoteFile]) -> None:
+        """Make the folder, keep what these files have there or in an older version of the model, and remove
+        the rest.
+
+        Raises:
+            DownloadError: `target` holds something that localmoe did not download.
+        """
+        self._check_target()
+        shutil.rmtree(self._old, ignore_errors=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            self._adopt(file)
+        kept = {path.name for file in files for path in (self.part(file), self.whole(file))}
+        self._keep(kept)
+
+    def held_bytes(self, files: Sequence[RemoteFile]) -> dict[str, int]:
+        """What is there already, in whole files and in parts, by name."""
+        held = {}
+        for file in files:
+            size = max(_size(self.whole(file)), _size(self.part(file)), 0)
+            held[file.name] = size if size <= file.num_bytes else 0
+        return held
+
+    def check_room(self, missing_bytes: int) -> None:
+        """Raises DownloadError: the disk does not hold what is still missing."""
+        needed, free = missing_bytes + _MARGIN_BYTES, free_disk_bytes(self.path)
+        if missing_bytes and free < needed:
+            raise DownloadError(
+                f"{self.repo_id} needs {format_bytes(needed)} more of disk space and {self.home} has "
+                f"{format_bytes(free)} free: free some, or set LOCALMOE_HOME to a folder on another disk."
+            )
+
+    def publish(self, snapshot: RemoteSnapshot, files: Sequence[RemoteFile]) -> Path:
+        """Give the whole files their names, check that they are a model, and swap it in.
+
+        Raises:
+            DownloadError: the files are no usable model, though they are the Hub's.
+        """
+        for file in files:
+            os.replace(self.whole(file), self.path / file.name)
+        self._keep({file.name for file in files})
+        try:
+            Checkpoint.open(self.path)
+        except LocalMoeError as error:
+            raise DownloadError(
+                f"{self.repo_id} is downloaded as the Hub has it, but is no usable model ({error}): choose "
+                "another revision or repo."
+            ) from error
+        record = asdict(DownloadRecord(self.repo_id, snapshot.commit))
+        with (self.path / RECORD_FILE).open("w", encoding="utf-8") as stream:
+            json.dump(record, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _sync_folder(self.path)
+        self._swap()
+        _sync_folder(self.home)
+        shutil.rmtree(self._old, ignore_errors=True)  # what stays is removed by the next pull
+        return self.target
+
+    def discard(self) -> int:
+        """Remove what an unfinished download left; returns the bytes freed."""
+        if not self.path.is_dir():
+            return 0
+        freed = sum(max(_size(path), 0) for path in self.path.iterdir())
+        shutil.rmtree(self.path)
+        return freed
+
+    def _check_target(self) -> None:
+        if not os.path.lexists(self.target):
+            return
+        record = DownloadRecord.read(self.target)
+        if self.target.is_symlink() or record is None or record.repo_id != self.repo_id:
+            raise DownloadError(
+                f"{self.target} holds a model that was not downloaded from {self.repo_id} by localmoe, and "
+                "is left as it is: move it elsewhere first."
+            )
+
+    def _adopt(self, file: RemoteFile) -> None:
+        """Take over a file of the right size from a publication that was cut short, or from the version of
+        the model that is in place; as a part, so that it is hashed before it counts."""
+        part, named = self.part(file), self.path / file.name
+        if _size(self.whole(file)) == file.num_bytes:
+            return
+        self.whole(file).unlink(missing_ok=True)
+        if _size(named) == file.num_bytes:
+            os.replace(named, part)
+        elif not part.exists() and _size(self.target / file.name) == file.num_bytes:
+            with suppress(OSError):  # no hard links here: it is downloaded again
+                os.link(self.target / file.name, part)
+
+    def _keep(self, names: Set[str]) -> None:
+        """Remove all other files."""
+        for path in list(self.path.iterdir()):
+            if path.name not in names:
+                path.unlink()
+
+    def _swap(self) -> None:
+        had_old = self.target.exists()
+        if had_old:
+            self.target.rename(self._old)
+        try:
+            self.path.rename(self.target)
+        except OSError:
+            if had_old:
+                self._old.rename(self.target)
+            raise
+
+
+def _key(file: RemoteFile) -> str:
+    return f"{file.name}.{file.digest[:16]}"
+
+
+def _size(path: Path) -> int:
+    """Of a regular file, not through a link; -1 for anything else."""
+    try:
+        return path.stat(follow_symlinks=False).st_size if path.is_file() else -1
+    except OSError:
+        return -1
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

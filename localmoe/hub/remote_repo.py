@@ -1,0 +1,116 @@
+"""Asks the Hub, through huggingface_hub, what a repo holds, and reads its small JSON files. Writes nothing to
+disk and decides nothing about the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
+
+from localmoe import __version__
+from localmoe.core.errors import DownloadError
+from localmoe.hub.http_errors import (
+    NETWORK_ERRORS,
+    RemoteChangedError,
+    TransientError,
+    check_status,
+    sorted_error,
+)
+from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
+from localmoe.hub.safetensors_header import shown
+from localmoe.hub.weight_files import MAX_JSON_BYTES
+
+METADATA_TIMEOUT_S = 10.0  # of silence
+_GIT_ID = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class RemoteRepo:
+    """A model repo on the Hub that HF_ENDPOINT names, seen with the user's token if there is one."""
+
+    def __init__(self, repo_id: str) -> None:
+        self.repo_id = repo_id
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        self._token = get_token()
+
+    def headers(self) -> dict[str, str]:
+        """For requests to the Hub itself; the token in them is not for other hosts."""
+        headers = {"User-Agent": f"localmoe/{__version__}", "Accept-Encoding": "identity"}
+        return headers if self._token is None else {**headers, "Authorization": f"Bearer {self._token}"}
+
+    def url(self, file: RemoteFile, commit: str) -> str:
+        """Where the Hub serves a file, or redirects to who does."""
+        return hf_hub_url(self.repo_id, file.name, revision=commit, endpoint=self.endpoint)
+
+    def snapshot(self, revision: str | None) -> RemoteSnapshot:
+        """The files of a branch, tag or commit; None is the main branch.
+
+        Raises:
+            DownloadError: no such repo or revision, no access, or an answer that makes no sense.
+            TransientError: the network failed.
+        """
+        api = HfApi(endpoint=self.endpoint, token=self._token if self._token is not None else False)
+        try:
+            info = api.model_info(
+                self.repo_id, revision=revision, files_metadata=True, timeout=METADATA_TIMEOUT_S
+            )
+        except NETWORK_ERRORS as error:
+            raise self._found(error, f"revision {shown(revision or 'main')}") from error
+        return RemoteSnapshot(self.repo_id, self._commit(info), tuple(map(self._file, info.siblings or ())))
+
+    def read_json(self, file: RemoteFile, commit: str) -> dict[str, Any]:
+        """A JSON object, its checksum compared.
+
+        Raises:
+            DownloadError: no access, too long, or no JSON object. TransientError: the network failed.
+        """
+        if file.num_bytes > MAX_JSON_BYTES:
+            raise DownloadError(
+                f"{file.name} of {self.repo_id} has {file.num_bytes} bytes, more than {MAX_JSON_BYTES}: "
+                "choose another repo."
+            )
+        try:
+            url, headers = self.url(file, commit), self.headers()
+            response = get_session().get(
+                url, headers=headers, timeout=METADATA_TIMEOUT_S, follow_redirects=True
+            )
+            check_status(response)
+        except NETWORK_ERRORS as error:
+            raise self._found(error, f"file {shown(file.name)}") from error
+        raw = bytes(response.content)
+        hasher = file.hasher()
+        hasher.update(raw)
+        if hasher.hexdigest() != file.digest:
+            raise TransientError(f"{file.name} arrived with a wrong checksum")
+        try:
+            value = json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise DownloadError(f"{file.name} of {self.repo_id} is no JSON object: choose another revision.")
+        return value
+
+    def _found(self, error: Exception, what: str) -> Exception:
+        found = sorted_error(self.repo_id, error)
+        if isinstance(found, RemoteChangedError):
+            return DownloadError(f"{self.repo_id} has no {what} on the Hub: check what its page lists.")
+        return found
+
+    def _commit(self, info: ModelInfo) -> str:
+        if not info.sha:
+            raise DownloadError(f"The Hub names no commit for {self.repo_id}: try again later.")
+        return info.sha
+
+    def _file(self, sibling: RepoSibling) -> RemoteFile:
+        name, large = sibling.rfilename, sibling.lfs
+        size, digest = (sibling.size, sibling.blob_id) if large is None else (large.size, large.sha256)
+        pattern = _GIT_ID if large is None else _SHA256  # becomes part of a file's name: nothing but hex
+        if not isinstance(size, int) or size < 0 or digest is None or not pattern.fullmatch(digest):
+            raise DownloadError(
+                f"The Hub gives no size or checksum for {shown(name)} of {self.repo_id}: try again later."
+            )
+        return RemoteFile(name, size, digest, "git" if large is None else "sha256")
