@@ -3,7 +3,6 @@ is whole. Does not know where the bytes come from."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from localmoe.core.errors import DownloadError, LocalMoeError
 from localmoe.core.units import format_bytes
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.disk import free_disk_bytes, is_full, sync_folder
 from localmoe.hub.local_models import models_folder
 from localmoe.hub.names import safe_name
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
@@ -40,21 +40,15 @@ class DownloadRecord:
             return None
 
 
-def free_disk_bytes(folder: Path) -> int:
-    """Bytes that this user may still write below `folder`."""
-    return shutil.disk_usage(folder).free
-
-
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Turn an operating system's refusal into a DownloadError."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DownloadError(
             f"Writing the download to {folder} failed ({error.strerror or error}); what has arrived is kept: "
-            f"{'free some disk space' if full else 'check that folder'} and pull again."
+            f"{'free some disk space' if is_full(error) else 'check that folder'} and pull again."
         ) from error
 
 
@@ -141,9 +135,9 @@ class DownloadFolder:
             json.dump(record, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        _sync_folder(self.path)
+        sync_folder(self.path)
         self._swap()
-        _sync_folder(self.home)
+        sync_folder(self.home)
         shutil.rmtree(self._old, ignore_errors=True)  # what stays is removed by the next pull
         return self.target
 
@@ -206,14 +200,3 @@ def _size(path: Path) -> int:
         return path.stat(follow_symlinks=False).st_size if path.is_file() else -1
     except OSError:
         return -1
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

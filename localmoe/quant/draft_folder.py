@@ -3,7 +3,6 @@ Does not know what the files hold."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from localmoe.core.errors import DraftError
 from localmoe.core.units import format_bytes
+from localmoe.hub.disk import is_full, sync_folder
 from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
 from localmoe.quant.draft_progress import DraftProgress
@@ -29,21 +29,15 @@ class DraftWriteError(DraftError):
     """The operating system refused to write; what is on the disk already is fine."""
 
 
-def free_disk_bytes(folder: Path) -> int:
-    """Bytes that this user may still write below `folder`."""
-    return shutil.disk_usage(folder).free
-
-
 @contextmanager
 def write_errors(out: Path) -> Iterator[None]:
     """Turn an operating system's refusal into a DraftError."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DraftWriteError(
             f"Writing the draft to {out} failed ({error.strerror or error}): "
-            f"{'free some disk space' if full else 'choose another folder'} and build it again."
+            f"{'free some disk space' if is_full(error) else 'choose another folder'} and build it again."
         ) from error
 
 
@@ -94,9 +88,9 @@ class DraftFolder:
         self._check_target()
         with write_errors(self.out):
             self.progress.forget()
-            _sync_folder(self.path)
+            sync_folder(self.path)
             self._swap()
-            _sync_folder(self.out.parent)
+            sync_folder(self.out.parent)
         shutil.rmtree(self._old, ignore_errors=True)  # what stays is removed by the next build
         return self.out
 
@@ -198,14 +192,3 @@ class DraftFolder:
                 f"{self.out} holds a draft of {found.base_model}, not of {self._provenance.base_model}: "
                 "choose another folder, or remove it first."
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from localmoe.hub.disk import free_disk_bytes
 from localmoe.hub.safetensors_header import read_file_header
 from localmoe.hub.weight_files import CONFIG_NAME
-from localmoe.quant.draft_folder import DraftFolder, free_disk_bytes, write_errors
+from localmoe.quant.draft_folder import DraftFolder, write_errors
 from localmoe.quant.draft_format import (
     PROVENANCE_FILE,
     QUANTIZE_CONFIG_FILE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hub_home import NEEDED, QUICK, REPO, hub_and_home, small_model
+from support.hub_home import NEEDED, QUICK, REPO, contents, hub_and_home, pull, small_model
 from support.hub_server import HubServer
 
 from localmoe.core.errors import DownloadCancelledError, DownloadError
@@ -24,16 +24,6 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 def hub(tmp_path: Path) -> Iterator[HubServer]:
     with hub_and_home(tmp_path) as server:
         yield server
-
-
-def pull(revision: str | None = None) -> Path:
-    return download_model(REPO, revision, options=QUICK)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    files.pop("localmoe_download.json")
-    return files
 
 
 def test_cancelling_stops_at_once_keeps_what_is_there_and_the_next_pull_goes_on(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_home import NEEDED, QUICK, REPO, hub_and_home, needed_bytes, small_model
+from support.hub_home import NEEDED, QUICK, REPO, contents, hub_and_home, needed_bytes, pull, small_model
 from support.hub_server import TOKEN, Fault, HubServer
 
 from localmoe.core.errors import DownloadError, UnsupportedModelError
@@ -23,16 +23,6 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 def hub(tmp_path: Path) -> Iterator[HubServer]:
     with hub_and_home(tmp_path) as server:
         yield server
-
-
-def pull(revision: str | None = None) -> Path:
-    return download_model(REPO, revision, options=QUICK)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    files.pop("localmoe_download.json")
-    return files
 
 
 def file_bytes_sent(hub: HubServer) -> int:

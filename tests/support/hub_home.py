@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from localmoe.hub.downloads import DownloadOptions
+from localmoe.hub.downloads import DownloadOptions, download_model
 from localmoe.hub.http_files import Patience
 from support.hub_server import HubServer, hub_server
 
@@ -69,3 +69,15 @@ NEEDED = (
 def needed_bytes(files: dict[str, bytes]) -> int:
     """Bytes of the files that a download of `small_model` fetches."""
     return sum(len(files[name]) for name in NEEDED)
+
+
+def pull(revision: str | None = None) -> Path:
+    """Download REPO without patience."""
+    return download_model(REPO, revision, options=QUICK)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """A downloaded model's files but for the record of where they come from."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files.pop("localmoe_download.json")
+    return files
