@@ -12,12 +12,13 @@ from functools import partial
 import psutil
 import torch
 
+from localmoe.core.config import EngineConfig
 from localmoe.core.draft_config import DraftSettings
 from localmoe.core.errors import BudgetError, DraftError
-from localmoe.core.types import ProgressCallback
+from localmoe.core.types import Progress, ProgressCallback
 from localmoe.core.units import format_bytes
 from localmoe.engine.drafting import DraftBasis, make_draft
-from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo, replace_draft
+from localmoe.engine.drafts import DraftInfo, replace_draft
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.settings import choose_compute
 from localmoe.engine.sources import CheckpointSource
@@ -31,20 +32,21 @@ _SPARE = 1.25  # of the least device memory for a build: a few experts at once
 _RAM_SHARE = 0.5  # of the free RAM, that the shared weights and the tokens may take
 
 
-def why_not_better(parts: EngineParts) -> str:
+def why_not_better(parts: EngineParts, config: EngineConfig) -> str:
     """Why there is no better draft to build for what is loaded; "" if there is."""
     draft = parts.draft
+    if config.draft_dir is not None:
+        return "the draft is one that was named"
     if not isinstance(parts.prepared.source, CheckpointSource) or draft is None:
         return "nothing is drafted"
     if draft.method != "RTN":
         return f"the draft is {draft}"
-    if (draft.bits, draft.group_size) != (DRAFT_BITS, GROUP_SIZE):
-        return f"the draft was chosen: {draft}"
     return ""
 
 
 def improve_draft(
     parts: EngineParts,
+    config: EngineConfig,
     turns: Turns,
     reserve: Callable[[int], None],
     *,
@@ -61,34 +63,37 @@ def improve_draft(
         DraftError: there is nothing to improve, or RAM or disk do not suffice.
         DraftCancelledError, LoadCancelledError: `cancel` was set; finished layers are kept.
     """
-    reason = why_not_better(parts)
+    reason = why_not_better(parts, config)
     source = parts.prepared.source
     if reason or not isinstance(source, CheckpointSource):
         raise DraftError(f"No better draft can be built here: {reason}.")
+
+    def give_way() -> None:
+        turns.pause(cancel)
+        _check_cancel(cancel)
+
+    def told(report: Progress) -> None:
+        if progress is not None:
+            progress(report)
+        give_way()
+
     with turns.work(cancel):
         _check_cancel(cancel)
         with _place(parts, DraftSettings("gptq"), reserve) as settings:
             compute = choose_compute(settings.device, "auto", source.stored_dtype)
             _check_ram(parts, settings, compute.dtype.itemsize)
             skeleton = build_skeleton(source.checkpoint, compute.dtype)
-            load_shared(
-                skeleton,
-                source.checkpoint,
-                parts.store,
-                device=torch.device("cpu"),
-                progress=progress,
-                cancel=cancel,
-            )
+            cpu = torch.device("cpu")
+            load_shared(skeleton, source.checkpoint, parts.store, device=cpu, progress=told, cancel=cancel)
             basis = DraftBasis(source.model, source.checkpoint, skeleton, parts.store)
             pause = partial(turns.pause, cancel)
             folder = make_draft(basis, None, settings, progress=progress, cancel=cancel, pause=pause)
-        turns.pause(cancel)
-        _check_cancel(cancel)
         layers = parts.passes.draft
         assert layers is not None
         prepared = parts.prepared
         base = source.draft_base(prepared.skeleton, parts.store)
-        parts.draft = replace_draft(folder, prepared.skeleton, prepared.compute.device, layers, base)
+        device = prepared.compute.device
+        parts.draft = replace_draft(folder, prepared.skeleton, device, layers, base, give_way)
         return parts.draft
 
 

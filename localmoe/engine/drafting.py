@@ -14,6 +14,7 @@ from torch import Tensor
 
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.core.draft_config import DraftSettings, GptqSettings
+from localmoe.core.errors import DraftError
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.drafts import HostExpertSource, expert_naming, snapshot_revision
 from localmoe.engine.settings import choose_compute
@@ -34,7 +35,13 @@ from localmoe.quant.draft_format import DraftProvenance
 from localmoe.quant.draft_writer import DraftWriter
 
 # ends of a GPTQ build after which its finished layers, minutes of work, are worth keeping
-_GOES_ON_LATER = (KeyboardInterrupt, SystemExit, DraftCancelledError, DraftWriteError)
+_GOES_ON_LATER = (
+    KeyboardInterrupt,
+    SystemExit,
+    DraftCancelledError,
+    DraftWriteError,
+    torch.OutOfMemoryError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +125,31 @@ def make_draft(
         estimate_bytes(source, bits, group_size),
         keep_on=_GOES_ON_LATER if text else (),
     )
-    with writer:
-        if tokens is None:
-            build_rtn_draft(source, writer, bits, group_size, progress=progress, cancel=cancel)
-        else:
-            device = choose_compute(settings.device, "auto", basis.store.dtype).device
-            budget = settings.budget_bytes
-            if device.type == "cpu":
-                budget = min(budget, psutil.virtual_memory().available // 2)
-            build = GptqBuild(basis.skeleton, basis.store, tokens, settings.gptq, device, budget)
-            build.run(writer, progress=progress, cancel=cancel, pause=pause)
-        return writer.publish()
+    try:
+        with writer:
+            if tokens is None:
+                build_rtn_draft(source, writer, bits, group_size, progress=progress, cancel=cancel)
+            else:
+                device = choose_compute(settings.device, "auto", basis.store.dtype).device
+                budget = min(settings.budget_bytes, _memory_for_a_build(device))
+                build = GptqBuild(basis.skeleton, basis.store, tokens, settings.gptq, device, budget)
+                build.run(writer, progress=progress, cancel=cancel, pause=pause)
+            return writer.publish()
+    except torch.OutOfMemoryError:
+        raise DraftError(
+            "The GPU's memory ran out while the draft was built, as other programs use it too: close them, "
+            "give a smaller --vram-budget, or use --device cpu; finished layers are kept."
+        ) from None
+
+
+def _memory_for_a_build(device: torch.device) -> int:
+    """Bytes that a build may count on: half of the free RAM; of a GPU what is free, this process's unused
+    blocks included, but for a twentieth."""
+    if device.type == "cpu":
+        return psutil.virtual_memory().available // 2
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(0.95 * free)
 
 
 def _calibration_tokens(basis: DraftBasis, text: CalibrationText, settings: GptqSettings) -> Tensor:

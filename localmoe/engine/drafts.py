@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,11 +133,17 @@ def _info(draft: DraftCheckpoint) -> DraftInfo:
 
 
 def replace_draft(
-    folder: Path, skeleton: Skeleton, device: torch.device, layers: DraftLayers, base: DraftBase
+    folder: Path,
+    skeleton: Skeleton,
+    device: torch.device,
+    layers: DraftLayers,
+    base: DraftBase,
+    tick: Callable[[], None],
 ) -> DraftInfo:
     """Put the experts of a draft folder in the place of those that are loaded, whose bits and groups are
     the same: on a GPU into the same memory, so that captured graphs read the new ones. An interruption
-    leaves some experts of both drafts, which changes no answer.
+    leaves some experts of both drafts, which changes no answer. `tick` is called before each
+    layer, and may raise.
 
     Raises:
         DraftError: as `load_draft`.
@@ -146,6 +152,7 @@ def replace_draft(
     naming = draft.naming()
     check_draft(draft, base, naming)
     for layer, experts in enumerate(skeleton.experts):
+        tick()
         inner, hidden = _sizes(experts)
         found = draft.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
         loaded = layers[layer]

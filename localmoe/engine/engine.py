@@ -234,7 +234,7 @@ class Engine:
 
     def why_no_better_draft(self) -> str:
         """Why `improve_draft` has nothing to do; "" if it has."""
-        return why_not_better(self._loaded)
+        return why_not_better(self._loaded, self.config)
 
     def improve_draft(
         self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
@@ -247,7 +247,7 @@ class Engine:
             DraftError: there is nothing to improve, or RAM or disk do not suffice.
             LocalMoeError: it was cancelled, or the engine closed; finished layers are kept.
         """
-        return self._improver.run(self._loaded, progress, cancel)
+        return self._improver.run(self._loaded, self.config, progress, cancel)
 
     def reset(self) -> None:
         """Forget the conversation, what was learnt about draft lengths, and which experts were in slots.

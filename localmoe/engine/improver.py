@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from localmoe.core.config import EngineConfig
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.draft_upgrade import improve_draft
 from localmoe.engine.loading import EngineParts
@@ -24,7 +25,11 @@ class DraftImprover:
         self._closing = threading.Event()  # set when the engine is being closed
 
     def run(
-        self, parts: EngineParts, progress: ProgressCallback | None, cancel: threading.Event | None
+        self,
+        parts: EngineParts,
+        config: EngineConfig,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
     ) -> str:
         """Build and take over; what the draft is now.
 
@@ -33,7 +38,8 @@ class DraftImprover:
         """
         stop = _Stop(self._closing, cancel or threading.Event(), self._busy)
         with self._running:
-            return str(improve_draft(parts, self._turns, self._lend, progress=progress, cancel=stop))
+            info = improve_draft(parts, config, self._turns, self._lend, progress=progress, cancel=stop)
+        return str(info)
 
     def _lend(self, num_bytes: int) -> None:
         if not self._closing.is_set():  # else nobody may touch the slots: an answer may use them still

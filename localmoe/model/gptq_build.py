@@ -202,7 +202,7 @@ class GptqBuild:
         layers = iter(enumerate(skeleton.experts))
         for decoder_layer in range(model.num_layers):
             report.tick()
-            routed = model.routed(decoder_layer, hidden)
+            routed = model.routed(decoder_layer, hidden, report.tick)
             outputs = None
             if routed is not None:
                 layer, experts = next(layers)
@@ -222,7 +222,7 @@ class GptqBuild:
                 if layer + 1 == store.num_layers:
                     report.tick()
                     return
-            model.advance(decoder_layer, hidden, outputs)
+            model.advance(decoder_layer, hidden, outputs, report.tick)
 
     def _between(self, pause: Callable[[], None] | None) -> Callable[[], None]:
         """What happens between pieces of work: others' turn, and what the allocator keeps for nothing goes
@@ -253,7 +253,7 @@ class GptqBuild:
             if layer in writer.finished_layers:
                 shape = (weights.gate_up(0).shape[0] // 2, weights.gate_up(0).shape[1])
                 read = writer.read_layer(layer, self._store.num_experts, shape)
-                problem.replay((weights.join(gate, up), down) for gate, up, down in read)
+                problem.replay(((weights.join(gate, up), down) for gate, up, down in read), report.tick)
                 report.replayed(self._store.num_experts)
                 return
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,10 @@ class _Tap:
         rows = slice(self.given, self.given + hidden.shape[0])
         self.given = rows.stop
         return self.outputs[rows].to(hidden.device, hidden.dtype)
+
+
+def _nothing() -> None:
+    """Between two batches."""
 
 
 def decoder_layers(skeleton: Skeleton) -> nn.ModuleList:
@@ -103,14 +107,17 @@ class LayerwiseModel:
         return hidden
 
     @torch.inference_mode()
-    def routed(self, layer: int, hidden: list[Tensor]) -> RoutedTokens | None:
+    def routed(
+        self, layer: int, hidden: list[Tensor], tick: Callable[[], None] = _nothing
+    ) -> RoutedTokens | None:
         """What the layer's experts are asked by all batches together, on the device; None of a dense
-        layer."""
+        layer. `tick` is called before each batch, and may raise."""
         tap = self._taps.get(layer)
         if tap is None:
             return None
         with self._on_device(layer):
             for part in hidden:
+                tick()
                 try:
                     self._run(layer, part)
                 except _ReachedError:
@@ -124,7 +131,13 @@ class LayerwiseModel:
         )
 
     @torch.inference_mode()
-    def advance(self, layer: int, hidden: list[Tensor], outputs: Tensor | None) -> None:
+    def advance(
+        self,
+        layer: int,
+        hidden: list[Tensor],
+        outputs: Tensor | None,
+        tick: Callable[[], None] = _nothing,
+    ) -> None:
         """Replace each batch by what leaves the layer, whose experts give `outputs` (T, H) for all tokens
         (None: a dense layer)."""
         tap = self._taps.get(layer)
@@ -133,6 +146,7 @@ class LayerwiseModel:
             tap.outputs, tap.given = outputs, 0
         with self._on_device(layer):
             for i, part in enumerate(hidden):
+                tick()
                 hidden[i] = self._run(layer, part).to("cpu")
         if tap is not None:
             tap.outputs = None

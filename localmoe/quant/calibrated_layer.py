@@ -28,6 +28,7 @@ from localmoe.quant.hessian import HessianSums
 
 HELD_OUT_PRIOR = 16.0  # tokens that all held-out tokens count for in one expert's error
 PRIOR_TOKENS = 1024  # through every expert
+_CPU_PIECE_FLOPS = 3e10  # of the columns' feedback at once: some tenths of a second
 _ROWS = 2048  # tokens of one expert at a time
 
 
@@ -112,8 +113,8 @@ class CalibratedLayer:
             gate_up = self._gate_up(chunk, prior, judging_prior)
             tick()
             down = self._down(chunk, gate_up)
-            tick()
             for i, expert in enumerate(chunk):
+                tick()
                 self._answer(expert, gate_up.experts.matrix(i), down.experts.matrix(i))
                 yield QuantizedExpert(
                     gate_up.experts.matrix(i),
@@ -123,9 +124,10 @@ class CalibratedLayer:
                 )
             del gate_up, down
 
-    def replay(self, experts: Iterable[tuple[CodeMatrix, CodeMatrix]]) -> None:
+    def replay(self, experts: Iterable[tuple[CodeMatrix, CodeMatrix]], tick: Callable[[], None]) -> None:
         """Only fill `outputs`, from (gate_up, down) of each expert in order, quantised before."""
         for expert, (gate_up, down) in enumerate(experts):
+            tick()
             self._answer(expert, gate_up.to(self._device), down.to(self._device))
 
     def _gate_up(self, chunk: range, prior: Tensor, judging_prior: Tensor) -> BetterOfTwo:
@@ -222,6 +224,8 @@ class CalibratedLayer:
                 f"tokens and shared weights, and the budget leaves {format_bytes(max(0, allowed))}: give a "
                 "larger budget, or use --device cpu."
             )
+        if self._device.type == "cpu":  # where a batch is no faster, and an answer may wait for the piece
+            fitting = min(fitting, max(1, int(_CPU_PIECE_FLOPS // (2 * inner * hidden**2))))
         return fitting
 
 

@@ -24,6 +24,7 @@ from localmoe.engine import Engine, drafting
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.quant import draft_folder
 from localmoe.quant.calibration import read_calibration
+from localmoe.quant.draft_writer import DraftWriter
 
 Tiny = Callable[[str], tuple[Path, Any]]
 PROMPT = "hello world, this is a test"
@@ -181,3 +182,43 @@ def test_a_weight_that_is_not_finite_is_refused_and_nothing_is_kept(tiny: Tiny, 
     with pytest.raises(DraftError, match=r"in decoder layer 1, .* NaN; download the model again\.$"):
         build(folder, tmp_path / "draft")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_gpu_whose_memory_runs_out_costs_a_sentence_and_no_finished_layer(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, add = tiny("olmoe")[0], DraftWriter.add_layer
+
+    def full(self: DraftWriter, decoder_layer: int, experts: Any) -> None:
+        if decoder_layer == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        add(self, decoder_layer, experts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftWriter, "add_layer", full)
+        with pytest.raises(DraftError, match="memory ran out .* smaller --vram-budget") as refusal:
+            build(folder, tmp_path / "draft")
+    assert "\n" not in str(refusal.value)
+    assert build(folder, tmp_path / "draft")[1][0] == 8
+
+
+def test_a_build_counts_on_no_more_memory_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4000, 10_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
+    assert drafting._memory_for_a_build(torch.device("cuda", 0)) == 5700
+    monkeypatch.setattr(drafting.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert drafting._memory_for_a_build(torch.device("cpu")) == 500
+
+
+def test_a_draft_that_the_user_named_is_not_replaced(tiny: Tiny, home: Path, tmp_path: Path) -> None:
+    folder = tiny("olmoe")[0]
+    named, _ = build(folder, tmp_path / "rounded", DraftSettings("rtn"))
+    with Engine.load(
+        str(folder), EngineConfig(vram_budget_bytes=ROOMY, device="cpu", draft_dir=named)
+    ) as engine:
+        assert engine.why_no_better_draft() == "the draft is one that was named"
+        with pytest.raises(DraftError, match="No better draft can be built here: the draft is one that was"):
+            engine.improve_draft()
+    with Engine.load(str(folder), EngineConfig(vram_budget_bytes=ROOMY, device="cpu")) as engine:
+        assert engine.why_no_better_draft() == ""

@@ -176,8 +176,8 @@ def test_a_build_pauses_between_pieces_of_work_and_may_be_cancelled_meanwhile(
     folder, pauses = tiny("olmoe")[0], itertools.count(1)
     built(folder, tmp_path / "whole", pause=lambda: next(pauses))
     count = next(pauses) - 1
-    assert count >= 3 * 4, "a layer's passes, and three pieces of each chunk of experts"
-    for at, done in ((1, 0), (count - 1, 16), (count, 24)):
+    assert count >= 3 * (2 * 4 + 2 + 8), "a layer's batches, the halves of a chunk, and each expert"
+    for at, done in ((1, 0), (count - 1, 23), (count, 24)):
         cancel, waits = threading.Event(), itertools.count(1)
 
         def pause(at: int = at, cancel: threading.Event = cancel, waits: Iterator[int] = waits) -> None:

@@ -167,7 +167,8 @@ def test_experts_in_chunks_have_the_codes_of_all_at_once(at_once: int) -> None:
     whole, answers, ticks = quantise(layer, tokens)
     budget = chunk_bytes(at_once, HIDDEN, INTER, GROUP, 4) + answers.nbytes
     parts, part_answers, part_ticks = quantise(layer, tokens, budget=budget)
-    assert (ticks, part_ticks) == (3, 3 * -(-EXPERTS // at_once))
+    # before each half of a chunk, and before each expert answers
+    assert (ticks, part_ticks) == (2 + EXPERTS, 2 * -(-EXPERTS // at_once) + EXPERTS)
     differing = int((codes(whole) != codes(parts)).sum())  # near ties, which the rows of a product may turn
     assert differing <= codes(whole).numel() // 2000, differing
     close(part_answers, answers.double())
@@ -187,8 +188,9 @@ def test_answers_can_be_given_again_from_the_codes() -> None:
     layer, tokens = random_layer(biased=True), random_tokens()
     found, answers, _ = quantise(layer, tokens)
     again = CalibratedLayer(tokens, layer, SETTINGS, ROOMY)
-    again.replay((e.gate_up, e.down) for e in found)
-    assert torch.equal(again.outputs, answers)
+    ticks: list[None] = []
+    again.replay(((e.gate_up, e.down) for e in found), lambda: ticks.append(None))
+    assert torch.equal(again.outputs, answers) and len(ticks) == EXPERTS
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -263,3 +265,11 @@ def test_16_bit_inputs_give_nearly_the_same_answers() -> None:
     _, answers, _ = quantise(rough, replace(tokens, hidden=tokens.hidden.bfloat16()))
     assert answers.dtype == torch.float32
     assert 0 < float((answers - exact).norm() / exact.norm()) < 0.1
+
+
+def test_on_a_cpu_pieces_of_work_are_short_whatever_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, tokens = random_layer(), random_tokens()
+    monkeypatch.setattr(calibrated_layer, "_CPU_PIECE_FLOPS", 2 * 2 * INTER * HIDDEN**2)
+    assert quantise(layer, tokens)[2] == 2 * -(-EXPERTS // 2) + EXPERTS
+    monkeypatch.setattr(calibrated_layer, "_CPU_PIECE_FLOPS", 0)
+    assert quantise(layer, tokens)[2] == 3 * EXPERTS
