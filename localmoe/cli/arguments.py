@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from localmoe import __version__
-from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.config import LANES, EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.draft_config import (
     BITS,
     GPTQ_BUDGET_BYTES,
@@ -98,6 +98,14 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
     )
+    parser.add_argument(
+        "--lanes", choices=LANES, default="auto",
+        help="where experts outside VRAM come from: PCIe, the CPU's own sums, or both",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strict", action="store_true", help="the same bits whatever the settings: no sums on the CPU"
+    )
+    parser.add_argument("--cpu-threads", type=int, metavar="N", help="of the CPU lane; default: most cores")
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
     parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
@@ -110,6 +118,9 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
     parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
     parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
+    parser.add_argument(
+        "--draft-only", action="store_true", help="approximate: the draft answers alone, nothing is verified"
+    )
     parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="on-demand or moe-speq")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
@@ -133,7 +144,10 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_prompt_options(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to put the trace")
     _add_target_options(parser)
-    parser.set_defaults(draft_length=0, draft=None, emulated_link=None)  # the target alone is recorded
+    # the target alone is recorded
+    parser.set_defaults(
+        draft_length=0, draft=None, emulated_link=None, lanes="vram+link", strict=True, cpu_threads=None
+    )
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -261,6 +275,9 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         context=args.context,
         policy=policy,
         draft_length=args.draft_length,
+        lanes=args.lanes,
+        strict=args.strict,
+        cpu_threads=args.cpu_threads,
         draft_dir=args.draft,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,

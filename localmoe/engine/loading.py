@@ -32,9 +32,6 @@ from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.speculative.drafters import SelfDrafter
-from localmoe.speculative.sampling import TokenSampler
-from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
 if TYPE_CHECKING:  # these need Triton
     from localmoe.model.device_experts import DevicePassState
@@ -65,6 +62,8 @@ class EngineParts:
         passes, device = self.passes, self.prepared.compute.device
         passes.memory.close()
         if not isinstance(self.runner, ModelRunner):
+            if self.runner.passes.lane is not None:
+                self.runner.passes.lane.close()
             self.runner.release()
         passes.memory.slots.release()
         passes.draft = None
@@ -117,7 +116,7 @@ def assemble(
         scheduler = Scheduler(make_policy(config.policy, shape))
         runner: Runner
         if prepared.compute.whole_passes:
-            runner = assemble_on_device(prepared, store, _packed(draft), scheduler)
+            runner = assemble_on_device(prepared, store, _packed(draft), scheduler, config)
             row_padding = runner.row_padding
         else:
             row_padding = _row_padding(prepared, store)
@@ -213,25 +212,9 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
         runner.forget_graphs()
-        runner.passes.memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
-
-
-def make_stepper(
-    parts: EngineParts,
-    sampler: TokenSampler,
-    end_tokens: frozenset[int],
-    stop: threading.Event | None,
-    *,
-    drafting: bool,
-) -> Stepper:
-    """How an answer's steps are taken: whole on the GPU where no token has to be chosen by the host."""
-    runner = parts.runner
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy:
-        from localmoe.model.device_steps import DeviceSteps
-
-        return DeviceStepper(DeviceSteps(runner), end_tokens)
-    drafter = SelfDrafter(runner, end_tokens) if drafting else None
-    return PassStepper(runner, drafter, sampler, stop)
+        memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
+        memory.may_prefetch = runner.passes.lane is None or runner.passes.lane.link
+        runner.passes.memory = memory
 
 
 def make_link(config: EngineConfig, device: torch.device) -> Link:

@@ -15,7 +15,13 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
-from localmoe.engine.settings import ComputeSettings, check_emulation, choose_compute, choose_context
+from localmoe.engine.settings import (
+    ComputeSettings,
+    check_emulation,
+    check_lanes,
+    choose_compute,
+    choose_context,
+)
 from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
@@ -75,6 +81,7 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         stored, computed = _name(source.stored_dtype), _name(compute.dtype)
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
+    check_lanes(config, unsuited)
     group_size, bits = GROUP_SIZE, DRAFT_BITS
     if config.draft_dir is not None:  # of the user's own
         draft = DraftCheckpoint.open(config.draft_dir)

@@ -90,7 +90,7 @@ def test_a_better_draft_takes_over_while_the_engine_answers(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with Engine.load(
-        str(own_demo(tmp_path)), EngineConfig(device="cuda", vram_budget_bytes=budget)
+        str(own_demo(tmp_path)), EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True)
     ) as engine:
         expected, slots = answers(engine), engine.plan.num_slots
         assert engine.info().draft == "INT4 RTN, group 128" and not engine.why_no_better_draft()
@@ -107,7 +107,9 @@ def test_a_better_draft_takes_over_while_the_engine_answers(
         assert not any(torch.equal(a, b.gate_up.words) for a, b in zip(codes, layers, strict=True))
         assert answers(engine) == expected and engine.plan.num_slots == slots
         assert torch.cuda.max_memory_reserved() <= budget
-    with Engine.load(str(tmp_path / "own"), EngineConfig(device="cuda", vram_budget_bytes=budget)) as engine:
+    with Engine.load(
+        str(tmp_path / "own"), EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True)
+    ) as engine:
         assert engine.info().draft == "INT4 GPTQ, group 128" and answers(engine) == expected
 
 
