@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.nn import functional
-
 from localmoe.core.errors import CheckpointError, DraftError
 from localmoe.hub.weight_files import checked_file, read_json_object
+from localmoe.kernels.codebook import cut_groups
 from localmoe.kernels.codes import BITS, DEFAULT_GROUP_SIZE, CodeMatrix, check_group_size
 from localmoe.quant.draft_format import QUANTIZE_CONFIG_FILE
 from localmoe.quant.packing import GptqTensors, GptqVersion, gptq_shapes, unpack_matrix
@@ -56,7 +55,7 @@ class GptqLayout:
         """
         stored = self._stored_group(tensors.g_idx.shape[0])
         matrix = unpack_matrix(tensors, stored, self.version, self.bits)
-        return matrix if stored == self.group_size else _cut_groups(matrix, self.group_size)
+        return matrix if stored == self.group_size else cut_groups(matrix, self.group_size)
 
     def _stored_group(self, in_features: int) -> int:
         return in_features if self.stored_group_size == _WHOLE_ROW else self.stored_group_size
@@ -114,13 +113,3 @@ def _check_stored_group(group_size: object) -> None:
     check_group_size(group_size)
     if group_size > _LARGEST_GROUP and group_size % DEFAULT_GROUP_SIZE:
         raise ValueError(f"group size {group_size} is neither up to {_LARGEST_GROUP} nor a multiple of 128")
-
-
-def _cut_groups(matrix: CodeMatrix, group_size: int) -> CodeMatrix:
-    """The same weights in groups of `group_size`: the matrix's own are multiples of it, or one whole row."""
-    columns, half = matrix.in_features, 1 << matrix.bits - 1
-    groups = -(-columns // group_size)
-    per_stored = -(-matrix.group_size // group_size)
-    scales = matrix.scales.repeat_interleave(per_stored, dim=1)[:, :groups].contiguous()
-    codes = functional.pad(matrix.codes[:, :columns], (0, groups * group_size - columns), value=half)
-    return CodeMatrix(codes, scales, columns, group_size, matrix.bits, matrix.columns)
