@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from localmoe.kernels.codes import CodeMatrix
 
-NF4_GROUP_SIZE = 64  # bitsandbytes' default block
 # 4-bit NormalFloat: quantiles of a normal distribution scaled to [-1, 1], one of them 0 (Dettmers et al.
 # 2023, "QLoRA", appendix E)
 NF4_VALUES = (

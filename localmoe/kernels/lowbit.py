@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import BITS, CodeMatrix
 from localmoe.kernels.lowbit_rows import PackedRows
@@ -112,8 +113,16 @@ class LowBitExperts:
         biases = (b.nbytes for b in (self.gate_up_bias, self.down_bias) if b is not None)
         return self.gate_up.num_bytes + self.down.num_bytes + sum(biases)
 
+    def takes(self, draft: DraftForm) -> bool:
+        """Whether `set_expert` takes matrices of this form: those of its own, and, with codebooks, 4-bit
+        integers whose groups are multiples of its own."""
+        same = (draft.bits, draft.group_size) == (self.bits, self.group_size)
+        if self.gate_up.codebooks is None:
+            return same and not draft.codebook
+        return same or (draft.bits == 4 and not draft.codebook and draft.group_size % self.group_size == 0)
+
     def set_expert(self, expert: int, gate_up: CodeMatrix, down: CodeMatrix) -> None:
-        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device.
+        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device; see `takes`.
 
         Raises:
             ValueError: a matrix's columns are not in the order of the input features.
