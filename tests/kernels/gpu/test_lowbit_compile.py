@@ -60,6 +60,7 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_every_generation_with_wide_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
