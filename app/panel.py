@@ -15,7 +15,7 @@ from localmoe.core.units import format_bytes
 
 _OWNERS = ("shared", "draft", "kv", "slots", "workspace", "reserve")
 _OWNER_NAMES = {
-    "shared": "shared weights", "draft": "INT4 draft", "kv": "KV cache", "slots": "expert slots",
+    "shared": "shared weights", "draft": "low-bit draft", "kv": "KV cache", "slots": "expert slots",
     "workspace": "workspace", "reserve": "kept free for activations",
 }  # fmt: skip
 _SPARK_WIDTH, _SPARK_HEIGHT = 240, 44

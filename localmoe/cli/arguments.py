@@ -15,8 +15,10 @@ from localmoe.core.draft_config import (
     GPTQ_BUDGET_BYTES,
     GROUP_SIZES,
     METHODS,
+    NF4_GROUP_SIZE,
     DraftSettings,
     GptqSettings,
+    nf4_settings,
 )
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
@@ -182,10 +184,18 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     gptq = GptqSettings()
     parser.add_argument(
-        "--method", default="gptq", choices=METHODS, help="gptq: calibrated, minutes; rtn: rounded, seconds"
+        "--method",
+        default="gptq",
+        choices=METHODS,
+        help="gptq: calibrated, minutes; nf4: by bitsandbytes, uncalibrated; rtn: rounded, seconds",
     )
-    parser.add_argument("--bits", type=int, default=gptq.bits, choices=BITS)
-    parser.add_argument("--group-size", type=int, default=gptq.group_size, choices=GROUP_SIZES)
+    parser.add_argument("--bits", type=int, choices=BITS, help=f"default: {gptq.bits}")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        help=f"default: {gptq.group_size}, with nf4 {NF4_GROUP_SIZE}",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
     )
@@ -217,9 +227,10 @@ def draft_settings(args: argparse.Namespace) -> DraftSettings:
     Raises:
         ConfigError: a value is out of range.
     """
+    default = nf4_settings().gptq if args.method == "nf4" else GptqSettings()
     gptq = GptqSettings(
-        bits=args.bits,
-        group_size=args.group_size,
+        bits=default.bits if args.bits is None else args.bits,
+        group_size=default.group_size if args.group_size is None else args.group_size,
         num_tokens=args.calibration_tokens,
         seed=args.seed,
         gate_weighted=args.gate_weighted,

@@ -94,7 +94,7 @@ def run_plan(args: argparse.Namespace) -> None:
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
             (
-                "  INT4 draft",
+                "  low-bit draft",
                 format_bytes(plan.draft_bytes) if plan.drafting else f"off: {plan.drafting_reason}",
             ),
             (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),

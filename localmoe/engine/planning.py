@@ -14,7 +14,6 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
-from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
 from localmoe.engine.settings import (
     ComputeSettings,
     check_emulation,
@@ -31,7 +30,6 @@ from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import check_policy
-from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 MAX_WINDOW = -(-(MAX_DRAFT_LENGTH + 1) // 16) * 16  # rows of the largest verify pass
 
@@ -82,11 +80,9 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
-    group_size, bits = GROUP_SIZE, DRAFT_BITS
-    if config.draft_dir is not None:  # of the user's own
-        draft = DraftCheckpoint.open(config.draft_dir)
-        group_size, bits = draft.group_size, draft.bits
-    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, group_size, bits)
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    draft = source.draft_form(config.draft_dir)
+    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
     synthetic = source.simulation(footprint)
     plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     return PreparedModel(source, skeleton, footprint, compute, plan, synthetic)

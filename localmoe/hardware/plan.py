@@ -198,7 +198,7 @@ def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: Memor
 
 def _why_no_draft(budget_bytes: int, needs: DeviceNeeds) -> str:
     return (
-        f"the INT4 draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
+        f"the low-bit draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
         f"{format_bytes(budget_bytes)}; {size_at_least(needs.least_bytes(drafting=True))} would do"
     )
 
@@ -223,7 +223,7 @@ def _longest_context(
 def _too_small(
     budget_bytes: int, context: int, needs: DeviceNeeds, shorter: int | None, *, drafting: bool
 ) -> str:
-    draft = f"the INT4 draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
+    draft = f"the low-bit draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
     remedy = f"give a budget of at least {size_at_least(needs.least_bytes(drafting=drafting))}"
     if shorter is not None:
         remedy += f", or a context of at most {shorter} tokens"
