@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from localmoe.core.errors import ConfigError
+from localmoe.prefetch.policies.adapmoe import AdapMoePolicy
+from localmoe.prefetch.policies.moe_infinity import MoeInfinityPolicy
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
+from localmoe.prefetch.policies.next_gate import NextGatePolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
+from localmoe.prefetch.policies.sp_moe import SpMoePolicy
 from localmoe.prefetch.policy import CacheShape, Policy, PolicyFactory
 
 POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
-    {OnDemandPolicy.name: OnDemandPolicy, MoeSpeqPolicy.name: MoeSpeqPolicy}
+    {
+        OnDemandPolicy.name: OnDemandPolicy,
+        NextGatePolicy.name: NextGatePolicy,
+        MoeInfinityPolicy.name: MoeInfinityPolicy,
+        AdapMoePolicy.name: AdapMoePolicy,
+        SpMoePolicy.name: SpMoePolicy,
+        MoeSpeqPolicy.name: MoeSpeqPolicy,
+    }
 )
 
 

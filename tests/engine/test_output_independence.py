@@ -14,6 +14,7 @@ from support.engines import ask, load_with_slots
 
 from localmoe.core.config import DraftLength, SamplingConfig
 from localmoe.engine import Engine
+from localmoe.prefetch.registry import POLICIES
 
 ARCHITECTURE = "qwen3_moe"  # 3 x 8 experts, 3 a token
 PROMPT = "Once upon a time there was"
@@ -34,6 +35,11 @@ SETTINGS = [
     Setting(slots, link, policy, draft_length)
     for (slots, link), policy, draft_length in product(
         [(3, None), (8, None), (24, None), (6, 200e6)], ["on-demand", "moe-speq"], [0, 1, 5, 12, "auto"]
+    )
+] + [
+    Setting(slots, link, policy, draft_length)
+    for (slots, link), policy, draft_length in product(
+        [(3, None), (6, 200e6)], sorted(set(POLICIES) - {"on-demand", "moe-speq"}), [0, 5]
     )
 ]
 PLAIN = Setting(24, None, "on-demand", 0)

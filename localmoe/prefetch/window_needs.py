@@ -1,0 +1,52 @@
+"""What the window at hand needs, as the draft's routing tells it: the lookahead buffer of MoE-SpeQ 3.3.1 in
+the form that a policy decides by. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class WindowNeeds:
+    """Of every expert: how many window tokens want it, and whether one of them is sure of it.
+
+    Attributes:
+        wanted: int32 (L, E), tokens that want it; 0 once its layer is done.
+        sure: bool (L, E), wanted by token 0 (verified in any case), with at least half an equal share of the
+            router's weight, or by several tokens.
+        routed: bool (L, E) of each window token so far, whatever is done by now.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int) -> None:
+        self.wanted = np.zeros((num_layers, num_experts), dtype=np.int32)
+        self.sure = np.zeros((num_layers, num_experts), dtype=np.bool_)
+        self.routed: list[NDArray[np.bool_]] = []
+
+    def clear(self) -> None:
+        """Another window begins."""
+        self.wanted[:] = 0
+        self.sure[:] = False
+        self.routed.clear()
+
+    def add(
+        self,
+        token: int,
+        layers: NDArray[np.integer],
+        experts: NDArray[np.integer],
+        confidences: NDArray[np.floating],
+    ) -> None:
+        """One token's choices at some layers: layers (n, 1), experts and confidences (n, K). An index outside
+        the experts means "none"."""
+        while len(self.routed) <= token:
+            self.routed.append(np.zeros(self.wanted.shape, dtype=np.bool_))
+        exists = (experts >= 0) & (experts < self.wanted.shape[1])
+        rows, columns = np.broadcast_to(layers, experts.shape)[exists], experts[exists]
+        self.routed[token][rows, columns] = True
+        self.wanted[rows, columns] += 1
+        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
+        self.sure[rows, columns] |= confident[exists] | (self.wanted[rows, columns] > 1) | (token == 0)
+
+    def layer_done(self, layer: int) -> None:
+        """The target needs nothing of this layer any more."""
+        self.wanted[layer] = 0
