@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from localmoe import __version__
+from localmoe.cli.option_types import checked as _checked
+from localmoe.cli.option_types import draft_lengths as _draft_lengths
+from localmoe.cli.simulate_options import add_simulate_options
 from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.draft_config import (
     BITS,
@@ -22,14 +24,12 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
 
-T = TypeVar("T")
-
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's name and its options, which make sense together; bad usage ends the program (exit code
     2)."""
     args = build_parser().parse_args(argv)
-    if args.command == "bench":
+    if args.command in ("bench", "simulate"):
         args.check(args)
     return args
 
@@ -61,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     trace = _add(commands, "trace", "record a model's routing, for bench --routing trace:FILE")
     _add_model(trace)
     _add_trace_options(trace)
+    simulate = _add(commands, "simulate", "predict policies on a machine, from simulated or recorded routing")
+    add_simulate_options(simulate)
     return parser
 
 
@@ -110,7 +112,7 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
     parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
     parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
-    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="on-demand or moe-speq")
+    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
     parser.add_argument("--top-p", type=float, default=defaults.top_p)
@@ -232,22 +234,6 @@ def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             args.synthetic = SyntheticSettings(args.routing, args.synthetic_acceptance, args.synthetic_match)
         except ConfigError as error:
             parser.error(str(error))
-
-
-def _draft_lengths(text: str) -> tuple[int | str, ...]:
-    return tuple(parse_draft_length(part) for part in text.split(","))
-
-
-def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """argparse shows a ConfigError's sentence as a usage error (exit code 2)."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> EngineConfig:

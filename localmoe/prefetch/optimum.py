@@ -17,13 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def optimal_hits(demands: Sequence[NDArray[np.bool_]], num_slots: int, *, whole_steps: bool) -> int:
+def optimal_hits(
+    demands: Sequence[NDArray[np.bool_]],
+    num_slots: int,
+    *,
+    whole_steps: bool,
+    counted: Sequence[bool] | None = None,
+) -> int:
     """The most demands that can be met by experts kept from earlier demands, from empty slots.
 
     Args:
         demands: bool (L, E) of each step in order.
         whole_steps: a step's demands all come at once, so that what its layers use can make room only after
             the step (a GPU's whole passes); else layer by layer.
+        counted: steps whose hits count; what the others (prompts) ask for may be kept as well. None: all.
     """
     if not demands or num_slots < 1:
         return 0
@@ -31,30 +38,35 @@ def optimal_hits(demands: Sequence[NDArray[np.bool_]], num_slots: int, *, whole_
     steps, layers, experts = stacked.shape
     when, layer, expert = stacked.nonzero()
     group = when if whole_steps else when * layers + layer
-    key = layer * experts + expert
-    following = _next_use(group, key, steps * layers)
-    bounds = np.searchsorted(group, np.arange(int(group[-1]) + 2)).tolist() if len(group) else [0]
+    counts = np.ones(steps, dtype=np.bool_) if counted is None else np.array(counted, dtype=np.bool_)
+    key, never = layer * experts + expert, steps * layers
+    following = _next_use(group, key, counts[when], never)
+    begins = np.flatnonzero(np.diff(group, prepend=-1)).tolist()
+    keys, nexts, weights = key.tolist(), following.tolist(), counts[when].tolist()
     cache: dict[int, int] = {}  # expert -> group of its next use
     hits = 0
-    keys, nexts, never = key.tolist(), following.tolist(), steps * layers
-    for begin, end in pairwise(bounds):
-        for i in range(begin, end):
-            hits += keys[i] in cache
-        for i in range(begin, end):
-            if nexts[i] < never:
-                cache[keys[i]] = nexts[i]
+    for begin, end in pairwise([*begins, len(keys)]):
+        if weights[begin]:
+            hits += sum(k in cache for k in keys[begin:end])
+        for k, following_use in zip(keys[begin:end], nexts[begin:end], strict=True):
+            if following_use < never:
+                cache[k] = following_use
             else:
-                cache.pop(keys[i], None)
+                cache.pop(k, None)
         if len(cache) > num_slots:
-            kept = sorted(cache.items(), key=lambda item: item[1])[:num_slots]
-            cache = dict(kept)
+            cache = dict(sorted(cache.items(), key=lambda item: item[1])[:num_slots])
     return hits
 
 
-def _next_use(group: NDArray[np.intp], key: NDArray[np.intp], never: int) -> NDArray[np.intp]:
-    """Group of the next use of the same key, or `never`. group ascends."""
+def _next_use(
+    group: NDArray[np.intp], key: NDArray[np.intp], counted: NDArray[np.bool_], never: int
+) -> NDArray[np.intp]:
+    """Group of the next counted use of the same key, or `never`. group ascends."""
     order = np.lexsort((group, key))
-    following = np.full(len(group), never, dtype=np.intp)
-    same = key[order[:-1]] == key[order[1:]]
-    following[order[:-1][same]] = group[order[1:]][same]
+    # a key's uses lie in a range of numbers of their own, so that a running minimum from the end stays in it
+    base = key[order] * (never + 1)
+    value = base + np.where(counted[order], group[order], never)
+    least = np.append(np.minimum.accumulate(value[::-1])[::-1][1:], np.iinfo(np.intp).max)
+    following = np.empty_like(group)
+    following[order] = np.minimum(least - base, never)
     return following

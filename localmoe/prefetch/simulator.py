@@ -12,7 +12,7 @@ from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
 from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of
 
 
 class _Steps(Protocol):
@@ -39,31 +39,39 @@ def simulate(
     make = POLICIES[policy] if isinstance(policy, str) else policy
     shape = CacheShape(machine.num_layers, machine.num_experts, machine.experts_per_token, machine.num_slots)
     steps = _make_steps(make, shape, machine)
-    memory, tally, ignored = steps.memory, Tally(), Tally()
-    left, copies_before = warm_up, 0
+    memory, tally, ignored, left = steps.memory, Tally(), Tally(), warm_up
     for part in story:
-        copies_before = memory.copies
-        prefetched, wasted, stall_s = memory.prefetched, memory.wasted, memory.stall_s
+        before = memory.copies, memory.prefetched, memory.wasted, memory.stall_s
+        is_counted = isinstance(part, Window) and not left
+        tally.demands.append(demanded_of(part.target, machine.num_experts))
+        tally.counted.append(is_counted)
         if isinstance(part, Prompt):
             steps.prompt(part)
-            continue
-        if left:
+        elif not is_counted:
             left -= 1
             steps.step(part, ignored)
-            continue
-        steps.step(part, tally)
-        counters = tally.counters
-        counters.steps += 1
-        counters.drafted += part.drafted
-        counters.accepted += part.accepted
-        counters.new_tokens += part.accepted + 1
-        counters.prefetched += memory.prefetched - prefetched
-        counters.wasted += memory.wasted - wasted
-        counters.stall_s = (counters.stall_s or 0.0) + memory.stall_s - stall_s
-        tally.copies += memory.copies - copies_before
+        else:
+            steps.step(part, tally)
+            _count(tally, part, memory, before)
     tally.counters.new_tokens += 1  # the one that came with the prompt, which decoding time does not count
     tally.counters.decode_h2d_bytes = tally.copies * machine.expert_bytes
     return tally
+
+
+def _count(
+    tally: Tally, window: Window, memory: LayerMemory | PassMemory, before: tuple[int, int, int, float]
+) -> None:
+    """A window's own counts, and what the memory did in it."""
+    copies, prefetched, wasted, stall_s = before
+    counters = tally.counters
+    counters.steps += 1
+    counters.drafted += window.drafted
+    counters.accepted += window.accepted
+    counters.new_tokens += window.accepted + 1
+    counters.prefetched += memory.prefetched - prefetched
+    counters.wasted += memory.wasted - wasted
+    counters.stall_s = (counters.stall_s or 0.0) + memory.stall_s - stall_s
+    tally.copies += memory.copies - copies
 
 
 def _make_steps(make: PolicyFactory, shape: CacheShape, machine: Machine) -> _Steps:

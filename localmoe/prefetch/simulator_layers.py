@@ -110,12 +110,13 @@ class LayerMemory:
         self._table.unpin(key)
         self._start()
 
-    def _start(self) -> None:
+    def _start(self, delay_s: float | None = None) -> None:
         if self._running is None and len(self._queue):
             claim = claim_copy(self._table, self._queue, self._awaited, self._choose_victim)
             if claim is not None:
                 self.wasted += claim.wasted
-                self._running = claim, self.now + self._machine.copy_s
+                delay_s = self._machine.start_s if delay_s is None else delay_s
+                self._running = claim, self.now + delay_s + self._machine.copy_s
 
     def _finish(self) -> None:
         assert self._running is not None
@@ -124,7 +125,7 @@ class LayerMemory:
         self._table.finish_copy(claim.key, prefetch=not claim.is_demand)
         self.copies += 1
         self.prefetched += not claim.is_demand
-        self._start()
+        self._start(delay_s=0.0)
 
 
 class LayerSteps:
@@ -138,8 +139,8 @@ class LayerSteps:
 
     def prompt(self, prompt: Prompt) -> None:
         """A prompt, pass by pass."""
-        for first in range(0, len(prompt.experts), PROMPT_PASS):
-            experts = prompt.experts[first : first + PROMPT_PASS]
+        for first in range(0, len(prompt.target), PROMPT_PASS):
+            experts = prompt.target[first : first + PROMPT_PASS]
             self._scheduler.notify(PrefillStarted(len(experts)))
             self._target(experts, None, None)
 
@@ -153,7 +154,7 @@ class LayerSteps:
         if window.drafted:
             notify(DraftFinished(window.drafted))
         drafted_at = memory.now
-        tally.demands.append(self._target(window.target, window.guesses, tally))
+        self._target(window.target, window.guesses, tally)
         notify(StepFinished(window.drafted, window.accepted))
         memory.advance(self._machine.step_s)
         counters.draft_s += drafted_at - began
@@ -170,7 +171,7 @@ class LayerSteps:
                 self.memory.advance(layer_s)
                 notify(DraftRouted(token, layer, tuple(experts[layer]), tuple(confidences[layer])))
 
-    def _target(self, experts: Experts, guesses: Experts | None, tally: Tally | None) -> NDArray[np.bool_]:
+    def _target(self, experts: Experts, guesses: Experts | None, tally: Tally | None) -> None:
         machine, memory, notify = self._machine, self.memory, self._scheduler.notify
         demanded = demanded_of(experts, machine.num_experts)
         counts = _counts(experts, machine.num_experts)
@@ -186,7 +187,6 @@ class LayerSteps:
                 _count(tally, hits, late, misses, counts[layer])
             memory.compute(layer, hits, late + misses)
             notify(LayerFinished(layer))
-        return demanded
 
 
 def guessed_event(layer: int, experts: Experts, num_experts: int) -> NextGateGuessed:

@@ -237,8 +237,8 @@ class PassSteps:
 
     def prompt(self, prompt: Prompt) -> None:
         """A prompt in one pass."""
-        demanded = demanded_of(prompt.experts, self._machine.num_experts)
-        self._scheduler.notify(PrefillStarted(len(prompt.experts)))
+        demanded = demanded_of(prompt.target, self._machine.num_experts)
+        self._scheduler.notify(PrefillStarted(len(prompt.target)))
         self.memory.stream(demanded)
         self._scheduler.notify(PassRouted(demanded))
 
@@ -260,7 +260,6 @@ class PassSteps:
         memory.advance(self._machine.step_s)
         notify(PassRouted(demanded))
         notify(StepFinished(window.drafted, window.accepted))
-        tally.demands.append(demanded)
         counters.hits += int(hits.sum())
         counters.late += int(late.sum())
         counters.misses += int((demanded & ~hits & ~late).sum())

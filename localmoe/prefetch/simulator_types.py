@@ -14,9 +14,9 @@ Experts = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens that run through the target before anything is decoded. experts: (n, L, K)."""
+    """Tokens that run through the target before anything is decoded. target: (n, L, K)."""
 
-    experts: Experts
+    target: Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Machine:
         layer_s: a layer of a target pass without its experts.
         expert_s: each distinct expert of it, read from its slot.
         step_s: what else a step takes.
+        start_s: until a copy starts that finds nothing running; layer by layer only.
         whole_passes: the host hears of passes before and after them only, as on a GPU; else layer by layer.
     """
 
@@ -70,6 +71,7 @@ class Machine:
     layer_s: float
     expert_s: float
     step_s: float = 0.0
+    start_s: float = 0.0
     whole_passes: bool = True
 
 
@@ -80,12 +82,19 @@ class Tally:
     Attributes:
         counters: as an engine's; times are simulated.
         copies: experts that were moved while decoding.
-        demands: bool (L, E) of each decoding step in order, for the offline optimum.
+        demands: bool (L, E) of each prompt and step in order, for the offline optimum.
+        counted: whether each of them is a step that was counted.
     """
 
     counters: GenerationCounters = field(default_factory=GenerationCounters)
     copies: int = 0
     demands: list[NDArray[np.bool_]] = field(default_factory=list)
+    counted: list[bool] = field(default_factory=list)
+
+    @property
+    def num_demands(self) -> int:
+        """Experts that counted steps asked for."""
+        return self.counters.hits + self.counters.late + self.counters.misses
 
 
 def demanded_of(experts: Experts, num_experts: int) -> NDArray[np.bool_]:
