@@ -129,8 +129,8 @@ def _machine(
             lengths = [length for length in lengths if length == 0]
     if not lengths:
         raise ConfigError(
-            f"The draft of {footprint.name} does not fit this card, and only draft lengths above 0 were asked "
-            "for: add 0, or use --drafter prompt-lookup."
+            f"The draft of {footprint.name} does not fit this card, and all draft lengths asked for need it: "
+            "add 0, or use --drafter prompt-lookup."
         )
     machine = predict_machine(footprint, num_slots, rates, whole_passes=not args.layer_by_layer)
     if args.drafter != "self":
@@ -198,10 +198,11 @@ def _print(
     total = footprint.total_experts
     drafter = "" if args.drafter == "self" else f", drafter {args.drafter}"
     print(f"predicted: {footprint.name} on {card or 'a machine as given'}")
+    link = format_rate(machine.expert_bytes / machine.copy_s)
+    copy_ms, draft_ms = 1e3 * machine.copy_s, 1e3 * machine.draft_token_s
     print(
         f"predicted: {machine.num_slots} slots = {percent(machine.num_slots / total)} of the experts, link "
-        f"{format_rate(machine.expert_bytes / machine.copy_s)}, a copy {1e3 * machine.copy_s:.2f} ms, a draft "
-        f"token {1e3 * machine.draft_token_s:.2f} ms{drafter}"
+        f"{link}, a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
     )
     print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
     print_table(None, COLUMNS, [_cells(row) for row in rows])

@@ -33,13 +33,16 @@ class ReuseScores:
     def __init__(self, num_layers: int, num_experts: int, num_slots: int) -> None:
         self._recent = np.zeros((num_layers, num_experts))
         self._frequency = np.zeros((num_layers, num_experts))
+        self._worth: NDArray[np.float64] | None = None  # as far as it is known
         self._num_slots = num_slots
         self._until_quota = 0
         self._quota = np.full(num_layers, num_slots / num_layers)
 
     def worth(self) -> NDArray[np.float64]:
-        """(L, E): the higher, the sooner it is used again."""
-        return self._recent + _FREQUENCY_WEIGHT * self._frequency
+        """(L, E): the higher, the sooner it is used again. Not to be written to."""
+        if self._worth is None:
+            self._worth = self._recent + _FREQUENCY_WEIGHT * self._frequency
+        return self._worth
 
     def quota(self) -> NDArray[np.float64]:
         """(L,): slots that each layer should hold; they sum to all slots."""
@@ -66,6 +69,7 @@ class ReuseScores:
 
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
+        self._worth = None
         self._recent *= _TOKEN_DECAY**num_tokens
         self._recent += demanded
         kept = _FREQUENCY_DECAY ** (num_tokens if shares is not None else 1)
@@ -74,6 +78,7 @@ class ReuseScores:
         self._until_quota -= num_tokens
 
     def _age(self, tokens: int) -> None:
+        self._worth = None
         self._recent *= _TOKEN_DECAY**tokens
         self._frequency *= _FREQUENCY_DECAY**tokens
         self._until_quota -= tokens

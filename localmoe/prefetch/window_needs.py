@@ -40,12 +40,16 @@ class WindowNeeds:
         the experts means "none"."""
         while len(self.routed) <= token:
             self.routed.append(np.zeros(self.wanted.shape, dtype=np.bool_))
-        exists = (experts >= 0) & (experts < self.wanted.shape[1])
-        rows, columns = np.broadcast_to(layers, experts.shape)[exists], experts[exists]
-        self.routed[token][rows, columns] = True
-        self.wanted[rows, columns] += 1
+        count = self.wanted.shape[1]
         confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
-        self.sure[rows, columns] |= confident[exists] | (self.wanted[rows, columns] > 1) | (token == 0)
+        cells = layers * count + experts
+        if int(experts.min()) < 0 or int(experts.max()) >= count:
+            exists = (experts >= 0) & (experts < count)
+            cells, confident = cells[exists], confident[exists]
+        self.routed[token].reshape(-1)[cells] = True
+        wanted = self.wanted.reshape(-1)  # views
+        wanted[cells] += 1
+        self.sure.reshape(-1)[cells] |= True if token == 0 else confident | (wanted[cells] > 1)
 
     def layer_done(self, layer: int) -> None:
         """The target needs nothing of this layer any more."""

@@ -1,4 +1,5 @@
-"""What the next layer's gate makes of a layer's input: against transformers' own routers, for every family."""
+"""What the next layer's gate makes of a layer's input: against transformers' own routers, for every
+family."""
 
 from __future__ import annotations
 

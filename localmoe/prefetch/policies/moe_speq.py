@@ -56,7 +56,9 @@ class MoeSpeqPolicy(PolicyBase):
         self._needs = WindowNeeds(*cells)
         self._reuse = ReuseScores(*cells, shape.num_slots)
         self._requested = np.zeros(cells, dtype=np.bool_)
+        self._num_requested = 0
         self._demanded = np.zeros(cells, dtype=np.bool_)  # by the pass at hand
+        self._pass_runs = False  # something was demanded that is not learnt from yet
         self._shares = np.zeros(cells)  # of a prompt's tokens that use each
         self._prompt_tokens = 0  # of a prompt's pass that is not learnt from yet
         self._rates: Rates = shape.rates
@@ -70,6 +72,7 @@ class MoeSpeqPolicy(PolicyBase):
                 self._learn_prompt()
                 self._needs.clear()
                 self._requested[:] = False
+                self._num_requested = 0
             case DraftRouted():
                 layer = np.array([[event.layer]])
                 self._needs.add(event.token, layer, np.array([event.experts]), np.array([event.confidences]))
@@ -81,6 +84,7 @@ class MoeSpeqPolicy(PolicyBase):
             case DraftFinished():
                 return self._before_verify()
             case LayerDemanded():
+                self._pass_runs = True
                 self._demanded[event.layer, list(event.experts)] = True
                 if self._prompt_tokens and event.counts:
                     self._shares[event.layer, list(event.experts)] = event.counts
@@ -90,22 +94,23 @@ class MoeSpeqPolicy(PolicyBase):
                 self._learn_prompt()
                 self._prompt_tokens = event.num_tokens
             case PassRouted():
+                self._pass_runs = True
                 self._demanded[:] = event.demanded
                 self._needs.wanted[:] = 0
             case StepFinished():
                 self._reuse.learn_step(self._demanded, self._needs.routed, event.accepted, event.drafted)
-                self._demanded[:] = False
+                self._demanded[:] = self._pass_runs = False
             case RatesMeasured():
                 self._rates = event.rates
         return ()
 
     def _learn_prompt(self) -> None:
         """What a prompt's last pass used, once it is over."""
-        if self._demanded.any():
+        if self._pass_runs:
             tokens = max(1, self._prompt_tokens)
             shares = self._shares / tokens if self._shares.any() else None
             self._reuse.learn_prompt(self._demanded, shares, tokens)
-        self._demanded[:] = False
+        self._demanded[:] = self._pass_runs = False
         self._shares[:] = 0.0
         self._prompt_tokens = 0
 
@@ -115,7 +120,7 @@ class MoeSpeqPolicy(PolicyBase):
         """Phases I and II: what is sure, as far as the link can copy it until the next token is heard of."""
         rates, needs = self._rates, self._needs
         if rates.copy_s and rates.draft_token_s is not None:
-            room = int((token + 1) * rates.draft_token_s / rates.copy_s + 1) - int(self._requested.sum())
+            room = int((token + 1) * rates.draft_token_s / rates.copy_s + 1) - self._num_requested
             if room <= 0:
                 return ()
         else:
@@ -165,6 +170,7 @@ class MoeSpeqPolicy(PolicyBase):
         self, layers: NDArray[np.integer], experts: NDArray[np.integer]
     ) -> Sequence[PrefetchRequest]:
         self._requested[layers, experts] = True
+        self._num_requested += len(layers)
         return [
             PrefetchRequest(ExpertKey(layer, expert), deadline=float(layer))
             for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True)
@@ -173,10 +179,12 @@ class MoeSpeqPolicy(PolicyBase):
     # -- eviction
 
     def _worth(self) -> NDArray[np.float64]:
-        """(L, E): the lowest goes first, of what the window does not need."""
-        worth = self._reuse.worth() + self._demanded  # what the pass at hand used is the most recent
+        """(L, E): the lowest goes first; infinite for what the window needs."""
         over = self._residency().sum(axis=1) > self._reuse.quota()
-        worth -= _OVER_SHARE * over[:, None]
+        worth: NDArray[np.float64] = self._reuse.worth() - (_OVER_SHARE * over)[:, None]
+        if self._pass_runs:
+            worth += self._demanded  # what the pass at hand used is the most recent
+        worth[self._needs.wanted > 0] = np.inf
         return worth
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
@@ -185,7 +193,7 @@ class MoeSpeqPolicy(PolicyBase):
         if room.num_free:
             return None
         if self._worth_rows is None:
-            self._worth_rows = np.where(self._needs.wanted > 0, np.inf, self._worth()).tolist()
+            self._worth_rows = self._worth().tolist()
         rows = self._worth_rows
         victim = min(room.candidates, key=lambda key: rows[key.layer][key.expert], default=None)
         if victim is None or rows[victim.layer][victim.expert] < np.inf:
@@ -194,6 +202,4 @@ class MoeSpeqPolicy(PolicyBase):
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
         """Worth; what the window needs stays."""
-        scores = self._worth()
-        scores[self._needs.wanted > 0] = np.inf
-        return KeepScores(scores.astype(np.float32), per_layer=False)
+        return KeepScores(self._worth().astype(np.float32), per_layer=False)
