@@ -101,6 +101,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
     )
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
+    parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
     )
@@ -135,7 +136,9 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_prompt_options(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to put the trace")
     _add_target_options(parser)
-    parser.set_defaults(draft_length=0, draft=None, emulated_link=None)  # the target alone is recorded
+    parser.set_defaults(
+        draft_length=0, draft=None, drafter="self", emulated_link=None
+    )  # the target alone is recorded
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -247,6 +250,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         context=args.context,
         policy=policy,
         draft_length=args.draft_length,
+        drafter=args.drafter,
         draft_dir=args.draft,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,

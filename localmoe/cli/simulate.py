@@ -22,7 +22,7 @@ from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.optimum import optimal_hits
-from localmoe.prefetch.registry import POLICIES, check_policy
+from localmoe.prefetch.registry import POLICIES, check_policy, decides_within_passes
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
@@ -207,7 +207,7 @@ def _print(
     print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
     print_table(None, COLUMNS, [_cells(row) for row in rows])
     if not args.layer_by_layer:
-        names = [name for name, policy in POLICIES.items() if getattr(policy, "needs_layers", False)]
+        names = [name for name in POLICIES if decides_within_passes(name)]
         print(f"Whole passes: of {', '.join(names)} only the cache is left: they decide within a pass.")
 
 

@@ -16,6 +16,7 @@ _LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 DraftLength = int | Literal["auto"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+DrafterName = Literal["self", "prompt-lookup"]
 
 
 def check_draft_length(value: DraftLength) -> DraftLength:
@@ -56,6 +57,7 @@ class EngineConfig:
             limit).
         policy: name of the prefetch policy.
         draft_length: "auto", 0 (off) or a fixed number of drafted tokens a step.
+        drafter: who proposes tokens: the model's own low-bit draft, or a look into the text so far.
         draft_dir: a draft to use instead of the default place.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
@@ -67,6 +69,7 @@ class EngineConfig:
     context: int | None = None
     policy: str = "moe-speq"
     draft_length: DraftLength = "auto"
+    drafter: DrafterName = "self"
     draft_dir: Path | None = None
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"

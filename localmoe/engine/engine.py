@@ -168,7 +168,8 @@ class Engine:
 
     def _governor_for(self, request: GenerationRequest) -> tuple[Governor, bool]:
         wanted = self.config.draft_length if request.draft_length is None else request.draft_length
-        has_draft = self._loaded.passes.draft is not None
+        looks_up = self.config.drafter == "prompt-lookup" and self.footprint.can_rollback
+        has_draft = looks_up or self._loaded.passes.draft is not None
         length = choose_draft_length(wanted, self.plan, self.footprint, has_draft=has_draft)
         return (self._governor if length == "auto" else FixedGovernor(length)), length != 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
@@ -33,7 +33,8 @@ from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.drafters import Drafter, SelfDrafter
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
@@ -55,6 +56,7 @@ class EngineParts:
     draft_bytes: int
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
+    drafter: DrafterName = "self"
 
     @property
     def passes(self) -> PassState | DevicePassState:
@@ -137,6 +139,7 @@ def assemble(
         draft_bytes=sum(map(_draft_bytes, draft or ())),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
+        drafter=config.drafter,
     )
 
 
@@ -228,11 +231,16 @@ def make_stepper(
 ) -> Stepper:
     """How an answer's steps are taken: whole on the GPU where no token has to be chosen by the host."""
     runner = parts.runner
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy:
+    looks_up = drafting and parts.drafter == "prompt-lookup"
+    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
         from localmoe.model.device_steps import DeviceSteps
 
         return DeviceStepper(DeviceSteps(runner), end_tokens)
-    drafter = SelfDrafter(runner, end_tokens) if drafting else None
+    drafter: Drafter | None = None
+    if looks_up:
+        drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
+    elif drafting:
+        drafter = SelfDrafter(runner, end_tokens)
     return PassStepper(runner, drafter, sampler, stop)
 
 

@@ -38,6 +38,12 @@ def check_policy(name: str) -> str:
     return name
 
 
+def decides_within_passes(name: str) -> bool:
+    """Whether a policy needs to hear of single layers, so that where whole passes run (on a GPU) only its
+    cache is left."""
+    return bool(getattr(POLICIES[check_policy(name)], "needs_layers", False))
+
+
 def make_policy(name: str, shape: CacheShape) -> Policy:
     """A fresh policy.
 

@@ -58,14 +58,15 @@ class ReuseScores:
         Args:
             demanded: (L, E), what the target used.
             routed: (L, E) each, what the draft said of the first window tokens; a use counts for the tokens
-                of which the draft said so, and one that it did not foresee for the window's last token.
+                of which the draft said so, and one that it did not foresee for the window's last token. Where
+                it said nothing at all, every use counts for the last token that was kept.
         """
         self._age(accepted + 1)
         foreseen = np.zeros_like(demanded)
         for token, mask in enumerate(routed):
             self._use(mask & demanded, token, accepted)
             foreseen |= mask
-        self._use(demanded & ~foreseen, drafted, accepted)
+        self._use(demanded & ~foreseen, drafted if routed else accepted, accepted)
 
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""

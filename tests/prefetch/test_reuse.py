@@ -37,7 +37,7 @@ def test_worth_is_recent_use_that_halves_with_every_token_and_the_share_of_token
             frequency[expert] *= 0.99 ** (accepted + 1)
             if expert not in demanded:
                 continue
-            tokens = [t for t, one in enumerate(routed) if expert in one] or [drafted]
+            tokens = [t for t, one in enumerate(routed) if expert in one] or [drafted if routed else accepted]
             for token in tokens:
                 recent[expert] += 0.5 ** abs(accepted - token)
                 frequency[expert] += 0.01 * (token <= accepted)
