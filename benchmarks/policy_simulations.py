@@ -42,13 +42,14 @@ def show(name: str, machine: Machine, settings: SyntheticSettings, lengths: list
                 best = optimal_hits(
                     tally.demands, machine.num_slots, whole_steps=machine.whole_passes, counted=tally.counted
                 )
-            stats, tokens = tally.counters.freeze(), tally.counters.new_tokens - 1
-            reuse = 1 - tally.copies / tally.num_demands
+            stats, tokens, name = tally.counters.freeze(), tally.counters.new_tokens - 1, f"{policy:13s}"
+            reuse, best_reuse = 1 - tally.copies / tally.num_demands, best / tally.num_demands
             print(
-                f"  {policy:13s} {length:2d}: {stats.tokens_per_s:6.1f} tok/s, hit rate {stats.hit_rate:.3f}, "
-                f"reused {reuse:.3f} of at best {best / tally.num_demands:.3f}, "
-                f"{tally.copies / tokens:5.1f} copies a token, {stats.prefetched / tokens:5.1f} ahead of need, "
-                f"{stats.wasted / tokens:.2f} wasted, {stats.late / tokens:.2f} late",
+                f"  {name} {length:2d}: {stats.tokens_per_s:6.1f} tok/s, hit rate {stats.hit_rate:.3f}, "
+                f"reused {reuse:.3f} of at best {best_reuse:.3f}, "
+                f"{tally.copies / tokens:5.1f} copies a token, "
+                f"{stats.prefetched / tokens:5.1f} ahead of need, {stats.wasted / tokens:.2f} wasted, "
+                f"{stats.late / tokens:.2f} late",
                 flush=True,
             )
 

@@ -4,6 +4,8 @@ the form that a policy decides by. Decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,17 +31,26 @@ class WindowNeeds:
         self.sure[:] = False
         self.routed.clear()
 
-    def add(
-        self,
-        token: int,
-        layers: NDArray[np.integer],
-        experts: NDArray[np.integer],
-        confidences: NDArray[np.floating],
-    ) -> None:
-        """One token's choices at some layers: layers (n, 1), experts and confidences (n, K). An index outside
-        the experts means "none"."""
+    def add_layer(self, token: int, layer: int, experts: Sequence[int], confidences: Sequence[float]) -> None:
+        """One token's choices at one layer. An index outside the experts means "none"."""
+        self._make_room(token)
+        routed, wanted, sure = self.routed[token][layer], self.wanted[layer], self.sure[layer]
+        total = sum(confidences)
+        for expert, confidence in zip(experts, confidences, strict=True):
+            if 0 <= expert < len(wanted):
+                routed[expert] = True
+                wanted[expert] += 1
+                if token == 0 or 2 * len(experts) * confidence >= total or wanted[expert] > 1:
+                    sure[expert] = True
+
+    def _make_room(self, token: int) -> None:
         while len(self.routed) <= token:
             self.routed.append(np.zeros(self.wanted.shape, dtype=np.bool_))
+
+    def add_token(self, token: int, experts: NDArray[np.integer], confidences: NDArray[np.floating]) -> None:
+        """One token's choices at all layers, (L, K) each."""
+        self._make_room(token)
+        layers = np.arange(len(experts))[:, None]
         count = self.wanted.shape[1]
         confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
         cells = layers * count + experts

@@ -66,7 +66,8 @@ class MoeSpeqPolicy(PolicyBase):
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Collect needs while the draft runs and turn them into requests phase by phase."""
-        self._worth_rows = None
+        if not isinstance(event, DraftRouted):
+            self._worth_rows = None
         match event:
             case StepStarted():
                 self._learn_prompt()
@@ -74,12 +75,11 @@ class MoeSpeqPolicy(PolicyBase):
                 self._requested[:] = False
                 self._num_requested = 0
             case DraftRouted():
-                layer = np.array([[event.layer]])
-                self._needs.add(event.token, layer, np.array([event.experts]), np.array([event.confidences]))
+                self._needs.add_layer(event.token, event.layer, event.experts, event.confidences)
+                self._keep(event.layer, event.experts)
                 return self._while_drafting(event.token, event.layer)
             case TokenRouted():
-                layers = np.arange(len(event.experts))[:, None]
-                self._needs.add(event.token, layers, event.experts, event.confidences)
+                self._needs.add_token(event.token, event.experts, event.confidences)
                 return self._while_drafting(event.token, None)
             case DraftFinished():
                 return self._before_verify()
@@ -128,7 +128,8 @@ class MoeSpeqPolicy(PolicyBase):
         if layer is None:
             layers, experts = (needs.sure & self._missing()).nonzero()
         else:
-            experts = (needs.sure[layer] & self._missing()[layer]).nonzero()[0]
+            missing = needs.sure[layer] & ~self._residency()[layer] & ~self._requested[layer]
+            experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0]
             layers = np.full(len(experts), layer)
         if len(layers) > room:
             chosen = self._balanced(layers)[:room]
@@ -187,6 +188,14 @@ class MoeSpeqPolicy(PolicyBase):
         worth[self._needs.wanted > 0] = np.inf
         return worth
 
+    def _keep(self, layer: int, experts: Sequence[int]) -> None:
+        """Bring what choose_victim goes by up to a drafted layer."""
+        if self._worth_rows is not None:
+            row = self._worth_rows[layer]
+            for expert in experts:
+                if 0 <= expert < len(row):
+                    row[expert] = np.inf
+
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """What the window does not need, by worth. Where it needs all, a demand displaces what is needed
         last, and a prefetch waits."""
@@ -195,10 +204,11 @@ class MoeSpeqPolicy(PolicyBase):
         if self._worth_rows is None:
             self._worth_rows = self._worth().tolist()
         rows = self._worth_rows
-        victim = min(room.candidates, key=lambda key: rows[key.layer][key.expert], default=None)
-        if victim is None or rows[victim.layer][victim.expert] < np.inf:
-            return victim  # ties: min keeps the first, which is the least recently used
-        return max(room.candidates, key=lambda key: key.layer) if room.is_demand else None
+        worths = [rows[layer][expert] for layer, expert in room.candidates]
+        least = min(worths, default=np.inf)
+        if least < np.inf:
+            return room.candidates[worths.index(least)]  # ties: the first is the least recently used
+        return max(room.candidates, key=lambda key: key.layer, default=None) if room.is_demand else None
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
         """Worth; what the window needs stays."""
