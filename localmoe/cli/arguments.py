@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from localmoe import __version__
-from localmoe.core.config import LANES, EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.cli.lane_options import add_lane_options
+from localmoe.cli.option_types import checked as _checked
+from localmoe.cli.option_types import draft_lengths as _draft_lengths
+from localmoe.cli.simulate_options import add_simulate_options
+from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.draft_config import (
     BITS,
     GPTQ_BUDGET_BYTES,
@@ -24,14 +27,12 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
 
-T = TypeVar("T")
-
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's name and its options, which make sense together; bad usage ends the program (exit code
     2)."""
     args = build_parser().parse_args(argv)
-    if args.command == "bench":
+    if args.command in ("bench", "simulate"):
         args.check(args)
     return args
 
@@ -63,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     trace = _add(commands, "trace", "record a model's routing, for bench --routing trace:FILE")
     _add_model(trace)
     _add_trace_options(trace)
+    simulate = _add(commands, "simulate", "predict policies on a machine, from simulated or recorded routing")
+    add_simulate_options(simulate)
     return parser
 
 
@@ -100,15 +103,9 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
     )
-    parser.add_argument(
-        "--lanes", choices=LANES, default="auto",
-        help="where experts outside VRAM come from: PCIe, the CPU's own sums, or both",
-    )  # fmt: skip
-    parser.add_argument(
-        "--strict", action="store_true", help="the same bits whatever the settings: no sums on the CPU"
-    )
-    parser.add_argument("--cpu-threads", type=int, metavar="N", help="of the CPU lane; default: most cores")
+    add_lane_options(parser)
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
+    parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
     )
@@ -123,7 +120,7 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-only", action="store_true", help="approximate: the draft answers alone, nothing is verified"
     )
-    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="on-demand or moe-speq")
+    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
     parser.add_argument("--top-p", type=float, default=defaults.top_p)
@@ -148,8 +145,9 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_target_options(parser)
     # the target alone is recorded
     parser.set_defaults(
-        draft_length=0, draft=None, emulated_link=None, lanes="vram+link", strict=True, cpu_threads=None
-    )
+        draft_length=0, draft=None, drafter="self", emulated_link=None, lanes="vram+link", strict=True,
+        cpu_threads=None,
+    )  # fmt: skip
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -259,22 +257,6 @@ def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             parser.error(str(error))
 
 
-def _draft_lengths(text: str) -> tuple[int | str, ...]:
-    return tuple(parse_draft_length(part) for part in text.split(","))
-
-
-def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """argparse shows a ConfigError's sentence as a usage error (exit code 2)."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
 def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> EngineConfig:
     """The EngineConfig that load options describe.
 
@@ -289,6 +271,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         lanes=args.lanes,
         strict=args.strict,
         cpu_threads=args.cpu_threads,
+        drafter=args.drafter,
         draft_dir=args.draft,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,

@@ -36,7 +36,7 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
     """The function of a command; imported here so that --help and usage errors need no torch."""
     import transformers
 
-    from localmoe.cli import bench, generate, pull, report, trace
+    from localmoe.cli import bench, generate, pull, report, simulate, trace
 
     transformers.logging.set_verbosity_error()
     return {
@@ -49,4 +49,5 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
         "generate": generate.run_generate,
         "bench": bench.run_bench,
         "trace": trace.run_trace,
+        "simulate": simulate.run_simulate,
     }[command]

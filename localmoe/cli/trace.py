@@ -9,9 +9,10 @@ from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
-from localmoe.model.routing_trace import RoutingRecorder, RoutingTrace
+from localmoe.model.routing_trace import RoutingRecorder
 
 
 def run_trace(args: argparse.Namespace) -> None:

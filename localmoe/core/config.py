@@ -19,6 +19,7 @@ Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 LANES: tuple[Lanes, ...] = get_args(Lanes)
+DrafterName = Literal["self", "prompt-lookup"]
 
 
 def check_draft_length(value: DraftLength) -> DraftLength:
@@ -61,10 +62,10 @@ class EngineConfig:
         draft_length: "auto", 0 (off) or a fixed number of drafted tokens a step.
         lanes: where experts that are not in device memory come from: over the link, computed on the CPU, both
             ("all"), or what was measured to pay ("auto").
-        strict: the bits of an answer never depend on draft length, policy, budget or timing, at the price
-            of the
-            CPU lane, whose sums run in another order.
+        strict: the bits of an answer never depend on draft length, policy, budget or timing, at the price of
+            the CPU lane, whose sums run in another order.
         cpu_threads: of the CPU lane; None: one for each core but one or two.
+        drafter: who proposes tokens: the model's own low-bit draft, or a look into the text so far.
         draft_dir: a draft to use instead of the default place.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
@@ -79,6 +80,7 @@ class EngineConfig:
     lanes: Lanes = "auto"
     strict: bool = False
     cpu_threads: int | None = None
+    drafter: DrafterName = "self"
     draft_dir: Path | None = None
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"

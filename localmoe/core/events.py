@@ -6,7 +6,10 @@ prompt arrives as PrefillStarted followed by LayerDemanded / LayerFinished for e
 
 Where whole passes run on a GPU without the host, it hears of all layers at once: TokenRouted instead of a
 token's DraftRouted events, PassRouted after a target pass instead of its LayerDemanded / LayerFinished
-events.
+events. Policies that need the layers' own events say so (prefetch.policy).
+
+Events that only some policies ask for: NextGateGuessed, once a layer of a target pass, right after what that
+layer misses was asked for; RatesMeasured, when what was measured has changed noticeably.
 """
 
 from __future__ import annotations
@@ -81,6 +84,23 @@ class LayerDemanded:
     layer: int
     experts: tuple[int, ...]
     num_tokens: int
+    counts: tuple[int, ...] = ()  # tokens that chose each; empty: not told
+
+
+@dataclass(frozen=True, slots=True)
+class NextGateGuessed:
+    """The gate of MoE layer `layer`, applied to the router input of the layer before it, would choose these.
+
+    Attributes:
+        experts: distinct, the most wanted first.
+        weights: sum over the pass's tokens of the gate's weight for each, descending.
+        num_tokens: tokens of the pass.
+    """
+
+    layer: int
+    experts: tuple[int, ...]
+    weights: tuple[float, ...]
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +118,26 @@ class StepFinished:
     accepted: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds, of which each may be unknown (None): to copy one expert to the device, to draft one token (all
+    layers), for one layer of a target pass when nothing is waited for."""
+
+    copy_s: float | None = None
+    draft_token_s: float | None = None
+    target_layer_s: float | None = None
+
+
+NOTHING_MEASURED = Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class RatesMeasured:
+    """What this machine takes, as measured now."""
+
+    rates: Rates
+
+
 Event = (
     PrefillStarted
     | StepStarted
@@ -105,9 +145,11 @@ Event = (
     | TokenRouted
     | DraftFinished
     | LayerDemanded
+    | NextGateGuessed
     | LayerFinished
     | PassRouted
     | StepFinished
+    | RatesMeasured
 )
 
 

@@ -1,18 +1,16 @@
 """The Expert Lookahead Buffer: what the draft's router chose, token by token and layer by layer.
 
 MoE-SpeQ 3.3.1, equation 6: an entry per (token, layer) with expert ids and confidence scores. Filled while
-the draft runs, read by policies and by the statistics. Decides no prefetch.
+the draft runs, read by the statistics; policies keep their own view of the window (prefetch.window_needs),
+made of the same events. Decides no prefetch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from localmoe.core.types import ExpertKey
 
 TokenArrays = tuple[NDArray[np.int32], NDArray[np.float32]]  # experts and confidences, (L, K) each
 
@@ -72,14 +70,3 @@ class LookaheadBuffer:
         """int (L, K) of a token that was recorded as a whole, else None."""
         entries = self._entries[token] if token < len(self._entries) else None
         return entries[0] if isinstance(entries, tuple) else None
-
-    def layer_experts(self, layer: int) -> frozenset[int]:
-        """Union of the experts that the window needs at a layer."""
-        found = (self.get(token, layer) for token in range(len(self._entries)))
-        return frozenset(expert for entry in found if entry is not None for expert in entry.experts)
-
-    def keys(self) -> Iterator[ExpertKey]:
-        """Distinct expert keys of the window, by layer."""
-        for layer in range(self.num_layers):
-            for expert in sorted(self.layer_experts(layer)):
-                yield ExpertKey(layer, expert)

@@ -125,7 +125,8 @@ def make_device_memory(
     block = ResidencyBlock(store.num_layers, store.num_experts, device)
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
     memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
-    scheduler.attach(memory)
+    record_bytes = store.layouts[0].num_bytes(store.dtype)
+    scheduler.attach(memory, copies=lambda: memory.counters().h2d_bytes / record_bytes)
     return memory
 
 

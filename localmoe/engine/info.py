@@ -9,9 +9,11 @@ import torch
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
+from localmoe.engine.planning import PreparedModel
 from localmoe.engine.settings import describe_link, describe_passes
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.runner import ModelRunner
+from localmoe.prefetch.registry import decides_within_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,26 @@ def describe(
         device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
         dtype=str(prepared.compute.dtype).removeprefix("torch."),
         policy=policy,
-        draft=str(parts.draft) if parts.draft else f"off: {plan.drafting_reason}",
+        draft=_describe_draft(parts, plan),
         link=describe_link(config, device),
         context=plan.context,
         has_chat_template=has_template,
         exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts)),
-        passes=describe_passes(prepared.compute),
+        passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
         lanes=describe_lanes(parts),
     )
+
+
+def _what_is_left_of(policy: str, prepared: PreparedModel) -> str:
+    if prepared.compute.whole_passes and decides_within_passes(policy):
+        return f"; of {policy}, which decides within a pass, the cache alone"
+    return ""
+
+
+def _describe_draft(parts: EngineParts, plan: MemoryPlan) -> str:
+    if parts.draft is not None:
+        return str(parts.draft)
+    return "prompt lookup" if parts.drafter == "prompt-lookup" else f"off: {plan.drafting_reason}"
 
 
 def uses_cpu(parts: EngineParts) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
@@ -27,6 +27,7 @@ from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
 from localmoe.model.kv_cache import KVCache
+from localmoe.model.next_gate import find_gates
 from localmoe.model.row_check import measure_row_padding
 from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
 from localmoe.model.takeover import NAME, take_over
@@ -51,6 +52,7 @@ class EngineParts:
     draft_bytes: int
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
+    drafter: DrafterName = "self"
 
     @property
     def passes(self) -> PassState | DevicePassState:
@@ -135,6 +137,7 @@ def assemble(
         draft_bytes=sum(map(_draft_bytes, draft or ())),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
+        drafter=config.drafter,
     )
 
 
@@ -191,7 +194,8 @@ def _assemble_by_layers(
     skeleton, device = prepared.skeleton, prepared.compute.device
     memory = make_memory(prepared, make_link(config, device), store, scheduler, prepared.plan.num_slots)
     lookahead = LookaheadBuffer(len(skeleton.experts))
-    passes = PassState(memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic)
+    gates = find_gates(skeleton)
+    passes = PassState(memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic, gates=gates)
     layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
     return ModelRunner(skeleton.model, _sequence_state(prepared), passes, device)
@@ -230,7 +234,7 @@ def make_memory(
     elements = max(layout.elements for layout in store.layouts)
     slots = DeviceSlots(num_slots, elements, dtype, device)
     memory = ExpertMemory(store, slots, link, scheduler.choose_victim)
-    scheduler.attach(memory)
+    scheduler.attach(memory, copy_s=memory.copy_s)
     return memory
 
 

@@ -108,14 +108,15 @@ def divide_memory(
             roll back.
     """
     wanted = config.draft_length != 0
-    reason = "" if wanted else "switched off"
+    own_draft = wanted and config.drafter == "self"
+    reason = "" if own_draft else "switched off" if not wanted else "tokens are looked up in the text"
     if wanted and not footprint.can_rollback:
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
     hardware = probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
-    drafting = wanted and footprint.can_rollback
+    drafting = own_draft and footprint.can_rollback
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     library_bytes = CUDA_LIBRARY_BYTES if device == "cuda" else 0
     host = None  # loaded records are pinned already, and what is held on a GPU is no RAM
@@ -147,7 +148,7 @@ def divide_memory(
         drafting_reason=reason,
         library_bytes=library_bytes,
         whole_passes=compute.whole_passes,
-        drafting_required=isinstance(config.draft_length, int) and config.draft_length > 0,
+        drafting_required=own_draft and config.draft_length != "auto",
         host=host,
     )
 

@@ -11,8 +11,9 @@ from localmoe.engine.loading import EngineParts
 from localmoe.engine.settings import choose_draft_length
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
-from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.drafters import Drafter, SelfDrafter
 from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
@@ -35,9 +36,14 @@ def choose_governor(
                 "out."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
+    has_draft = has_draft or _looks_up(parts)
     wanted = config.draft_length if request.draft_length is None else request.draft_length
     length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
     return auto if length == "auto" else FixedGovernor(length)
+
+
+def _looks_up(parts: EngineParts) -> bool:
+    return parts.drafter == "prompt-lookup" and parts.prepared.footprint.can_rollback
 
 
 def make_stepper(
@@ -49,7 +55,8 @@ def make_stepper(
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be chosen by the host."""
     runner = parts.runner
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy:
+    looks_up = _looks_up(parts) and not request.draft_only
+    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
 
@@ -58,5 +65,9 @@ def make_stepper(
         return DeviceStepper(DeviceSteps(runner), end_tokens)
     if request.draft_only:
         return DraftStepper(runner, sampler)
-    drafter = SelfDrafter(runner, end_tokens) if parts.passes.draft is not None else None
+    drafter: Drafter | None = None
+    if looks_up:
+        drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
+    elif parts.passes.draft is not None:
+        drafter = SelfDrafter(runner, end_tokens)
     return PassStepper(runner, drafter, sampler, stop)

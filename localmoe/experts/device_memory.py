@@ -73,8 +73,6 @@ class DeviceExpertMemory:
         self._counters = TransferCounters()
         self.lock = threading.Condition()
 
-    # -- what policies and people see
-
     def counters(self) -> TransferCounters:
         """A copy of the totals."""
         return replace(self._counters, stall_s=None)
@@ -82,6 +80,10 @@ class DeviceExpertMemory:
     def resident_keys(self) -> list[ExpertKey]:
         """Experts in slots, or on their way there."""
         return [ExpertKey(*pair) for pair in np.argwhere(self._slot_of != _FREE).tolist()]
+
+    def residency(self) -> NDArray[np.bool_]:
+        """(L, E): in a slot, or on its way there."""
+        return np.not_equal(self._slot_of, _FREE)
 
     @property
     def may_copy(self) -> bool:

@@ -2,24 +2,26 @@
 makes.
 
 The owner of residency table, copy queue and worker. WHICH expert is prefetched or evicted is a policy's
-decision, asked for through `choose_victim`; this file keeps the rules that no policy may break: an expert
-being read or written is never evicted, a prefetch never evicts an unused prefetch (it waits), one copy at a
-time so that a demand waits for at most one.
+decision, asked for through `choose_victim`; the rules that no policy may break are those of `claims`, and one
+copy at a time, so that a demand waits for at most one.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import TransferError
-from localmoe.core.events import RoomWanted
 from localmoe.core.types import ExpertKey
+from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import Link
@@ -27,7 +29,7 @@ from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
 from localmoe.experts.residency import ResidencyTable
 from localmoe.experts.slots import DeviceSlots
 
-VictimChooser = Callable[[RoomWanted], ExpertKey | None]  # None: take a free slot, or wait if there is none
+_RECENT = 15  # copies that the time of one is the median of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,13 @@ class ExpertMemory:
         self.slots = slots
         self.link = link
         self._choose_victim = choose_victim
-        self._table = ResidencyTable(slots.num_slots)
+        self._table = ResidencyTable(slots.num_slots, (store.num_layers, store.num_experts))
         self._queue = CopyQueue()
         self._wanted: set[ExpertKey] = set()  # demanded and not yet pinned by their reader
         self._failed: dict[ExpertKey, BaseException] = {}
         self._broken: Exception | None = None  # what ended the worker
         self._counters = TransferCounters()
+        self._copies_s: deque[float] = deque(maxlen=_RECENT)
         self._stall_s = 0.0
         self._changed = threading.Condition()
         self._closed = False
@@ -72,10 +75,19 @@ class ExpertMemory:
         with self._changed:
             return replace(self._counters, stall_s=self._stall_s)
 
+    def copy_s(self) -> float | None:
+        """Seconds of one copy: the median of the last few; None before the first."""
+        recent = sorted(self._copies_s.copy())
+        return recent[len(recent) // 2] if recent else None
+
     def resident_keys(self) -> list[ExpertKey]:
         """Experts in slots now."""
         with self._changed:
             return self._table.resident_keys()
+
+    def residency(self) -> NDArray[np.bool_]:
+        """(L, E): in a slot, or on its way there. A view of what is; read it under the lock."""
+        return self._table.here
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
@@ -182,15 +194,16 @@ class ExpertMemory:
 
     def _run(self) -> None:
         while (claim := self._next_claim()) is not None:
-            key, slot, is_demand = claim
+            started = time.perf_counter()
             try:
-                self.link.copy(self.store.record(key), self.slots, slot)
+                self.link.copy(self.store.record(claim.key), self.slots, claim.slot)
             except Exception as error:  # whatever it was, the reader that waits for the copy has to know
-                self._finish(key, is_demand, error)
+                self._finish(claim.key, claim.is_demand, error)
             else:
-                self._finish(key, is_demand, None)
+                self._copies_s.append(time.perf_counter() - started)
+                self._finish(claim.key, claim.is_demand, None)
 
-    def _next_claim(self) -> tuple[ExpertKey, int, bool] | None:
+    def _next_claim(self) -> Claim | None:
         """Wait for a copy that can start; None when the worker has to end."""
         with self._changed:
             try:
@@ -216,36 +229,11 @@ class ExpertMemory:
                     self._failed[key] = error
             self._changed.notify_all()
 
-    def _claim(self) -> tuple[ExpertKey, int, bool] | None:
-        """The most urgent copy for which there is a slot; evicts for it. None: nothing to do, or nothing
-        can start."""
-        for key, is_demand in self._queue.in_order():
-            if self._table.is_resident(key) or self._table.is_loading(key):
-                self._queue.remove(key)
-                continue
-            # an expert that waits for its reader must not be evicted before it was read
-            evictable = [
-                k
-                for k in self._table.evictable(spare_unused_prefetches=not is_demand)
-                if k not in self._wanted
-            ]
-            room = RoomWanted(
-                key, evictable, self._table.num_free, self._table.slots_of_layer(key.layer), is_demand
-            )
-            victim = self._choose_victim(room)
-            if victim is None and is_demand and not self._table.num_free and evictable:
-                victim = evictable[0]  # a demand must go on
-            if victim is None and not self._table.num_free:
-                if is_demand:
-                    continue
-                return None  # the most urgent prefetch waits, and so do all behind it
-            if victim is not None:
-                if victim not in evictable:
-                    raise ValueError(f"the policy chose {victim}, which may not be evicted")
-                self._counters.wasted += self._table.evict(victim)
-            self._queue.remove(key)
-            return key, self._table.begin_copy(key), is_demand
-        return None
+    def _claim(self) -> Claim | None:
+        claim = claim_copy(self._table, self._queue, self._wanted, self._choose_victim)
+        if claim is not None:
+            self._counters.wasted += claim.wasted
+        return claim
 
     def close(self) -> None:
         """End the worker; a copy that is running is finished first."""

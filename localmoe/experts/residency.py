@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localmoe.core.types import ExpertKey
 
 
@@ -13,8 +16,10 @@ class ResidencyTable:
     """States of an expert: absent, loading (slot assigned, copy running), resident. Pinned experts may not
     be evicted."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, shape: tuple[int, int] = (0, 0)) -> None:
+        """shape: layers and experts a layer, for `here`; without it that is not kept."""
         self.num_slots = num_slots
+        self.here: NDArray[np.bool_] = np.zeros(shape, dtype=np.bool_)  # (L, E): resident or loading
         self._free = list(range(num_slots - 1, -1, -1))
         self._resident: OrderedDict[ExpertKey, int] = OrderedDict()  # oldest use first
         self._loading: dict[ExpertKey, int] = {}
@@ -56,7 +61,7 @@ class ResidencyTable:
         """Free an expert's slot; True if it was prefetched and never used."""
         assert key not in self._pins, f"{key} is being read"
         self._free.append(self._resident.pop(key))
-        self._slots_of_layer[key.layer] -= 1
+        self._note(key, here=False)
         wasted = key in self._unused_prefetches
         self._unused_prefetches.discard(key)
         return wasted
@@ -65,7 +70,7 @@ class ResidencyTable:
         """Assign a free slot to an absent expert."""
         assert key not in self._resident and key not in self._loading, f"{key} is here already"
         slot = self._loading[key] = self._free.pop()
-        self._slots_of_layer[key.layer] += 1
+        self._note(key, here=True)
         return slot
 
     def finish_copy(self, key: ExpertKey, *, prefetch: bool) -> None:
@@ -77,7 +82,12 @@ class ResidencyTable:
     def abort_copy(self, key: ExpertKey) -> None:
         """The copy failed: its slot is free again."""
         self._free.append(self._loading.pop(key))
-        self._slots_of_layer[key.layer] -= 1
+        self._note(key, here=False)
+
+    def _note(self, key: ExpertKey, *, here: bool) -> None:
+        self._slots_of_layer[key.layer] += 1 if here else -1
+        if self.here.size:
+            self.here[key] = here
 
     def pin(self, key: ExpertKey) -> None:
         """Protect a resident expert while it is read, and count this as a use."""

@@ -23,6 +23,7 @@ from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.next_gate import Gate, guess
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -54,6 +55,7 @@ class PassState:
     synthetic: SyntheticModel | None = None  # of random weights: what routes and accepts in their place
     forced_index: Tensor | None = None  # (live rows, L, K) int64 in place of the router's choice, this pass
     recorder: RoutingRecorder | None = None  # told of the target's routing
+    gates: list[Gate | None] = field(default_factory=list)  # of each MoE layer
 
 
 class RoutedExperts:
@@ -113,10 +115,12 @@ class RoutedExperts:
         rows = _rows_by_expert(chosen, state.memory.store.num_experts)
         wanted = tuple(sorted(rows))
         top_k = len(chosen[0])
-        state.scheduler.notify(LayerDemanded(self._layer, wanted, len(chosen)))
+        counts = tuple(len(rows[expert]) for expert in wanted)
+        state.scheduler.notify(LayerDemanded(self._layer, wanted, len(chosen), counts))
         out = x.new_zeros(len(chosen), top_k, x.shape[1])
         flat = out.view(-1, x.shape[1])
         with state.memory.demand(self._layer, wanted) as (report, views):
+            self._guess_next(x)
             for view in views:
                 positions = rows[view.expert]
                 weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
@@ -126,6 +130,16 @@ class RoutedExperts:
         if state.phase == "verify":
             self._count(chosen, report)
         return out
+
+    def _guess_next(self, x: Tensor) -> None:
+        """Tell a policy that asks for it what the next layer's gate makes of this layer's input (not for
+        prompts, which want nearly all experts)."""
+        state = self._state
+        if state.phase != "verify" or not state.scheduler.wants_next_gate:
+            return
+        guessed = guess(state.gates, self._layer + 1, x)
+        if guessed is not None:
+            state.scheduler.notify(guessed)
 
     def _bias(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
         gate_up, down = self._biases

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Phase
-from localmoe.model.routing_trace import RoutingTrace
 
 BLOCK = 256  # positions drawn at once
 _TARGET, _DRAFT, _ACCEPTANCE = range(3)  # streams of random numbers

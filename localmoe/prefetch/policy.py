@@ -9,18 +9,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localmoe.core.events import Event, PrefetchRequest, RoomWanted
+from localmoe.core.events import NOTHING_MEASURED, Event, PrefetchRequest, Rates, RoomWanted
 from localmoe.core.types import ExpertKey
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a policy may know of the machine: MoE layers, experts a layer, experts a token, slots."""
+    """What a policy may know of the machine: MoE layers, experts a layer, experts a token, slots, and the
+    rates that are known before anything was measured."""
 
     num_layers: int
     num_experts: int
     experts_per_token: int
     num_slots: int
+    rates: Rates = NOTHING_MEASURED
+
+
+Residency = Callable[[], NDArray[np.bool_]]  # (L, E): in a slot, or on its way there; not to be written to
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,11 @@ class Policy(Protocol):
     needs room, or for the scores of all experts before a pass that the host does not see."""
 
     name: str
+    wants_next_gate: bool  # NextGateGuessed is made only for policies that ask for it
+    needs_layers: bool  # decides in the middle of a pass: where whole passes run, only its cache is left
+
+    def watch(self, residency: Residency) -> None:
+        """Where to look up what is in slots. Called again when the slots are made anew."""
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Requests that this event gives rise to. An expert that is here already costs nothing to request."""
@@ -55,6 +65,22 @@ class Policy(Protocol):
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
         """Scores for the pass that comes next. last_use: (L, E), number of the last pass that used each
         expert."""
+
+
+class PolicyBase:
+    """Defaults of a policy: no events beyond the common ones, and what is in slots at hand."""
+
+    wants_next_gate = False
+    needs_layers = False
+
+    def __init__(self, shape: CacheShape) -> None:
+        nothing = np.zeros((shape.num_layers, shape.num_experts), dtype=np.bool_)
+        self.shape = shape
+        self._residency: Residency = lambda: nothing
+
+    def watch(self, residency: Residency) -> None:
+        """Where to look up what is in slots."""
+        self._residency = residency
 
 
 PolicyFactory = Callable[[CacheShape], Policy]

@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from localmoe.core.errors import ConfigError
+from localmoe.prefetch.policies.adapmoe import AdapMoePolicy
+from localmoe.prefetch.policies.moe_infinity import MoeInfinityPolicy
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
+from localmoe.prefetch.policies.next_gate import NextGatePolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
+from localmoe.prefetch.policies.sp_moe import SpMoePolicy
 from localmoe.prefetch.policy import CacheShape, Policy, PolicyFactory
 
 POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
-    {OnDemandPolicy.name: OnDemandPolicy, MoeSpeqPolicy.name: MoeSpeqPolicy}
+    {
+        OnDemandPolicy.name: OnDemandPolicy,
+        NextGatePolicy.name: NextGatePolicy,
+        MoeInfinityPolicy.name: MoeInfinityPolicy,
+        AdapMoePolicy.name: AdapMoePolicy,
+        SpMoePolicy.name: SpMoePolicy,
+        MoeSpeqPolicy.name: MoeSpeqPolicy,
+    }
 )
 
 
@@ -25,6 +36,12 @@ def check_policy(name: str) -> str:
     if name not in POLICIES:
         raise ConfigError(f"There is no policy '{name}': choose one of {', '.join(POLICIES)}.")
     return name
+
+
+def decides_within_passes(name: str) -> bool:
+    """Whether a policy needs to hear of single layers, so that where whole passes run (on a GPU) only its
+    cache is left."""
+    return bool(getattr(POLICIES[check_policy(name)], "needs_layers", False))
 
 
 def make_policy(name: str, shape: CacheShape) -> Policy:

@@ -5,23 +5,29 @@ nothing (the memory does).
 
 from __future__ import annotations
 
-import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localmoe.core.events import Event, LayerFinished, RoomWanted, StepFinished, StepStarted
+from localmoe.core.events import Event, LayerFinished, RatesMeasured, RoomWanted, StepFinished, StepStarted
 from localmoe.core.types import ExpertKey
 from localmoe.prefetch.policy import Policy
+from localmoe.prefetch.rates import RateMeter
 
 
 class PrefetchTarget(Protocol):
     """An expert memory, as far as prefetching goes."""
 
     @property
-    def lock(self) -> threading.Condition:
+    def lock(self) -> AbstractContextManager[object]:
         """Guards the policy's state."""
+
+    def residency(self) -> NDArray[np.bool_]:
+        """(L, E): in a slot, or on its way there."""
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need."""
@@ -34,24 +40,47 @@ class Scheduler:
     """Between one policy and one expert memory. The memory's lock guards the policy, since the worker asks
     it too."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: seconds, by which passes and copies are timed for the policy."""
         self.policy = policy
         self._memory: PrefetchTarget | None = None
+        self._meter = RateMeter(clock)
 
-    def attach(self, memory: PrefetchTarget) -> None:
-        """Name the memory that requests go to (it needs `choose_victim` before it exists)."""
+    def attach(
+        self,
+        memory: PrefetchTarget,
+        *,
+        copy_s: Callable[[], float | None] | None = None,
+        copies: Callable[[], float] | None = None,
+    ) -> None:
+        """Name the memory that requests go to (it needs `choose_victim` before it exists).
+
+        Args:
+            copy_s: seconds that it takes for one copy, where it measures that (None until it has).
+            copies: how many it has made, where it only counts them.
+        """
         self._memory = memory
+        self._meter.copy_s, self._meter.copies = copy_s, copies
+        self.policy.watch(memory.residency)
 
     def use(self, policy: Policy) -> None:
         """Change the policy between answers."""
         assert self._memory is not None, "attach() comes first"
         with self._memory.lock:
             self.policy = policy
+            policy.watch(self._memory.residency)
+            self._meter.tell_again()
+
+    @property
+    def wants_next_gate(self) -> bool:
+        """Whether the policy asks for NextGateGuessed."""
+        return self.policy.wants_next_gate
 
     def notify(self, event: Event) -> None:
         """Pass an event on, and queue the prefetches that the policy wants. What was not copied in
         time is withdrawn: a layer's prefetches when the layer is done, all when the step is."""
         assert self._memory is not None, "attach() comes first"
+        rates = self._meter.note(event)
         with self._memory.lock:
             match event:
                 case StepStarted() | StepFinished():
@@ -60,6 +89,8 @@ class Scheduler:
                     self._memory.drop_prefetches(event.layer)
                 case _:
                     pass
+            if rates is not None:
+                self.policy.observe(RatesMeasured(rates))
             for request in self.policy.observe(event):
                 self._memory.prefetch(request.key, request.deadline)
 

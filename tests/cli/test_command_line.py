@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from localmoe.cli.main import main
+from localmoe.prefetch.registry import POLICIES
 
 STATS_KEYS = {
     "prompt_tokens", "new_tokens", "ttft_s", "tpot_s", "tokens_per_s", "steps", "drafted", "accepted",
@@ -138,8 +139,8 @@ def test_bench_compares_settings_and_says_whether_tokens_agree(capsys: pytest.Ca
     report = json.loads(out)
     assert code == 0 and report["identical_tokens"] is True
     assert [(row["policy"], row["draft_length"]) for row in report["rows"]] == [
-        ("on-demand", 0), ("on-demand", 2), ("moe-speq", 0), ("moe-speq", 2)
-    ]  # fmt: skip
+        (policy, length) for policy in POLICIES for length in (0, 2)
+    ]
     assert report["rows"][0]["acceptance_rate"] is None and 0 <= report["rows"][1]["acceptance_rate"] <= 1
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from localmoe.core.lookahead import LookaheadBuffer, LookaheadEntry
-from localmoe.core.types import ExpertKey
 
 LAYERS = 4
 routings = st.lists(  # [token][layer] -> experts; a token may have skipped layers
@@ -35,13 +34,6 @@ def test_the_buffer_remembers_exactly_what_was_recorded(window: list[dict[int, l
         for layer in range(LAYERS):
             wanted = window[token].get(layer) if token < len(window) else None
             assert buffer.get(token, layer) == (None if wanted is None else entry(*wanted))
-    for layer in range(LAYERS):
-        assert buffer.layer_experts(layer) == {e for layers in window for e in layers.get(layer, [])}
-    keys = list(buffer.keys())
-    expected = {
-        ExpertKey(layer, e) for layers in window for layer, experts in layers.items() for e in experts
-    }
-    assert keys == sorted(expected)  # distinct, and by layer
 
 
 def test_a_cleared_buffer_is_empty_and_starts_at_token_zero_again() -> None:
@@ -49,10 +41,9 @@ def test_a_cleared_buffer_is_empty_and_starts_at_token_zero_again() -> None:
     buffer.record(0, 0, entry(1))
     buffer.record(1, 0, entry(2))
     buffer.clear()
-    assert (buffer.num_tokens, buffer.get(0, 0), list(buffer.keys())) == (0, None, [])
+    assert (buffer.num_tokens, buffer.get(0, 0)) == (0, None)
     buffer.record(0, 3, entry(5))
-    assert buffer.layer_experts(3) == {5}
-    assert buffer.layer_experts(0) == frozenset()
+    assert buffer.get(0, 3) == entry(5) and buffer.get(0, 0) is None
 
 
 def test_a_second_record_of_a_token_and_layer_replaces_the_first() -> None:
@@ -60,7 +51,6 @@ def test_a_second_record_of_a_token_and_layer_replaces_the_first() -> None:
     buffer.record(0, 1, entry(1, 2))
     buffer.record(0, 1, entry(3, 4))
     assert buffer.get(0, 1) == entry(3, 4)
-    assert buffer.layer_experts(1) == {3, 4}
 
 
 @pytest.mark.parametrize(("token", "layer"), [(1, 0), (-1, 0), (0, LAYERS), (0, -1)])
@@ -92,12 +82,9 @@ def test_tokens_recorded_as_a_whole_look_like_those_recorded_layer_by_layer(
             made = LookaheadEntry(tuple(experts[layer].tolist()), tuple(confidences[layer].tolist()))
             by_layer.record(token, layer, made)
     assert whole.num_tokens == by_layer.num_tokens == len(window)
-    assert list(whole.keys()) == list(by_layer.keys())
     for token in range(len(window) + 1):
         for layer in range(LAYERS):
             assert whole.get(token, layer) == by_layer.get(token, layer)
-    for layer in range(LAYERS):
-        assert whole.layer_experts(layer) == by_layer.layer_experts(layer)
     for token, chosen in enumerate(window):
         found = whole.token_experts(token)
         assert found is not None and found.tolist() == chosen

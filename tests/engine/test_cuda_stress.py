@@ -19,19 +19,20 @@ from localmoe.core.events import Event, PrefetchRequest, RoomWanted, StepFinishe
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.prefetch.policy import CacheShape, KeepScores
+from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
 
 pytestmark = pytest.mark.gpu
 Tiny16 = Callable[[str], Path]
 STEPS = 1000
 
 
-class ChaosPolicy:
+class ChaosPolicy(PolicyBase):
     """Prefetches and evicts at random."""
 
     name = "chaos"
 
     def __init__(self, shape: CacheShape, seed: int) -> None:
+        super().__init__(shape)
         self._shape = shape
         self._chance = random.Random(seed)
         self._numbers = np.random.default_rng(seed)

@@ -175,6 +175,13 @@ class Watched:
     def name(self) -> str:
         return str(self.inner.name)
 
+    @property
+    def wants_next_gate(self) -> bool:
+        return bool(self.inner.wants_next_gate)
+
+    def watch(self, residency: Any) -> None:
+        self.inner.watch(residency)
+
     def observe(self, event: Any) -> Any:
         self.events.append(event)
         return self.inner.observe(event)
@@ -184,7 +191,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("draft_length", [0, 4])
-@pytest.mark.parametrize("policy", ["on-demand", "moe-speq"])
+@pytest.mark.parametrize("policy", ["on-demand", "moe-speq", "next-gate"])
 def test_statistics_are_those_of_what_ran(engine: Engine, policy: str, draft_length: int) -> None:
     memory = memory_of(engine)
     ask(engine, "warm up", 2, policy=policy)
@@ -215,6 +222,10 @@ def test_statistics_are_those_of_what_ran(engine: Engine, policy: str, draft_len
         assert decode_copies == stats.misses and stats.prefetched == stats.wasted == stats.late == 0
     else:
         assert abs(decode_copies - stats.misses - stats.prefetched) <= 1
+    guesses = [e for e in watched.events if type(e).__name__ == "NextGateGuessed"]
+    layers = engine.footprint.num_layers
+    asked = [e.layer + 1 for e in demands if e.layer + 1 < layers] if policy == "next-gate" else []
+    assert [e.layer for e in guesses] == asked, "once a layer, and only for who asks for it"
     assert stats.h2d_bytes_per_token == decode_copies * record / (stats.new_tokens - 1)
     assert (stats.expert_match_rate is None) == (draft_length == 0)
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from support.engines import ask, load_with_slots
 
-from localmoe.core.config import DraftLength, SamplingConfig
+from localmoe.core.config import DrafterName, DraftLength, SamplingConfig
 from localmoe.engine import Engine
+from localmoe.prefetch.registry import POLICIES
 
 ARCHITECTURE = "qwen3_moe"  # 3 x 8 experts, 3 a token
 PROMPT = "Once upon a time there was"
@@ -28,31 +29,48 @@ class Setting:
     link: float | None
     policy: str
     draft_length: DraftLength
+    drafter: DrafterName = "self"
 
 
-SETTINGS = [
-    Setting(slots, link, policy, draft_length)
-    for (slots, link), policy, draft_length in product(
-        [(3, None), (8, None), (24, None), (6, 200e6)], ["on-demand", "moe-speq"], [0, 1, 5, 12, "auto"]
-    )
-]
+SETTINGS = (
+    [
+        Setting(slots, link, policy, draft_length)
+        for (slots, link), policy, draft_length in product(
+            [(3, None), (8, None), (24, None), (6, 200e6)], ["on-demand", "moe-speq"], [0, 1, 5, 12, "auto"]
+        )
+    ]
+    + [
+        Setting(slots, link, policy, draft_length)
+        for (slots, link), policy, draft_length in product(
+            [(3, None), (6, 200e6)], sorted(set(POLICIES) - {"on-demand", "moe-speq"}), [0, 5]
+        )
+    ]
+    + [Setting(6, None, policy, 5, "prompt-lookup") for policy in POLICIES]
+)
 PLAIN = Setting(24, None, "on-demand", 0)
 Tiny = Callable[[str], tuple[Path, Any]]
 
 
 @dataclass
 class Answers:
-    """Engines by (slots, link speed), and what they answered."""
+    """Engines by (slots, link speed, drafter), and what they answered."""
 
     folder: Path
-    engines: dict[tuple[int, float | None], Engine] = field(default_factory=dict)
+    engines: dict[tuple[int, float | None, DrafterName], Engine] = field(default_factory=dict)
+    looked_up: int = 0
 
     def tokens(self, setting: Setting, sampling: SamplingConfig) -> list[int]:
-        key = (setting.num_slots, setting.link)
+        key = (setting.num_slots, setting.link, setting.drafter)
         if key not in self.engines:
-            self.engines[key] = load_with_slots(self.folder, key[0], emulated_link_bytes_per_s=key[1])
+            self.engines[key] = load_with_slots(
+                self.folder, key[0], emulated_link_bytes_per_s=key[1], drafter=key[2]
+            )
         how: dict[str, Any] = {"policy": setting.policy, "draft_length": setting.draft_length}
-        return ask(self.engines[key], PROMPT, NUM_TOKENS, sampling=sampling, **how).tokens
+        answer = ask(self.engines[key], PROMPT, NUM_TOKENS, sampling=sampling, **how)
+        if setting.drafter == "prompt-lookup":
+            assert self.engines[key].info().draft == "prompt lookup"
+            self.looked_up += answer.stats.drafted
+        return answer.tokens
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +103,9 @@ def test_sampled_output_without_drafts_is_the_same_for_every_policy_budget_and_l
     assert answers.tokens(setting, SAMPLED) == expected(SAMPLED)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.draft_length == 5], ids=str)
+@pytest.mark.parametrize(
+    "setting", [s for s in SETTINGS if s.draft_length == 5 and s.drafter == "self"], ids=str
+)
 def test_sampled_output_with_drafts_of_one_length_is_the_same_for_every_policy_budget_and_link(
     setting: Setting, answers: Answers
 ) -> None:
@@ -102,3 +122,8 @@ def test_another_seed_gives_another_answer_and_a_greedy_answer_needs_none(answer
     assert sampled(1) != sampled(2)
     assert sampled(None) != sampled(None), "without a seed every answer draws a fresh one"
     assert answers.tokens(PLAIN, SamplingConfig(seed=1)) == answers.tokens(PLAIN, SamplingConfig(seed=2))
+
+
+def test_prompt_lookup_found_something_to_propose(answers: Answers) -> None:
+    answers.tokens(Setting(6, None, "moe-speq", 5, "prompt-lookup"), SamplingConfig())
+    assert answers.looked_up > 0

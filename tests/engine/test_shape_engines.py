@@ -14,9 +14,10 @@ from support.tiny_models import reference_greedy
 
 from localmoe.core.config import DraftLength, EngineConfig, SamplingConfig
 from localmoe.core.errors import BudgetError, ConfigError, ContextLengthError, DraftError
+from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings
 from localmoe.engine import Engine
-from localmoe.model.routing_trace import RoutingRecorder, RoutingTrace
+from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 
 PROMPT = tuple(range(7, 60, 3))

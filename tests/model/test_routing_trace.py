@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from localmoe.core.errors import ConfigError
-from localmoe.model.routing_trace import RoutingRecorder, RoutingTrace
+from localmoe.core.routing_trace import RoutingTrace
+from localmoe.model.routing_trace import RoutingRecorder
 
 
 def a_trace(tokens: int = 30, starts: tuple[int, ...] = (0, 12, 13)) -> RoutingTrace:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings
-from localmoe.model.routing_trace import RoutingTrace
 from localmoe.model.synthetic import BLOCK, Experts, SyntheticModel
 
 UNIFORM = RoutingSpec("uniform")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from localmoe.core.events import (
     DraftFinished,
@@ -16,10 +15,14 @@ from localmoe.core.events import (
     Event,
     LayerDemanded,
     LayerFinished,
+    PassRouted,
     PrefillStarted,
+    Rates,
+    RatesMeasured,
     RoomWanted,
     StepFinished,
     StepStarted,
+    TokenRouted,
 )
 from localmoe.core.types import ExpertKey
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
@@ -46,7 +49,7 @@ def room(
 def test_phase_one_asks_for_every_expert_of_the_token_that_is_verified_in_any_case() -> None:
     policy = fresh()
     policy.observe(StepStarted(0, 4))
-    assert wishes(policy, DraftRouted(0, 2, (5, 1), (0.99, 0.01))) == [K(2, 5), K(2, 1)]
+    assert wishes(policy, DraftRouted(0, 2, (5, 1), (0.99, 0.01))) == [K(2, 1), K(2, 5)]
 
 
 def test_phase_two_asks_for_what_the_router_is_confident_of_and_what_several_tokens_want() -> None:
@@ -55,7 +58,7 @@ def test_phase_two_asks_for_what_the_router_is_confident_of_and_what_several_tok
     # half an equal share of two experts is a quarter of the weight
     assert wishes(policy, DraftRouted(1, 0, (3, 4), (0.76, 0.24))) == [K(0, 3)]
     assert wishes(policy, DraftRouted(1, 1, (3, 4), (0.75, 0.25))) == [K(1, 3), K(1, 4)]
-    assert wishes(policy, DraftRouted(2, 0, (7, 4), (0.9, 0.1))) == [K(0, 7), K(0, 4)]  # 4 is wanted again
+    assert wishes(policy, DraftRouted(2, 0, (7, 4), (0.9, 0.1))) == [K(0, 4), K(0, 7)]  # 4 is wanted again
 
 
 def test_confidence_is_relative_to_the_tokens_own_total() -> None:
@@ -85,20 +88,67 @@ def test_phase_three_asks_for_the_rest_when_the_draft_is_done() -> None:
             st.lists(st.integers(0, 7), min_size=2, max_size=2, unique=True),
         ),
         max_size=30,
-    )
+    ),
+    st.sets(st.tuples(st.integers(0, 3), st.integers(0, 7))),
 )
-def test_a_window_is_asked_for_once_each_and_every_request_carries_its_layer(
-    routed: list[tuple[int, int, list[int]]],
+def test_a_window_is_asked_for_once_each_but_for_what_is_here_and_every_request_carries_its_layer(
+    routed: list[tuple[int, int, list[int]]], resident: set[tuple[int, int]]
 ) -> None:
-    policy = fresh()
+    policy, here = fresh(), np.zeros((4, 8), dtype=np.bool_)
+    for key in resident:
+        here[key] = True
+    policy.watch(lambda: here)
     policy.observe(StepStarted(0, 4))
     requests = []
     for token, layer, experts in routed:
         requests += policy.observe(DraftRouted(token, layer, tuple(experts), (0.9, 0.1)))
     requests += policy.observe(DraftFinished(4))
     keys = [request.key for request in requests]
-    assert sorted(keys) == sorted({K(layer, e) for _, layer, experts in routed for e in experts})
+    assert sorted(keys) == sorted({K(layer, e) for _, layer, experts in routed for e in experts} - resident)
     assert all(request.deadline == request.key.layer for request in requests)
+
+
+def whole_token(token: int, *experts: tuple[int, int]) -> TokenRouted:
+    """What a token wants at each of the four layers, of equal weight."""
+    return TokenRouted(token, np.array(experts, dtype=np.int32), np.full((4, 2), 0.5, dtype=np.float32))
+
+
+def test_while_drafting_no_more_is_asked_for_than_the_link_copies_until_the_next_token() -> None:
+    """A copy takes 1 s and a draft token 2: two copies a token, and one to keep the link busy meanwhile."""
+    policy = fresh()
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0)))
+    policy.observe(StepStarted(0, 4))
+    first = wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))
+    assert first == [K(0, 0), K(1, 0), K(2, 0)], "a layer's second expert comes after the others' first"
+    second = wishes(policy, whole_token(1, (0, 1), (0, 1), (0, 1), (4, 5)))
+    assert len(second) == 2 and not set(first) & set(second)
+    assert wishes(policy, RatesMeasured(Rates(copy_s=10.0, draft_token_s=2.0))) == []
+    assert wishes(policy, whole_token(2, (2, 3), (2, 3), (2, 3), (2, 3))) == [], "the link is behind already"
+
+
+def test_a_layer_far_below_its_share_of_the_slots_is_served_first() -> None:
+    policy, here = fresh(), np.zeros((4, 8), dtype=np.bool_)
+    here[0, 5:8] = here[1, 6:8] = True  # shares are 1.5 slots each
+    policy.watch(lambda: here)
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0)))
+    policy.observe(StepStarted(0, 4))
+    asked = wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))
+    assert asked == [K(2, 0), K(3, 0), K(2, 1)]
+
+
+def test_before_the_verify_pass_only_copies_that_meet_their_deadline_are_asked_for() -> None:
+    """A copy takes two layers' time: of the copies in layer order, the first that is in time is layer 2's,
+    and layer 3's would be complete after four layers' time."""
+    policy = fresh()
+    policy.observe(StepStarted(0, 4))
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=0.0, target_layer_s=0.5)))
+    early = wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))
+    assert early == [K(0, 0)]
+    assert wishes(policy, DraftFinished(1)) == [K(2, 0)]
+    policy.observe(StepStarted(1, 4))
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=0.0, target_layer_s=0.0)))
+    wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))
+    assert wishes(policy, DraftFinished(1)) == [], "layers that take no time leave none for copies"
 
 
 def test_a_new_step_asks_afresh() -> None:
@@ -145,10 +195,11 @@ def test_what_the_window_needs_stays_while_anything_else_can_go(
     is_demand = data.draw(st.booleans())
     victim = policy.choose_victim(room(K(9, 9), candidates, is_demand=is_demand))
     if others:
-        assert victim in others
         assert victim == others[0]  # never used by the target: the least recently used goes
-    elif victim is not None:
-        assert victim.layer == max(key.layer for key in candidates)
+    elif is_demand and candidates:
+        assert victim is not None and victim.layer == max(key.layer for key in candidates)
+    else:
+        assert victim is None, "a prefetch displaces nothing that the window needs"
 
 
 def test_among_needed_experts_the_one_needed_last_makes_room_for_a_demand() -> None:
@@ -156,14 +207,6 @@ def test_among_needed_experts_the_one_needed_last_makes_room_for_a_demand() -> N
     candidates = [K(1, 0), K(3, 0), K(2, 0)]
     assert policy.choose_victim(room(K(3, 7), candidates)) == K(3, 0)
     assert policy.choose_victim(room(K(0, 7), candidates[::2])) == K(2, 0)
-
-
-@pytest.mark.parametrize(("layer", "victim"), [(0, K(2, 0)), (1, K(2, 0)), (2, None), (3, None)])
-def test_a_prefetch_displaces_a_needed_expert_only_if_that_one_is_needed_later(
-    layer: int, victim: ExpertKey | None
-) -> None:
-    policy = drafted(K(1, 0), K(2, 0))
-    assert policy.choose_victim(room(K(layer, 7), [K(1, 0), K(2, 0)], is_demand=False)) == victim
 
 
 def test_an_expert_is_no_longer_needed_when_its_layer_is_done_or_the_step_is_over() -> None:
@@ -175,45 +218,45 @@ def test_an_expert_is_no_longer_needed_when_its_layer_is_done_or_the_step_is_ove
     assert policy.choose_victim(room(K(3, 7), [K(2, 0), K(1, 0)])) == K(2, 0)  # used less than (1, 0)
 
 
-def use(policy: MoeSpeqPolicy, *experts: int) -> None:
-    policy.observe(LayerDemanded(0, experts, 1))
-    policy.observe(LayerFinished(0))
-
-
-def test_beyond_the_window_the_expert_used_least_goes_and_ties_go_to_the_least_recent() -> None:
+def test_what_the_pass_at_hand_used_counts_as_the_most_recent() -> None:
     policy = fresh()
-    policy.observe(StepStarted(0, 0))
-    use(policy, 1, 2)
-    use(policy, 1)
-    assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 2)])) == K(0, 2)
-    assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 2), K(0, 3)])) == K(0, 3)
-    assert policy.choose_victim(room(K(1, 0), [K(0, 5), K(0, 4)])) == K(0, 5)
+    for used in ((0, (1,)), (0, (2,))):
+        for event in (StepStarted(0, 0), LayerDemanded(*used, 1), LayerFinished(0), StepFinished(0, 0)):
+            policy.observe(event)
+    assert policy.choose_victim(room(K(1, 0), [K(0, 2), K(0, 1)])) == K(0, 1)
+    policy.observe(StepStarted(2, 0))
+    policy.observe(LayerDemanded(0, (1,), 1))
+    assert policy.choose_victim(room(K(1, 0), [K(0, 2), K(0, 1)])) == K(0, 2)
 
 
-def test_old_uses_fade() -> None:
-    policy = fresh()
-    use(policy, 1)
-    use(policy, 1)
-    policy.observe(StepFinished(0, 0))
-    use(policy, 2)
-    assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 2)])) == K(0, 2)  # 2 * 0.9 against 1
-    for _ in range(7):  # 2 * 0.9^8 = 0.86 against 0.9^7 + 1 = 1.48
-        policy.observe(StepFinished(0, 0))
-    use(policy, 2)
-    assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 2)])) == K(0, 1)
+def test_layers_above_their_share_of_the_slots_give_first() -> None:
+    policy, here = fresh(), np.zeros((4, 8), dtype=np.bool_)
+    here[2, :3] = here[3, 0] = True
+    policy.watch(lambda: here)
+    for event in (StepStarted(0, 0), LayerDemanded(2, (0, 1, 2), 1), StepFinished(0, 0)):
+        policy.observe(event)
+    candidates = [K(3, 0), K(2, 1), K(2, 0)]
+    assert policy.choose_victim(room(K(1, 0), candidates)) == K(2, 1), "used, but its layer has 3 of 1.5"
+    scores = policy.keep_scores(np.zeros((4, 8), dtype=np.int64)).scores
+    assert scores[2].max() < scores[3].min() and np.isfinite(scores).all()
 
 
-def test_frequencies_decay_as_a_plain_sum_would_over_thousands_of_steps() -> None:
-    policy, chance = fresh(), random.Random(4)
-    plain = [0.0] * 8
-    candidates = [K(0, expert) for expert in range(8)]
-    for _ in range(3000):
-        expert = chance.randrange(8)
-        use(policy, expert)
-        plain[expert] += 1.0
-        lowest = policy.choose_victim(room(K(1, 0), candidates))
-        assert lowest is not None
-        assert plain[lowest.expert] <= min(plain) * (1 + 1e-6) + 1e-10
-        policy.observe(StepFinished(0, 0))
-        plain = [score * 0.9 for score in plain]
-    assert np.isfinite(policy._score).all()
+def test_a_prompts_pass_is_learnt_from_like_steps() -> None:
+    """Told layer by layer with counts, or as a whole: what it used is kept before what it did not."""
+    for told in (
+        [LayerDemanded(0, (1, 3), 4, (4, 1)), LayerFinished(0)],
+        [PassRouted(demanded((0, 1), (0, 3)))],
+    ):
+        policy = fresh()
+        for event in (PrefillStarted(4), *told, StepStarted(0, 0)):
+            policy.observe(event)
+        assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 2), K(0, 3)])) == K(0, 2)
+        if len(told) == 2:
+            assert policy.choose_victim(room(K(1, 0), [K(0, 1), K(0, 3)])) == K(0, 3), "by fewer tokens"
+
+
+def demanded(*keys: tuple[int, int]) -> NDArray[np.bool_]:
+    found = np.zeros((4, 8), dtype=np.bool_)
+    for key in keys:
+        found[key] = True
+    return found

@@ -8,13 +8,13 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import ConfigError
 from localmoe.core.events import StepStarted
 from localmoe.prefetch.policy import CacheShape
-from localmoe.prefetch.registry import POLICIES, check_policy, make_policy
+from localmoe.prefetch.registry import POLICIES, check_policy, decides_within_passes, make_policy
 
 SHAPE = CacheShape(2, 8, 2, 4)
 
 
 def test_every_policy_is_made_under_the_name_that_it_gives_itself() -> None:
-    assert {"on-demand", "moe-speq"} <= set(POLICIES)
+    assert list(POLICIES) == ["on-demand", "next-gate", "moe-infinity", "adapmoe", "sp-moe", "moe-speq"]
     for name in POLICIES:
         assert check_policy(name) == name
         policy = make_policy(name, SHAPE)
@@ -39,3 +39,10 @@ def test_an_unknown_policy_is_refused_with_the_names_that_there_are(name: str) -
 def test_the_table_cannot_be_changed_by_accident() -> None:
     with pytest.raises(TypeError):
         POLICIES["mine"] = POLICIES["on-demand"]  # type: ignore[index]
+
+
+def test_policies_say_whether_they_decide_within_a_pass() -> None:
+    within = {name for name in POLICIES if decides_within_passes(name)}
+    assert within == {"next-gate", "moe-infinity", "adapmoe"}
+    with pytest.raises(ConfigError, match="choose one of"):
+        decides_within_passes("lru")

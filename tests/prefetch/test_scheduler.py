@@ -6,7 +6,9 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from localmoe.core.events import (
     DraftFinished,
@@ -14,12 +16,17 @@ from localmoe.core.events import (
     Event,
     LayerDemanded,
     LayerFinished,
+    PassRouted,
     PrefetchRequest,
+    PrefillStarted,
+    Rates,
+    RatesMeasured,
     RoomWanted,
     StepFinished,
     StepStarted,
 )
 from localmoe.core.types import ExpertKey
+from localmoe.prefetch.policy import CacheShape, PolicyBase
 from localmoe.prefetch.scheduler import Scheduler
 
 A, B = ExpertKey(0, 1), ExpertKey(1, 2)
@@ -50,6 +57,9 @@ class Memory:
         self.lock = Lock()
         self.calls: list[object] = []
 
+    def residency(self) -> NDArray[np.bool_]:
+        return np.zeros((2, 4), dtype=np.bool_)
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         self.calls.append((key, deadline))
 
@@ -57,17 +67,22 @@ class Memory:
         self.calls.append("drop" if layer is None else f"drop {layer}")
 
 
-class Policy:
-    """Wishes for the same two experts at every event."""
+class Policy(PolicyBase):
+    """Wishes for the same two experts at every event but rates."""
 
     name = "test"
 
     def __init__(self, memory: Memory) -> None:
+        super().__init__(CacheShape(2, 4, 1, 2))
         self.memory = memory
         self.seen: list[Event] = []
+        self.rates: list[Rates] = []
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         assert self.memory.lock.depth > 0, "the worker may ask the policy at the same time"
+        if isinstance(event, RatesMeasured):
+            self.rates.append(event.rates)
+            return ()
         self.seen.append(event)
         return [PrefetchRequest(B, 1.0), PrefetchRequest(A, 0.0)]
 
@@ -141,3 +156,85 @@ def test_another_policy_takes_over_at_once() -> None:
 def test_using_it_before_it_has_a_memory_is_a_programming_error() -> None:
     with pytest.raises(AssertionError):
         Scheduler(Policy(Memory())).notify(StepStarted(0, 0))
+
+
+def test_a_policy_looks_at_the_slots_of_the_memory_that_is_attached_now() -> None:
+    scheduler, policy, memory = made()
+    assert policy._residency == memory.residency
+    newer = Memory()
+    scheduler.attach(newer)
+    assert policy._residency == newer.residency
+    late = Policy(newer)
+    scheduler.use(late)
+    assert late._residency == newer.residency
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed(*, copies: list[float] | None = None) -> tuple[Scheduler, Policy, Clock]:
+    """A scheduler by that clock; `copies` holds how many were made."""
+    memory, clock = Memory(), Clock()
+    policy = Policy(memory)
+    scheduler = Scheduler(policy, clock)
+    if copies is None:
+        scheduler.attach(memory, copy_s=lambda: 0.25)
+    else:
+        scheduler.attach(memory, copies=lambda: copies[0])
+    return scheduler, policy, clock
+
+
+def test_rates_of_layers_are_measured_by_their_events_and_told_when_they_change() -> None:
+    """Draft tokens take 3 s, layers 1 s and longer where they wait; a fifth more or less is not told
+    again."""
+    scheduler, policy, clock = timed()
+
+    def step(token_s: float, gaps: tuple[float, ...]) -> None:
+        scheduler.notify(StepStarted(0, 2))
+        clock.now += 2 * token_s
+        scheduler.notify(DraftFinished(2))
+        for layer, gap in enumerate((0.0, *gaps)):
+            clock.now += gap
+            scheduler.notify(LayerDemanded(layer, (0,), 3))
+        scheduler.notify(StepFinished(2, 0))
+        clock.now += 100.0
+
+    step(3.0, (1.0, 5.0))
+    assert policy.rates == [Rates(0.25, None, None)]
+    step(3.3, (1.0, 1.0))
+    assert policy.rates[1:] == [Rates(0.25, 3.0, 1.0)], "of the step before"
+    step(3.3, (1.0, 1.0))
+    assert len(policy.rates) == 2
+    scheduler.use(policy)
+    step(1.0, (1.0, 1.0))
+    step(1.0, (1.0, 1.0))
+    assert policy.rates[-1] == Rates(0.25, 1.0, 1.0) and policy.rates[2].draft_token_s == 3.0
+
+
+def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
+    """A prompt of 40 copies in 10 s tells the rate of the link; a pass of 5 s with 8 copies leaves 3 s for
+    its 2 layers."""
+    copies = [0.0]
+    scheduler, policy, clock = timed(copies=copies)
+    demanded = np.zeros((2, 4), dtype=np.bool_)
+
+    def run(event: Event, seconds: float, made: float) -> None:
+        scheduler.notify(event)
+        clock.now += seconds
+        copies[0] += made
+
+    run(PrefillStarted(99), 10.0, 40.0)
+    run(PassRouted(demanded), 50.0, 0.0)  # time that passes before the next step is nobody's
+    run(StepStarted(0, 2), 4.0, 0.0)
+    assert policy.rates[-1] == Rates(0.25, None, None)
+    run(DraftFinished(2), 5.0, 8.0)
+    scheduler.notify(PassRouted(demanded))
+    scheduler.notify(StepStarted(1, 2))
+    assert policy.rates[-1] == Rates(0.25, 2.0, 1.5)

@@ -120,7 +120,7 @@ def test_moe_speq_does_not_ask_for_choices_that_are_no_expert() -> None:
     policy.observe(StepStarted(0, 1))
     experts = np.array([[EXPERTS, 1, -1], [2, EXPERTS + 3, 0], [-5, -1, 99]], dtype=np.int32)
     routed = TokenRouted(0, experts, np.full((LAYERS, TOP_K), 0.5, dtype=np.float32))
-    assert [request.key for request in policy.observe(routed)] == [(0, 1), (1, 2), (1, 0)]
+    assert [request.key for request in policy.observe(routed)] == [(0, 1), (1, 0), (1, 2)]
     assert list(policy.observe(DraftFinished(1))) == []
     assert int(np.isinf(policy.keep_scores(NEVER).scores).sum()) == 3
 

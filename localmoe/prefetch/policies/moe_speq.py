@@ -1,12 +1,17 @@
 """moe-speq: prefetch what the draft's routing says the verify pass will need (MoE-SpeQ 3.3), and evict by
 lookahead.
 
-Three phases over a window of drafted tokens (3.3.2): locality-aware priming (the first token's experts are
-certain to be needed: protect those that are here, fetch the rest), bandwidth-guided prefetch (later tokens:
-only experts that the router is confident of or that several tokens want), saturation (drafting is done:
-everything else). Copies are ordered by the layer that needs them first. Eviction: what the window still
-needs stays; beyond it, the expert whose decayed use count is lowest goes. With drafting off there is no
-lookahead, and only this frequency rule remains.
+Three phases over a window of drafted tokens (3.3.2). Priming: what is here and needed is protected, and the
+first token's experts are fetched. Bandwidth-guided prefetch: of later tokens, experts that the router is
+confident of or that several tokens want. Saturation: drafting is done, and everything else may come. In each
+phase no more is asked for than the link can copy by the next decision, or before the layer that needs it
+runs: what is asked for earlier makes room among experts that later tokens may turn out to need, and gains
+nothing, since the link is busy anyway. What is held back is asked for when its time comes, or read by the
+layer itself. Copies are ordered by the layer that needs them first.
+
+Eviction: what the window needs stays (Belady's rule within it); beyond it the expert goes that is worth least
+(prefetch.reuse), first from layers that hold more than their share of the slots. With drafting off only these
+rules remain.
 """
 
 from __future__ import annotations
@@ -24,104 +29,187 @@ from localmoe.core.events import (
     LayerFinished,
     PassRouted,
     PrefetchRequest,
+    PrefillStarted,
+    Rates,
+    RatesMeasured,
     RoomWanted,
     StepFinished,
     StepStarted,
     TokenRouted,
 )
 from localmoe.core.types import ExpertKey
-from localmoe.prefetch.policy import CacheShape, KeepScores
+from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
+from localmoe.prefetch.reuse import ReuseScores
+from localmoe.prefetch.window_needs import WindowNeeds
 
-_DECAY = 0.9  # weight of a use one step ago
+_OVER_SHARE = 1e3  # more than any worth: experts of layers above their share go first
 
 
-class MoeSpeqPolicy:
-    """State, (L, E) each: how many tokens of the window need an expert, whether it was requested, and its
-    decayed use count."""
+class MoeSpeqPolicy(PolicyBase):
+    """Needs of the window, worth beyond it, and what was asked for."""
 
     name = "moe-speq"
 
     def __init__(self, shape: CacheShape) -> None:
+        super().__init__(shape)
         cells = (shape.num_layers, shape.num_experts)
-        self._needed = np.zeros(cells, dtype=np.int32)
+        self._needs = WindowNeeds(*cells)
+        self._reuse = ReuseScores(*cells, shape.num_slots)
         self._requested = np.zeros(cells, dtype=np.bool_)
-        self._score = np.zeros(cells, dtype=np.float64)
-        self._increment = 1.0  # grows by 1/decay a step, which decays all older uses at once
+        self._num_requested = 0
+        self._demanded = np.zeros(cells, dtype=np.bool_)  # by the pass at hand
+        self._pass_runs = False  # something was demanded that is not learnt from yet
+        self._shares = np.zeros(cells)  # of a prompt's tokens that use each
+        self._prompt_tokens = 0  # of a prompt's pass that is not learnt from yet
+        self._rates: Rates = shape.rates
+        self._worth_rows: list[list[float]] | None = None  # what choose_victim goes by; None: to be made
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Collect needs while the draft runs and turn them into requests phase by phase."""
+        if not isinstance(event, DraftRouted):
+            self._worth_rows = None
         match event:
             case StepStarted():
-                self._needed[:] = 0
+                self._learn_prompt()
+                self._needs.clear()
                 self._requested[:] = False
+                self._num_requested = 0
             case DraftRouted():
-                layer = np.array([[event.layer]])
-                experts, confidences = np.array([event.experts]), np.array([event.confidences])
-                return self._routed(event.token, layer, experts, confidences)
+                self._needs.add_layer(event.token, event.layer, event.experts, event.confidences)
+                self._keep(event.layer, event.experts)
+                return self._while_drafting(event.token, event.layer)
             case TokenRouted():
-                layers = np.arange(len(event.experts))[:, None]
-                return self._routed(event.token, layers, event.experts, event.confidences)
-            case DraftFinished():  # phase III: saturation
-                return self._request(*np.nonzero(self._needed))
+                self._needs.add_token(event.token, event.experts, event.confidences)
+                return self._while_drafting(event.token, None)
+            case DraftFinished():
+                return self._before_verify()
             case LayerDemanded():
-                self._score[event.layer, list(event.experts)] += self._increment
+                self._pass_runs = True
+                self._demanded[event.layer, list(event.experts)] = True
+                if self._prompt_tokens and event.counts:
+                    self._shares[event.layer, list(event.experts)] = event.counts
             case LayerFinished():
-                self._needed[event.layer] = 0
+                self._needs.layer_done(event.layer)
+            case PrefillStarted():
+                self._learn_prompt()
+                self._prompt_tokens = event.num_tokens
             case PassRouted():
-                self._score += self._increment * event.demanded
-                self._needed[:] = 0
+                self._pass_runs = True
+                self._demanded[:] = event.demanded
+                self._needs.wanted[:] = 0
             case StepFinished():
-                self._age()
-            case _:
-                pass
+                self._reuse.learn_step(self._demanded, self._needs.routed, event.accepted, event.drafted)
+                self._demanded[:] = self._pass_runs = False
+            case RatesMeasured():
+                self._rates = event.rates
         return ()
 
-    def _routed(
-        self,
-        token: int,
-        layers: NDArray[np.integer],
-        experts: NDArray[np.integer],
-        confidences: NDArray[np.floating],
-    ) -> Sequence[PrefetchRequest]:
-        """One token's choices at some layers: layers (n, 1), experts and confidences (n, K)."""
-        exists = (experts >= 0) & (experts < self._needed.shape[1])
-        # phase I: token 0 is verified in any case; phase II: at least half an equal share of the router's
-        # weight, or wanted by several tokens
-        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
-        rows, columns = np.broadcast_to(layers, experts.shape)[exists], experts[exists]
-        self._needed[rows, columns] += 1
-        ready = confident[exists] | (self._needed[rows, columns] > 1) | (token == 0)
-        return self._request(rows[ready], columns[ready])
+    def _learn_prompt(self) -> None:
+        """What a prompt's last pass used, once it is over."""
+        if self._pass_runs:
+            tokens = max(1, self._prompt_tokens)
+            shares = self._shares / tokens if self._shares.any() else None
+            self._reuse.learn_prompt(self._demanded, shares, tokens)
+        self._demanded[:] = self._pass_runs = False
+        self._shares[:] = 0.0
+        self._prompt_tokens = 0
+
+    # -- requests
+
+    def _while_drafting(self, token: int, layer: int | None) -> Sequence[PrefetchRequest]:
+        """Phases I and II: what is sure, as far as the link can copy it until the next token is heard of."""
+        rates, needs = self._rates, self._needs
+        if rates.copy_s and rates.draft_token_s is not None:
+            room = int((token + 1) * rates.draft_token_s / rates.copy_s + 1) - self._num_requested
+            if room <= 0:
+                return ()
+        else:
+            room = needs.wanted.size  # nothing is known of the link
+        if layer is None:
+            layers, experts = (needs.sure & self._missing()).nonzero()
+        else:
+            missing = needs.sure[layer] & ~self._residency()[layer] & ~self._requested[layer]
+            experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0]
+            layers = np.full(len(experts), layer)
+        if len(layers) > room:
+            chosen = self._balanced(layers)[:room]
+            layers, experts = layers[chosen], experts[chosen]
+        return self._request(layers, experts)
+
+    def _balanced(self, layers: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Order in which to take requests (sorted by layer) so that layers furthest below their share of the
+        slots are served first: a slot that moves from one layer to another is missed there."""
+        held = self._residency().sum(axis=1) - self._reuse.quota()
+        rank = np.arange(len(layers)) - np.searchsorted(layers, layers)
+        order: NDArray[np.intp] = np.argsort(held[layers] + rank, kind="stable")
+        return order
+
+    def _before_verify(self) -> Sequence[PrefetchRequest]:
+        """Phase III: everything else that can be copied before its layer runs."""
+        layers, experts = self._missing().nonzero()  # by layer
+        rates = self._rates
+        if rates.copy_s and rates.target_layer_s is not None:
+            # the n-th copy is complete after n copies' time, its layer begins after the layers before
+            in_time = self._in_time(layers, rates.target_layer_s / rates.copy_s)
+            layers, experts = layers[in_time], experts[in_time]
+        return self._request(layers, experts)
+
+    @staticmethod
+    def _in_time(layers: NDArray[np.intp], copies_per_layer: float) -> NDArray[np.bool_]:
+        """Of copies in the order of their layers: those that meet their deadline, the others left out."""
+        taken, kept = 0, []
+        for layer in layers.tolist():
+            kept.append(taken + 1 <= layer * copies_per_layer)
+            taken += kept[-1]
+        return np.array(kept, dtype=np.bool_)
+
+    def _missing(self) -> NDArray[np.bool_]:
+        """(L, E): needed, neither here nor on its way nor asked for."""
+        return (self._needs.wanted > 0) & ~self._residency() & ~self._requested
 
     def _request(
         self, layers: NDArray[np.integer], experts: NDArray[np.integer]
     ) -> Sequence[PrefetchRequest]:
-        new = ~self._requested[layers, experts]
-        layers, experts = layers[new], experts[new]
         self._requested[layers, experts] = True
+        self._num_requested += len(layers)
         return [
             PrefetchRequest(ExpertKey(layer, expert), deadline=float(layer))
             for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True)
         ]
 
-    def _age(self) -> None:
-        self._increment /= _DECAY
-        if self._increment > 1e12:  # keep the numbers small
-            self._score /= self._increment
-            self._increment = 1.0
+    # -- eviction
+
+    def _worth(self) -> NDArray[np.float64]:
+        """(L, E): the lowest goes first; infinite for what the window needs."""
+        over = self._residency().sum(axis=1) > self._reuse.quota()
+        worth: NDArray[np.float64] = self._reuse.worth() - (_OVER_SHARE * over)[:, None]
+        if self._pass_runs:
+            worth += self._demanded  # what the pass at hand used is the most recent
+        worth[self._needs.wanted > 0] = np.inf
+        return worth
+
+    def _keep(self, layer: int, experts: Sequence[int]) -> None:
+        """Bring what choose_victim goes by up to a drafted layer."""
+        if self._worth_rows is not None:
+            row = self._worth_rows[layer]
+            for expert in experts:
+                if 0 <= expert < len(row):
+                    row[expert] = np.inf
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
-        """Belady within the window, decayed frequency beyond it."""
+        """What the window does not need, by worth. Where it needs all, a demand displaces what is needed
+        last, and a prefetch waits."""
         if room.num_free:
             return None
-        outside = [key for key in room.candidates if not self._needed[key]]
-        if outside:  # ties: min keeps the first, which is the least recently used
-            return min(outside, key=lambda key: float(self._score[key]))
-        last = max(room.candidates, key=lambda key: key.layer, default=None)
-        return last if last is not None and (room.is_demand or last.layer > room.key.layer) else None
+        if self._worth_rows is None:
+            self._worth_rows = self._worth().tolist()
+        rows = self._worth_rows
+        worths = [rows[layer][expert] for layer, expert in room.candidates]
+        least = min(worths, default=np.inf)
+        if least < np.inf:
+            return room.candidates[worths.index(least)]  # ties: the first is the least recently used
+        return max(room.candidates, key=lambda key: key.layer, default=None) if room.is_demand else None
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
-        """Decayed frequency; what the window needs stays."""
-        scores = (self._score / self._increment).astype(np.float32)
-        scores[self._needed > 0] = np.inf
-        return KeepScores(scores, per_layer=False)
+        """Worth; what the window needs stays."""
+        return KeepScores(self._worth().astype(np.float32), per_layer=False)

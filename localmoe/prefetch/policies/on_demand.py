@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from localmoe.core.events import Event, PrefetchRequest, RoomWanted
 from localmoe.core.types import ExpertKey
-from localmoe.prefetch.policy import CacheShape, KeepScores
+from localmoe.prefetch.lru_shares import LruShares
+from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
 
 
-class OnDemandPolicy:
+class OnDemandPolicy(PolicyBase):
     """LRU within a layer. With fewer slots than layers the layers share one LRU."""
 
     name = "on-demand"
 
     def __init__(self, shape: CacheShape) -> None:
-        self._shape = shape
+        super().__init__(shape)
+        self._cache = LruShares(shape.num_layers, shape.num_slots)
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Never asks for anything."""
@@ -31,22 +33,8 @@ class OnDemandPolicy:
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """A free slot while the layer is below its share; then the layer's least recently used expert."""
-        if not self._layers_have_shares:
-            return None if room.num_free else next(iter(room.candidates), None)
-        if room.num_free and room.layer_slots < self._quota(room.key.layer):
-            return None
-        own = (key for key in room.candidates if key.layer == room.key.layer)
-        return next(own, None)
+        return self._cache.victim(room)
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
         """The longer ago, the sooner it goes."""
-        return KeepScores(last_use.astype(np.float32), per_layer=self._layers_have_shares)
-
-    @property
-    def _layers_have_shares(self) -> bool:
-        return self._shape.num_slots >= self._shape.num_layers
-
-    def _quota(self, layer: int) -> int:
-        """Slots of a layer: an equal share, the first layers taking the remainder."""
-        share, rest = divmod(self._shape.num_slots, self._shape.num_layers)
-        return share + (layer < rest)
+        return self._cache.keep_scores(last_use)

@@ -1,0 +1,226 @@
+"""`localmoe simulate`: what policies would do on a machine that need not be here, with simulated or recorded
+routing. All that it prints is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from localmoe.cli.output import note, number, percent, print_json, print_table
+from localmoe.core.errors import ConfigError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
+from localmoe.core.units import format_rate
+from localmoe.engine.planning import CUDA_LIBRARY_BYTES, MAX_WINDOW
+from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.hardware.cards import Card, find_card
+from localmoe.hardware.limits import Rates
+from localmoe.hardware.plan import plan_memory
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import find_shape
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.prefetch.optimum import optimal_hits
+from localmoe.prefetch.registry import POLICIES, check_policy, decides_within_passes
+from localmoe.prefetch.simulator import simulate
+from localmoe.prefetch.simulator_machine import predict_machine
+from localmoe.prefetch.simulator_sources import windows
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+
+COLUMNS = (
+    "policy, draft length", "tok/s", "TPOT ms", "hit rate", "late", "reused", "best possible", "share of it",
+    "copied MB / token", "prefetched / token", "wasted / token", "stall ms / token",
+)  # fmt: skip
+
+
+_RATES = ("hit_rate", "late_rate", "reuse_rate", "best_reuse_rate", "share_of_best")
+
+
+def run_simulate(args: argparse.Namespace) -> None:
+    """Simulate every policy x draft length.
+
+    Raises:
+        LocalMoeError: for one sentence to the user.
+    """
+    policies = [check_policy(name) for name in args.policy or POLICIES]
+    footprint, stored_bytes = _footprint(args)
+    card = None if args.card is None else find_card(args.card)
+    machine, lengths = _machine(args, footprint, card, stored_bytes)
+    rows = []
+    for length in lengths:
+        best: int | None = None
+        for policy in policies:
+            tally = simulate(policy, machine, _windows(args, footprint, length))
+            if best is None:  # demands are the routing's, whatever the policy
+                best = best_hits(tally, machine)
+            rows.append(summary_of(policy, length, tally, best, machine))
+    report = {
+        "predicted": True,
+        "model": footprint.name,
+        "card": None if card is None else str(card),
+        "drafter": args.drafter,
+        "gate_accuracy": args.gate_accuracy,
+        "synthetic": args.synthetic.as_dict(),
+        "machine": asdict(machine),
+        "rows": rows,
+    }
+    if args.json:
+        print_json(report)
+    else:
+        _print(args, footprint, card, machine, rows)
+
+
+def best_hits(tally: Tally, machine: Machine) -> int:
+    """What the offline optimum reaches on the same demands."""
+    return optimal_hits(
+        tally.demands, machine.num_slots, whole_steps=machine.whole_passes, counted=tally.counted
+    )
+
+
+def _footprint(args: argparse.Namespace) -> tuple[ModelFootprint, int]:
+    """Sizes of the model, and bytes a weight in its checkpoint."""
+    source: ModelSource
+    if args.shape is not None:
+        source = RandomSource(find_shape(args.shape), args.synthetic)
+    else:
+        source = CheckpointSource.open(args.model)
+    skeleton = source.skeleton(source.stored_dtype)
+    name = args.shape or source.name
+    return measure_footprint(name, source.stored_dtype, skeleton), source.stored_dtype.itemsize
+
+
+def _windows(args: argparse.Namespace, footprint: ModelFootprint, length: int) -> Iterator[Prompt | Window]:
+    tokens = SyntheticModel(
+        args.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
+    )
+    return windows(
+        tokens,
+        draft_length=length,
+        answers=args.answers,
+        prompt_tokens=args.prompt_tokens,
+        new_tokens=args.max_new_tokens,
+        self_draft=args.drafter == "self",
+        gate_accuracy=args.gate_accuracy,
+        seed=args.seed,
+    )
+
+
+def _machine(
+    args: argparse.Namespace, footprint: ModelFootprint, card: Card | None, stored_bytes: int
+) -> tuple[Machine, list[int]]:
+    """The machine, and the draft lengths that are possible on it.
+
+    Raises:
+        BudgetError: the model does not fit the card. ConfigError: there is nothing left to simulate.
+    """
+    lengths, num_slots, rates = (
+        list(args.draft_lengths),
+        args.slots,
+        Rates(args.memory or 0.0, args.link or 0.0),
+    )
+    if card is not None:
+        wanted = args.drafter == "self" and any(lengths)
+        plan = _plan(footprint, card, args.context, stored_bytes, drafting=wanted)
+        num_slots = args.slots or plan.num_slots
+        rates = Rates(args.memory or card.rates.device_bytes_per_s, args.link or card.rates.link_bytes_per_s)
+        if wanted and not plan.drafting:
+            note(f"No drafting: {plan.drafting_reason}.")
+            lengths = [length for length in lengths if length == 0]
+    if not lengths:
+        raise ConfigError(
+            f"The draft of {footprint.name} does not fit this card, and all draft lengths asked for need it: "
+            "add 0, or use --drafter prompt-lookup."
+        )
+    machine = predict_machine(footprint, num_slots, rates, whole_passes=not args.layer_by_layer)
+    if args.drafter != "self":
+        machine = replace(machine, draft_token_s=0.0)
+    return machine, lengths
+
+
+def _plan(
+    footprint: ModelFootprint, card: Card, context: int, stored_bytes: int, *, drafting: bool
+) -> MemoryPlan:
+    if context > footprint.max_context:
+        raise ConfigError(f"{footprint.name} was made for at most {footprint.max_context} tokens of context.")
+    return plan_memory(
+        footprint,
+        budget_bytes=card.budget_bytes,
+        context=context,
+        compute_bytes=2,
+        checkpoint_bytes_per_weight=stored_bytes,
+        max_window=MAX_WINDOW,
+        drafting=drafting,
+        drafting_reason="" if drafting else "not asked for",
+        library_bytes=CUDA_LIBRARY_BYTES,
+        whole_passes=True,
+    )
+
+
+def summary_of(
+    policy: str, draft_length: int, tally: Tally, best: int, machine: Machine
+) -> dict[str, str | int | float | None]:
+    """One setting's figures, for --json.
+
+    `reuse_rate` is the share of demands that no copy was made for; prefetching can raise the hit rate beyond
+    it, and only better eviction can raise it. `best_reuse_rate` is what the offline optimum reaches.
+    """
+    counters, stats = tally.counters, tally.counters.freeze()
+    demands = max(1, stats.expert_demands)
+    tokens = max(1, counters.new_tokens - 1)
+    reuse, best_reuse = 1.0 - tally.copies / demands, best / demands
+    return {
+        "policy": policy,
+        "draft_length": draft_length,
+        "tokens_per_s": stats.tokens_per_s,
+        "tpot_s": stats.tpot_s,
+        "hit_rate": stats.hit_rate,
+        "late_rate": stats.late / demands,
+        "reuse_rate": reuse,
+        "best_reuse_rate": best_reuse,
+        "share_of_best": reuse / best_reuse if best else None,
+        "acceptance_rate": stats.acceptance_rate,
+        "h2d_bytes_per_token": tally.copies * machine.expert_bytes / tokens,
+        "prefetched_per_token": counters.prefetched / tokens,
+        "wasted_per_token": counters.wasted / tokens,
+        "stall_s_per_token": (counters.stall_s or 0.0) / tokens,
+        "steps": counters.steps,
+    }
+
+
+def _print(
+    args: argparse.Namespace,
+    footprint: ModelFootprint,
+    card: Card | None,
+    machine: Machine,
+    rows: list[dict[str, str | int | float | None]],
+) -> None:
+    total = footprint.total_experts
+    drafter = "" if args.drafter == "self" else f", drafter {args.drafter}"
+    print(f"predicted: {footprint.name} on {card or 'a machine as given'}")
+    link = format_rate(machine.expert_bytes / machine.copy_s)
+    copy_ms, draft_ms = 1e3 * machine.copy_s, 1e3 * machine.draft_token_s
+    print(
+        f"predicted: {machine.num_slots} slots = {percent(machine.num_slots / total)} of the experts, link "
+        f"{link}, a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
+    )
+    print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
+    print_table(None, COLUMNS, [_cells(row) for row in rows])
+    if not args.layer_by_layer:
+        names = [name for name in POLICIES if decides_within_passes(name)]
+        print(f"Whole passes: of {', '.join(names)} only the cache is left: they decide within a pass.")
+
+
+def _cells(row: dict[str, str | int | float | None]) -> tuple[str, ...]:
+    def value(name: str, factor: float = 1.0) -> float | None:
+        found = row[name]
+        return factor * found if isinstance(found, (int, float)) else None
+
+    return (
+        f"{row['policy']}, {row['draft_length']}",
+        number(value("tokens_per_s")), number(value("tpot_s", 1e3)),
+        *(percent(value(name)) for name in _RATES),
+        number(value("h2d_bytes_per_token", 1e-6)),
+        number(value("prefetched_per_token")), number(value("wasted_per_token")),
+        number(value("stall_s_per_token", 1e3)),
+    )  # fmt: skip

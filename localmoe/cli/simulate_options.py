@@ -1,0 +1,74 @@
+"""The options of `localmoe simulate`, and which of them make sense together. Runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from localmoe.cli.option_types import at_least, checked, fixed_draft_lengths
+from localmoe.core.errors import ConfigError
+from localmoe.core.synthetic import RoutingSpec, SyntheticSettings, parse_routing, parse_share
+from localmoe.core.units import parse_speed
+
+DRAFTERS = ("self", "prompt-lookup")
+
+
+def add_simulate_options(parser: argparse.ArgumentParser) -> None:
+    """Routing, model, machine, and what is run on them."""
+    _add_routing(parser)
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--shape", metavar="NAME", help="a known model's shape; an unknown one lists them")
+    model.add_argument("--model", metavar="MODEL", help="as of the other commands; only its headers are read")
+    machine = parser.add_argument_group("the machine: a card, or slots and speeds (which change a card's)")
+    machine.add_argument("--card", metavar="NAME", help="e.g. rtx-4090; an unknown one lists them")
+    machine.add_argument("--slots", type=checked(at_least(1)), metavar="N", help="experts in device memory")
+    machine.add_argument("--link", type=checked(parse_speed), metavar="SPEED", help="e.g. 25GB/s")
+    machine.add_argument(
+        "--memory", type=checked(parse_speed), metavar="SPEED", help="device memory, e.g. 1TB/s"
+    )
+    machine.add_argument("--context", type=checked(at_least(16)), default=4096, metavar="N")
+    machine.add_argument("--layer-by-layer", action="store_true", help="as on a CPU, not in whole passes")
+    run = parser.add_argument_group("what runs on it")
+    run.add_argument("--policy", action="append", metavar="NAME", help="repeat to compare; default: all")
+    run.add_argument(
+        "--draft-lengths",
+        type=checked(fixed_draft_lengths),
+        default=(0, 4),
+        metavar="A,B",
+        help="default: 0,4",
+    )
+    run.add_argument("--drafter", choices=DRAFTERS, default="self", help="prompt-lookup routes no experts")
+    run.add_argument("--answers", type=checked(at_least(1)), default=4, metavar="N")
+    run.add_argument("--prompt-tokens", type=checked(at_least(1)), default=64, metavar="N")
+    run.add_argument("--max-new-tokens", type=checked(at_least(2)), default=128, metavar="N")
+    parser.set_defaults(check=partial(_check, parser))
+
+
+def _add_routing(parser: argparse.ArgumentParser) -> None:
+    routing = parser.add_mutually_exclusive_group(required=True)
+    routing.add_argument(
+        "--trace", type=Path, metavar="FILE.npz", help="routing that localmoe trace recorded"
+    )
+    routing.add_argument("--routing", type=checked(parse_routing), metavar="uniform|sticky:P")
+    shares = parser.add_argument_group("how well drafts and guesses agree (shares from 0 to 1)")
+    for name, default, text in (
+        ("--acceptance", 0.9, "probability that a drafted token is accepted"),
+        ("--match", 0.9, "probability that the draft routes a (token, layer) as the target does"),
+        ("--gate-accuracy", 0.85, "the same of the next layer's gate, for policies that guess by it"),
+    ):
+        shares.add_argument(
+            name, type=checked(parse_share), default=default, metavar="P", help=f"{text}; default: {default}"
+        )
+    shares.add_argument("--seed", type=int, default=0, metavar="N")
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse a machine that is not whole, and put the settings of the simulation into `args.synthetic`."""
+    if args.card is None and None in (args.slots, args.link, args.memory):
+        parser.error("give either --card NAME, or --slots N, --link SPEED and --memory SPEED")
+    routing = args.routing or RoutingSpec("trace", path=args.trace)
+    try:
+        args.synthetic = SyntheticSettings(routing, args.acceptance, args.match, args.seed)
+    except ConfigError as error:
+        parser.error(str(error))

@@ -1,0 +1,54 @@
+"""What the next MoE layer's gate makes of this layer's router input, for policies that prefetch by it.
+Prefetches nothing, and changes nothing that is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from localmoe.core.events import NextGateGuessed
+from localmoe.model.skeleton import Skeleton
+
+Gate = Callable[[Tensor], tuple[Tensor, Tensor]]  # (T, H) -> weights and experts, (T, K) each
+
+
+def find_gates(skeleton: Skeleton) -> list[Gate | None]:
+    """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts). None
+    where there is no such module, or it does not read what the experts read."""
+    return [_gate_beside(skeleton, experts.path) for experts in skeleton.experts]
+
+
+def _gate_beside(skeleton: Skeleton, path: str) -> Gate | None:
+    parent: nn.Module = skeleton.model.get_submodule(path.rpartition(".")[0])
+    hidden_size = int(skeleton.text_config.hidden_size)
+    for name in ("gate", "router"):
+        router = getattr(parent, name, None)
+        weight = getattr(router, "weight", None)
+        if not (isinstance(router, nn.Module) and isinstance(weight, Tensor)):
+            continue
+        if tuple(weight.shape) == (skeleton.num_experts, hidden_size):
+            return _gate_of(router)
+    return None
+
+
+def _gate_of(router: nn.Module) -> Gate:
+    def choose(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        _, weights, experts = router(hidden)
+        return weights, experts
+
+    return choose
+
+
+def guess(gates: Sequence[Gate | None], layer: int, hidden: Tensor) -> NextGateGuessed | None:
+    """What the gate of `layer` would choose for `hidden` (T, H); None where that cannot be told."""
+    gate = gates[layer] if layer < len(gates) else None
+    if gate is None:
+        return None
+    weights, experts = gate(hidden)
+    wanted = torch.zeros(int(experts.max()) + 1, dtype=torch.float32, device=hidden.device)
+    wanted.index_add_(0, experts.flatten(), weights.flatten().float())
+    order = wanted.argsort(descending=True, stable=True)[: experts.unique().numel()]
+    return NextGateGuessed(layer, tuple(order.tolist()), tuple(wanted[order].tolist()), len(hidden))

@@ -1,0 +1,105 @@
+"""How much each expert is worth keeping beyond what is known to come: recent use and long-run frequency, by
+token. Evicts nothing; policies read it.
+
+Worth = R + 5 F. R is a use count that halves with every token (recency: neighbouring tokens share experts); F
+is the share of tokens that used the expert, over about the last hundred (skew: some experts are popular).
+Either alone is worse: R on real routing, F on sticky routing (benchmarks/policy_simulations.py).
+
+Layers get shares of the slots in proportion to the perplexity of F, the number of experts that they use
+effectively: a layer whose routing has high entropy needs more slots for the same hit rate (entropy-aware
+    slots of
+MoE-SpeQ 3.3.2, which names the idea and leaves the formula open).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_TOKEN_DECAY = 0.5  # of R, a token
+_FREQUENCY_DECAY = 0.99  # of F, a token
+_FREQUENCY_WEIGHT = 5.0
+_REJECTED_WEIGHT = 0.5  # a drafted token that was rejected, for each place behind the last kept one
+_QUOTA_TOKENS = 32  # so many tokens apart the layers' shares are computed anew
+
+Mask = NDArray[np.bool_]
+
+
+class ReuseScores:
+    """State, (L, E) each: R and F."""
+
+    def __init__(self, num_layers: int, num_experts: int, num_slots: int) -> None:
+        self._recent = np.zeros((num_layers, num_experts))
+        self._frequency = np.zeros((num_layers, num_experts))
+        self._worth: NDArray[np.float64] | None = None  # as far as it is known
+        self._num_slots = num_slots
+        self._until_quota = 0
+        self._quota = np.full(num_layers, num_slots / num_layers)
+
+    def worth(self) -> NDArray[np.float64]:
+        """(L, E): the higher, the sooner it is used again. Not to be written to."""
+        if self._worth is None:
+            self._worth = self._recent + _FREQUENCY_WEIGHT * self._frequency
+        return self._worth
+
+    def quota(self) -> NDArray[np.float64]:
+        """(L,): slots that each layer should hold; they sum to all slots."""
+        if self._until_quota <= 0:
+            self._quota = self._num_slots * slot_shares(self._frequency)
+            self._until_quota = _QUOTA_TOKENS
+        return self._quota
+
+    def learn_step(self, demanded: Mask, routed: Sequence[Mask], accepted: int, drafted: int) -> None:
+        """A step is over: `accepted` of `drafted` tokens were kept, so that accepted + 1 tokens of text were
+        added.
+
+        Args:
+            demanded: (L, E), what the target used.
+            routed: (L, E) each, what the draft said of the first window tokens; a use counts for the tokens
+                of which the draft said so, and one that it did not foresee for the window's last token. Where
+                it said nothing at all, every use counts for the last token that was kept.
+        """
+        self._age(accepted + 1)
+        foreseen = np.zeros_like(demanded)
+        for token, mask in enumerate(routed):
+            self._use(mask & demanded, token, accepted)
+            foreseen |= mask
+        self._use(demanded & ~foreseen, drafted if routed else accepted, accepted)
+
+    def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
+        """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
+        self._worth = None
+        self._recent *= _TOKEN_DECAY**num_tokens
+        self._recent += demanded
+        kept = _FREQUENCY_DECAY ** (num_tokens if shares is not None else 1)
+        self._frequency *= kept
+        self._frequency += (1.0 - kept) * (demanded if shares is None else shares)
+        self._until_quota -= num_tokens
+
+    def _age(self, tokens: int) -> None:
+        self._worth = None
+        self._recent *= _TOKEN_DECAY**tokens
+        self._frequency *= _FREQUENCY_DECAY**tokens
+        self._until_quota -= tokens
+
+    def _use(self, used: Mask, token: int, accepted: int) -> None:
+        """A use by window token `token`, of which tokens 0 .. accepted are text now."""
+        behind = token - accepted
+        if behind <= 0:
+            self._recent += _TOKEN_DECAY**-behind * used
+            self._frequency += (1.0 - _FREQUENCY_DECAY) * used
+        else:
+            self._recent += _REJECTED_WEIGHT**behind * used
+
+
+def slot_shares(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(L,): each layer's share of the slots, in proportion to exp(entropy) of its use, (L, E). A layer of
+    which nothing is known counts as one that uses all experts alike."""
+    totals = frequency.sum(axis=1, keepdims=True)
+    p = np.where(totals > 0, frequency / np.where(totals > 0, totals, 1.0), 1.0 / frequency.shape[1])
+    entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(axis=1)
+    perplexity = np.exp(entropy)
+    shares: NDArray[np.float64] = perplexity / perplexity.sum()
+    return shares

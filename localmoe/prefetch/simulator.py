@@ -1,0 +1,86 @@
+"""Replay windows of routing on a policy, in simulated time: the same policy objects, scheduler and rules as
+in an engine. Results are predictions. Draws no routing (see simulator_sources) and knows no card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from localmoe.prefetch.policy import CacheShape, PolicyFactory
+from localmoe.prefetch.registry import POLICIES
+from localmoe.prefetch.scheduler import Scheduler
+from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
+from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of
+
+
+class _Steps(Protocol):
+    @property
+    def memory(self) -> LayerMemory | PassMemory: ...
+
+    def prompt(self, prompt: Prompt) -> None: ...
+
+    def step(self, window: Window, tally: Tally) -> None: ...
+
+
+def simulate(
+    policy: str | PolicyFactory, machine: Machine, story: Iterable[Prompt | Window], *, warm_up: int = 0
+) -> Tally:
+    """Run a story from empty slots.
+
+    Args:
+        policy: its name, or what makes it.
+        warm_up: so many windows are run and not counted.
+
+    Returns:
+        Counters as of one answer; `prefetched`, `wasted` and copies are those of the windows counted.
+    """
+    make = POLICIES[policy] if isinstance(policy, str) else policy
+    shape = CacheShape(machine.num_layers, machine.num_experts, machine.experts_per_token, machine.num_slots)
+    steps = _make_steps(make, shape, machine)
+    memory, tally, ignored, left = steps.memory, Tally(), Tally(), warm_up
+    for part in story:
+        before = memory.copies, memory.prefetched, memory.wasted, memory.stall_s
+        is_counted = isinstance(part, Window) and not left
+        tally.demands.append(demanded_of(part.target, machine.num_experts))
+        tally.counted.append(is_counted)
+        if isinstance(part, Prompt):
+            steps.prompt(part)
+        elif not is_counted:
+            left -= 1
+            steps.step(part, ignored)
+        else:
+            steps.step(part, tally)
+            _count(tally, part, memory, before)
+    tally.counters.new_tokens += 1  # the one that came with the prompt, which decoding time does not count
+    tally.counters.decode_h2d_bytes = tally.copies * machine.expert_bytes
+    return tally
+
+
+def _count(
+    tally: Tally, window: Window, memory: LayerMemory | PassMemory, before: tuple[int, int, int, float]
+) -> None:
+    """A window's own counts, and what the memory did in it."""
+    copies, prefetched, wasted, stall_s = before
+    counters = tally.counters
+    counters.steps += 1
+    counters.drafted += window.drafted
+    counters.accepted += window.accepted
+    counters.new_tokens += window.accepted + 1
+    counters.prefetched += memory.prefetched - prefetched
+    counters.wasted += memory.wasted - wasted
+    counters.stall_s = (counters.stall_s or 0.0) + memory.stall_s - stall_s
+    tally.copies += memory.copies - copies
+
+
+def _make_steps(make: PolicyFactory, shape: CacheShape, machine: Machine) -> _Steps:
+    memory: LayerMemory | PassMemory
+    scheduler = Scheduler(make(shape), clock=lambda: memory.now)
+    if machine.whole_passes:
+        memory = PassMemory(machine, scheduler)
+        scheduler.attach(memory, copies=lambda: memory.copies)
+        return PassSteps(machine, scheduler, memory)
+    memory = LayerMemory(machine, scheduler.choose_victim)
+    scheduler.attach(memory, copy_s=memory.copy_s)
+    return LayerSteps(machine, scheduler, memory)

@@ -1,0 +1,51 @@
+"""What passes of a model would take on a machine that is not here, predicted from bytes and rates. Simulates
+nothing.
+
+A pass reads its weights at 0.8 of the memory's bandwidth and takes 40 us a layer besides (norms, attention,
+starting kernels): fitted to the passes measured on an H200 (docs/log.md), which it meets within 15 %. Reading
+the KV cache is left out.
+"""
+
+from __future__ import annotations
+
+from localmoe.core.types import ModelFootprint
+from localmoe.hardware.limits import Rates
+from localmoe.prefetch.simulator_types import Machine
+
+_READ_SHARE = 0.8
+_LAYER_S = 40e-6
+_STEP_S = 0.13e-3  # the host, between steps
+
+
+def predict_machine(
+    footprint: ModelFootprint,
+    num_slots: int,
+    rates: Rates,
+    *,
+    compute_bytes: int = 2,
+    whole_passes: bool = True,
+) -> Machine:
+    """A machine for the simulator.
+
+    Args:
+        rates: of device memory and of the link to it.
+        compute_bytes: bytes a weight on the device.
+        whole_passes: as a GPU does it; else layer by layer.
+    """
+    layers, read_rate = footprint.num_layers, rates.device_bytes_per_s * _READ_SHARE
+    embedding = footprint.vocab_size * footprint.hidden_size * compute_bytes  # of which one row is read
+    shared_s = max(0, footprint.shared_bytes - embedding) / read_rate
+    draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
+    return Machine(
+        num_layers=layers,
+        num_experts=footprint.num_experts,
+        experts_per_token=footprint.experts_per_token,
+        num_slots=min(num_slots, footprint.total_experts),
+        expert_bytes=footprint.expert_bytes,
+        copy_s=footprint.expert_bytes / rates.link_bytes_per_s,
+        draft_token_s=shared_s + draft_experts / read_rate + layers * _LAYER_S,
+        layer_s=shared_s / layers + _LAYER_S,
+        expert_s=footprint.expert_params * compute_bytes / read_rate,
+        step_s=_STEP_S,
+        whole_passes=whole_passes,
+    )

@@ -1,0 +1,105 @@
+"""What a simulation is given and what it counts: plain values. Simulates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.stats import GenerationCounters
+
+Experts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens that run through the target before anything is decoded. target: (n, L, K)."""
+
+    target: Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One step: g drafted tokens and the n tokens that the target verifies (g + 1, or fewer routed by the
+    draft where another drafter proposed them).
+
+    Attributes:
+        draft: (d, L, K), the draft's routing of the first d window tokens; d is 0 without a self-draft.
+        confidences: float32 (d, L, K).
+        target: (n, L, K).
+        accepted: drafted tokens that are kept.
+        guesses: (n, L, K), what gate l makes of layer l - 1's router input; None: not known. Row 0 of the
+            layers is not used.
+    """
+
+    draft: Experts
+    confidences: NDArray[np.float32]
+    target: Experts
+    accepted: int
+    guesses: Experts | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were proposed."""
+        return len(self.target) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Shape and rates of what is simulated. Seconds are of the model alone, waiting apart.
+
+    Attributes:
+        num_layers, num_experts, experts_per_token, num_slots: as in CacheShape.
+        expert_bytes: what one copy moves.
+        copy_s: how long it takes.
+        draft_token_s: one draft pass.
+        layer_s: a layer of a target pass without its experts.
+        expert_s: each distinct expert of it, read from its slot.
+        step_s: what else a step takes.
+        start_s: until a copy starts that finds nothing running; layer by layer only.
+        whole_passes: the host hears of passes before and after them only, as on a GPU; else layer by layer.
+    """
+
+    num_layers: int
+    num_experts: int
+    experts_per_token: int
+    num_slots: int
+    expert_bytes: int
+    copy_s: float
+    draft_token_s: float
+    layer_s: float
+    expert_s: float
+    step_s: float = 0.0
+    start_s: float = 0.0
+    whole_passes: bool = True
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a simulation counts, beside the counters of a real answer.
+
+    Attributes:
+        counters: as an engine's; times are simulated.
+        copies: experts that were moved while decoding.
+        demands: bool (L, E) of each prompt and step in order, for the offline optimum.
+        counted: whether each of them is a step that was counted.
+    """
+
+    counters: GenerationCounters = field(default_factory=GenerationCounters)
+    copies: int = 0
+    demands: list[NDArray[np.bool_]] = field(default_factory=list)
+    counted: list[bool] = field(default_factory=list)
+
+    @property
+    def num_demands(self) -> int:
+        """Experts that counted steps asked for."""
+        return self.counters.hits + self.counters.late + self.counters.misses
+
+
+def demanded_of(experts: Experts, num_experts: int) -> NDArray[np.bool_]:
+    """bool (L, E): which experts these tokens (n, L, K) ask for; an index past the experts means "none"."""
+    _, layers, _ = experts.shape
+    demanded = np.zeros((layers, num_experts + 1), dtype=np.bool_)
+    demanded[np.arange(layers)[None, :, None], np.minimum(experts, num_experts)] = True
+    return demanded[:, :num_experts]

@@ -1,0 +1,67 @@
+"""What the window at hand needs, as the draft's routing tells it: the lookahead buffer of MoE-SpeQ 3.3.1 in
+the form that a policy decides by. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class WindowNeeds:
+    """Of every expert: how many window tokens want it, and whether one of them is sure of it.
+
+    Attributes:
+        wanted: int32 (L, E), tokens that want it; 0 once its layer is done.
+        sure: bool (L, E), wanted by token 0 (verified in any case), with at least half an equal share of the
+            router's weight, or by several tokens.
+        routed: bool (L, E) of each window token so far, whatever is done by now.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int) -> None:
+        self.wanted = np.zeros((num_layers, num_experts), dtype=np.int32)
+        self.sure = np.zeros((num_layers, num_experts), dtype=np.bool_)
+        self.routed: list[NDArray[np.bool_]] = []
+
+    def clear(self) -> None:
+        """Another window begins."""
+        self.wanted[:] = 0
+        self.sure[:] = False
+        self.routed.clear()
+
+    def add_layer(self, token: int, layer: int, experts: Sequence[int], confidences: Sequence[float]) -> None:
+        """One token's choices at one layer. An index outside the experts means "none"."""
+        self._make_room(token)
+        routed, wanted, sure = self.routed[token][layer], self.wanted[layer], self.sure[layer]
+        total = sum(confidences)
+        for expert, confidence in zip(experts, confidences, strict=True):
+            if 0 <= expert < len(wanted):
+                routed[expert] = True
+                wanted[expert] += 1
+                if token == 0 or 2 * len(experts) * confidence >= total or wanted[expert] > 1:
+                    sure[expert] = True
+
+    def _make_room(self, token: int) -> None:
+        while len(self.routed) <= token:
+            self.routed.append(np.zeros(self.wanted.shape, dtype=np.bool_))
+
+    def add_token(self, token: int, experts: NDArray[np.integer], confidences: NDArray[np.floating]) -> None:
+        """One token's choices at all layers, (L, K) each."""
+        self._make_room(token)
+        layers = np.arange(len(experts))[:, None]
+        count = self.wanted.shape[1]
+        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
+        cells = layers * count + experts
+        if int(experts.min()) < 0 or int(experts.max()) >= count:
+            exists = (experts >= 0) & (experts < count)
+            cells, confident = cells[exists], confident[exists]
+        self.routed[token].reshape(-1)[cells] = True
+        wanted = self.wanted.reshape(-1)  # views
+        wanted[cells] += 1
+        self.sure.reshape(-1)[cells] |= True if token == 0 else confident | (wanted[cells] > 1)
+
+    def layer_done(self, layer: int) -> None:
+        """The target needs nothing of this layer any more."""
+        self.wanted[layer] = 0

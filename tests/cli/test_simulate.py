@@ -1,0 +1,107 @@
+"""`localmoe simulate`: what it prints, and what it refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localmoe.cli.main import main
+from localmoe.core.routing_trace import RoutingTrace
+
+MACHINE = ("--slots", "40", "--link", "1GB/s", "--memory", "20GB/s")
+SMALL = ("--answers", "1", "--prompt-tokens", "8", "--max-new-tokens", "12")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command, in this process."""
+    try:
+        code = main(("simulate", *argv))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of the embedded model's shape: two prompts, one token's experts over and over."""
+    path = tmp_path_factory.mktemp("trace") / "demo.npz"
+    experts = np.tile(np.arange(4, dtype=np.int16), (40, 6, 1))
+    RoutingTrace("demo", 16, experts, np.array([0, 20])).write(path)
+    return path
+
+
+def test_every_policy_is_compared_with_the_offline_optimum(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for layers in ((), ("--layer-by-layer",)):
+        code, out, _ = run(
+            capsys, "--trace", str(trace), "--model", "demo", *MACHINE, *SMALL, *layers,
+            "--policy", "on-demand", "--policy", "moe-speq", "--draft-lengths", "0,3", "--json",
+        )  # fmt: skip
+        found = json.loads(out)
+        assert code == 0 and found["predicted"] is True and found["model"] == "demo"
+        assert found["machine"]["num_slots"] == 40 and found["machine"]["whole_passes"] == (not layers)
+        assert [(row["policy"], row["draft_length"]) for row in found["rows"]] == [
+            ("on-demand", 0), ("moe-speq", 0), ("on-demand", 3), ("moe-speq", 3)
+        ]  # fmt: skip
+        for row in found["rows"]:  # the prompt brought the only experts that are ever used
+            assert row["best_reuse_rate"] == 1.0 and 0.9 <= row["hit_rate"] <= 1.0
+            assert row["share_of_best"] == row["reuse_rate"] <= 1.0 and row["tokens_per_s"] > 0
+    assert found["synthetic"] == {
+        "routing": f"trace:{trace}", "acceptance": 0.9, "match": 0.9, "seed": 0
+    }  # fmt: skip
+
+
+def test_a_card_says_how_many_slots_there_are_and_whether_a_draft_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("--routing", "sticky:0.5", "--shape", "mixtral-8x7b", "--card", "rtx-4090", *SMALL)
+    code, out, err = run(capsys, *argv, "--policy", "on-demand")
+    assert code == 0 and "No drafting: the INT4 draft needs" in err
+    assert "on-demand, 0" in out and "on-demand, 4" not in out
+    assert all(line.startswith("predicted: ") for line in out.splitlines()[:3]), "nothing here was measured"
+    code, _, err = run(capsys, *argv, "--draft-lengths", "4")
+    assert code == 1 and "--drafter prompt-lookup" in err and "Traceback" not in err
+    code, out, _ = run(
+        capsys, *argv, "--draft-lengths", "4", "--drafter", "prompt-lookup", "--policy", "moe-speq", "--json"
+    )
+    found = json.loads(out)
+    assert code == 0 and found["machine"]["draft_token_s"] == 0.0 and found["rows"][0]["hit_rate"] > 0.1
+    assert found["rows"][0]["prefetched_per_token"] == 0.0, "such a drafter routes nothing"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("--routing", "uniform", "--shape", "mixtral-8x7b"), 2, "either --card NAME, or --slots N"),
+        (("--shape", "mixtral-8x7b", *MACHINE), 2, "--trace --routing"),
+        (("--routing", "uniform", *MACHINE), 2, "--shape --model"),
+        (("--routing", "uniform", "--shape", "x", *MACHINE), 1, "Shape 'x' is unknown: use one of qwen1.5"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", "--card", "x"), 1, "use one of rtx-4060"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--policy", "x"), 1, "no policy 'x'"),
+        (("--routing", "uniform", "--shape", "phi-3.5-moe", "--card", "rtx-4060", "--context",
+          "100000"), 1, "is too small"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", "--card", "rtx-4090", "--context", "99999"), 1,
+         "at most 4096 tokens"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--draft-lengths", "auto"), 2,
+         "numbers"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--slots", "0"), 2, "at least 1"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--answers", "x"), 2, "whole number"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--match", "2"), 2, "from 0 to 1"),
+        (("--trace", "/nowhere.npz", "--shape", "olmoe-1b-7b", *MACHINE), 1, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_one_sentence(
+    argv: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = run(capsys, *argv)
+    assert found == code and words in " ".join(err.split()) and "Traceback" not in err and out == ""
+
+
+def test_a_trace_of_another_shape_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--trace", str(trace), "--shape", "olmoe-1b-7b", *MACHINE)
+    assert code == 1 and "6 MoE layers of 16 experts" in err

@@ -1,0 +1,70 @@
+"""What the next layer's gate makes of a layer's input: against transformers' own routers, for every
+family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engines import ask
+
+from localmoe.core.events import NextGateGuessed
+from localmoe.engine import Engine
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.next_gate import find_gates, guess
+from localmoe.model.skeleton import build_skeleton
+
+FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gate_of_every_layer_is_found_and_asked(
+    family: str, tiny: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, model = tiny(family)
+    skeleton = build_skeleton(Checkpoint.open(folder), torch.float32)
+    gates = find_gates(skeleton)
+    assert len(gates) == len(skeleton.experts) and None not in gates
+    skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
+    hidden = torch.randn(3, skeleton.text_config.hidden_size, generator=torch.Generator().manual_seed(1))
+    for layer, experts in enumerate(skeleton.experts):
+        parent = model.get_submodule(experts.path.rpartition(".")[0])
+        with torch.inference_mode():
+            _, weights, index = (getattr(parent, "gate", None) or parent.router)(hidden)
+            found = guess(gates, layer, hidden)
+        wanted: dict[int, float] = {}
+        for expert, weight in zip(index.flatten().tolist(), weights.flatten().tolist(), strict=True):
+            wanted[expert] = wanted.get(expert, 0.0) + weight
+        assert found is not None and (found.layer, found.num_tokens) == (layer, 3)
+        assert dict(zip(found.experts, found.weights, strict=True)) == pytest.approx(wanted, rel=1e-5)
+        assert list(found.weights) == sorted(found.weights, reverse=True)
+    assert guess(gates, len(gates), hidden) is None and guess([None], 0, hidden) is None
+
+
+def test_guesses_are_made_for_decoding_only_and_change_no_token(
+    tiny_engine: Callable[[str], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_engine("qwen2_moe")
+    told: list[NextGateGuessed] = []
+    scheduler = engine._loaded.passes.scheduler
+    plain = ask(engine, "Once upon a time", 8, policy="on-demand", draft_length=2).tokens
+    notify = scheduler.notify
+
+    def hear(event: Any) -> None:
+        if isinstance(event, NextGateGuessed):
+            told.append(event)
+        notify(event)
+
+    monkeypatch.setattr(scheduler, "notify", hear)
+    engine.reset()
+    answer = ask(engine, "Once upon a time", 8, policy="adapmoe", draft_length=2)
+    layers = engine.footprint.num_layers
+    assert answer.tokens == plain
+    assert [e.layer for e in told] == list(range(1, layers)) * answer.stats.steps
+    assert all(1 <= e.num_tokens <= 3 for e in told)
+    told.clear()
+    ask(engine, "Once upon a time", 8, policy="on-demand", draft_length=2)
+    assert told == []
