@@ -10,14 +10,20 @@ from typing import Any
 
 import gradio as gr
 
+from app import words
 from app.chats import Chat, ChatError
 from app.messages import history_entries, split_turns, turn_entries
+from app.models.service import ModelsService
+from app.models_html import queue_html
+from app.models_view import results_html, shelf_html, suggestions_html
 from app.panel import panel_html
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
+from app.tabs.models import ModelsWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html
+from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -31,6 +37,8 @@ class Widgets:
     chat: ChatWidgets
     sidebar: SidebarWidgets
     settings: SettingsWidgets
+    models: ModelsWidgets
+    tabs: gr.Tabs
     header: gr.HTML
     news: gr.HTML
     panel: gr.HTML
@@ -43,16 +51,18 @@ class Screen:
     can overtake each other, and whichever the page takes last brings its own `seen`, so that the next tick
     mends what is out of date."""
 
-    def __init__(self, service: ChatService, widgets: Widgets) -> None:
+    def __init__(self, service: ChatService, models: ModelsService, widgets: Widgets) -> None:
         self.service = service
+        self.models = models
         self.widgets = widgets
         self.view = gr.State(View())
         self.seen = gr.Textbox("", visible=False, label="Shown")
-        chat = widgets.chat
+        chat, tab = widgets.chat, widgets.models
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
             chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.news,
-            widgets.panel, widgets.timer, widgets.last_chat,
+            widgets.panel, widgets.timer, widgets.last_chat, widgets.tabs, chat.welcome, tab.queue,
+            tab.suggestions, tab.results, tab.shelf,
         ]  # fmt: skip
 
     def listen(
@@ -61,11 +71,12 @@ class Screen:
         handler: Callable[..., Updates],
         inputs: Sequence[Any],
         extra: Sequence[Any] = (),
+        js: str | None = None,
     ) -> None:
         """Attach a listener that may change anything above and `extra`; nothing waits in a queue."""
         event(
             handler, list(inputs), [*self._outputs, *extra], queue=False, show_progress="hidden",
-            api_visibility="private",
+            api_visibility="private", js=js,
         )  # fmt: skip
 
     def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
@@ -97,40 +108,75 @@ class Screen:
         chat = self._chat(view)
         mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
         running = job is not None and job.finish is None
-        busy = running or status.phase == "loading"
-        header, news = header_html(status), news_html(status)
+        t = texts_for(view.language)
+        opened = self.models.progress_flow()
+        busy = running or status.phase == "loading" or self.models.moves()
+        header, news = header_html(status, t), news_html(status, t)
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
         parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
-            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown)),
+            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown, t)),
             "turn": (
                 (chat_id, revision, mine.revision if mine is not None and running else None),
-                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine)},
+                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t)},
             ),
             "list": (
                 (revision, chat_id, answering),
-                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering)},
+                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering, t)},
             ),
             # these two are read out when they change, so the page gets them only then
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
             "share": (
                 (status.revision, running),
-                lambda: {widgets.settings.load.share: share_html(status, running)},
+                lambda: {widgets.settings.load.share: share_html(status, running, t)},
             ),
-            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job)}),
+            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job, t)}),
             "buttons": (running, lambda: self._buttons(running)),
-            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(view.notice, view.good)}),
+            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
+            "opened": (opened, lambda: {widgets.tabs: gr.Tabs(selected="chat")}),
+            **self._models_parts(view, chat is None, t),
         }
         updates: Updates = {}
         shown = _parse(seen)
         for name, (key, make) in parts.items():
             if shown.get(name) != repr(key):
                 updates.update(make())
-        updates[self.seen] = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        told = {name: repr(key) for name, (key, _) in parts.items()}
+        updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
         return updates
+
+    def _models_parts(
+        self, view: View, empty: bool, t: Texts
+    ) -> dict[str, tuple[Any, Callable[[], Updates]]]:
+        """The Models tab, while it is open; and the first start's proposals, while there is nothing else."""
+        models, widgets = self.models, self.widgets.models
+        welcome = empty and view.tab == "chat" and models.first_start()
+        parts: dict[str, tuple[Any, Callable[[], Updates]]] = {}
+        waiting = tuple((one.repo_id, one.state) for one in models.queue.view())
+        machine = None
+        if welcome or view.tab == "models":
+            models.fits.hardware()
+            machine = models.fits.epoch
+        what = (models.shelf.view().revision, machine, waiting, view.language)
+        welcome_key = what if welcome else None
+        parts["welcome"] = (
+            welcome_key,
+            lambda: {self.widgets.chat.welcome: suggestions_html(models, t) if welcome else ""},
+        )
+        if view.tab != "models":
+            return parts
+        status = self.service.holder.status()
+        draft = status.info.draft if status.info is not None else ""
+        state = (status.model, status.phase, draft, words.improvement_news(status))
+        found = models.finder.view().revision
+        parts["suggestions"] = (what, lambda: {widgets.suggestions: suggestions_html(models, t)})
+        parts["results"] = ((found, *what), lambda: {widgets.results: results_html(models, t)})
+        parts["shelf"] = ((state, *what), lambda: {widgets.shelf: shelf_html(models, t)})
+        parts["queue"] = (models.queue.revision, lambda: {widgets.queue: queue_html(models.queue.view(), t)})
+        return parts
 
     def _chat(self, view: View) -> Chat | None:
         if view.chat_id is None:
@@ -140,11 +186,11 @@ class Screen:
         except ChatError:
             return None  # deleted in another window
 
-    def _history(self, chat: Chat | None, shown: int) -> Updates:
+    def _history(self, chat: Chat | None, shown: int, t: Texts) -> Updates:
         messages = split_turns(chat)[0]
         widgets = self.widgets.chat
         return {
-            widgets.history: gr.update(value=history_entries(messages[-shown:]), visible=bool(messages)),
+            widgets.history: gr.update(value=history_entries(messages[-shown:], t), visible=bool(messages)),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }
 

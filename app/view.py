@@ -18,3 +18,5 @@ class View:
     shown: int = WINDOW
     notice: str = ""
     good: bool = False  # whether the notice is good news
+    language: str = "en"
+    tab: str = "chat"  # the one that is open

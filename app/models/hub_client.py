@@ -3,6 +3,7 @@ itself, so that the page's own process stays offline."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -151,10 +152,8 @@ class HubClient:
             answers.put({"error": {"kind": HubProcessError.__name__, "text": ""}})
 
     def _write(self, process: _Process, message: Mapping[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it has ended: `_read` tells every call that waits
             process.write(message)
-        except (OSError, ValueError):
-            pass  # it has ended: `_read` tells every call that waits
 
     def _end(self, process: _Process, number: int) -> None:
         with self._lock:
@@ -177,10 +176,8 @@ def _stop(process: _Process | None) -> None:
     if process is None:
         return
     if process.popen.stdin is not None:
-        try:
+        with contextlib.suppress(OSError):  # it has ended already
             process.popen.stdin.close()
-        except OSError:
-            pass  # it has ended already
     try:
         process.popen.wait(timeout=5)
     except subprocess.TimeoutExpired:

@@ -1,13 +1,14 @@
-"""`python -m localmoe.cli.hub_process`: the Hub's side of the page, a process of its own, so that the page's stays
-offline and answers are not slowed by checksums. Speaks JSON lines; decides nothing and keeps nothing.
+"""`python -m localmoe.cli.hub_process`: the Hub's side of the page, a process of its own, so that the page's
+stays offline and answers are not slowed by checksums. Speaks JSON lines; decides nothing and keeps nothing.
 
-In: {"id": 1, "do": "search", "with": {"query": "qwen"}}, or {"cancel": 1}. Out: {"id": 1, "progress": {...}} any
-number of times, then {"id": 1, "result": ...} or {"id": 1, "error": {"kind": class, "text": sentence}}. The end of
-its input ends it, so it never outlives the page.
+In: {"id": 1, "do": "search", "with": {"query": "qwen"}}, or {"cancel": 1}. Out: {"id": 1, "progress": {...}}
+any number of times, then {"id": 1, "result": ...} or {"id": 1, "error": {"kind": class, "text": sentence}}.
+The end of its input ends it, so it never outlives the page.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -93,22 +94,18 @@ class HubProcess:
         self._write({"id": number, **answer})
 
     def _write(self, message: Mapping[str, Any]) -> None:
-        with self._writing:
-            try:
-                self._output.write(json.dumps(message) + "\n")
-                self._output.flush()
-            except (OSError, ValueError):  # the page went away: the end of the input follows
-                pass
+        # an error: the page went away, and the input ends too
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            self._output.write(json.dumps(message) + "\n")
+            self._output.flush()
 
 
 def main() -> int:
     """Serve stdin; what libraries print goes to stderr."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         HubProcess(output).serve(sys.stdin)
-    except KeyboardInterrupt:
-        pass
     sys.stderr.flush()
     os._exit(0)  # threads in the middle of a request are not waited for; what has arrived is on the disk
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
-from localmoe.core.types import ModelFootprint
+from localmoe.core.model_facts import ModelFacts
 from localmoe.engine.device_support import why_not_in_kernels
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
@@ -24,36 +23,6 @@ from localmoe.hub.remote_repo import RemoteRepo
 from localmoe.hub.weight_files import CONFIG_NAME
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
 from localmoe.model.skeleton import Skeleton, build_skeleton
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model that the engine can run.
-
-    Attributes:
-        weight_bytes: of one weight in the checkpoint.
-        num_bytes: of the files to download, or of the weights in the folder.
-        unsuited: why steps cannot run whole in the GPU's kernels; "" if they can.
-        licence: short name, "" where none is known.
-        revision: commit on the Hub; "" for a folder.
-    """
-
-    footprint: ModelFootprint
-    weight_bytes: int
-    num_bytes: int
-    unsuited: str = ""
-    licence: str = ""
-    gated: bool = False
-    revision: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelFacts:
-        """The facts that `as_dict` gave."""
-        return cls(**{**values, "footprint": ModelFootprint(**values["footprint"])})
 
 
 def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:

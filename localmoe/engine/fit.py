@@ -4,16 +4,16 @@ planner's own answer for a model that need not be here. Probes nothing, loads no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError, LocalMoeError
+from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
-from localmoe.engine.facts import ModelFacts
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.facts import Hardware
@@ -21,35 +21,6 @@ from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
 
 DISK_MARGIN_BYTES = 64 << 20  # what a download leaves free
 _DTYPE_BY_BYTES = ((2, torch.bfloat16), (4, torch.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How a model would lie in this machine's memory.
-
-    Attributes:
-        fits: whether it can be loaded.
-        reason: why not, or "".
-        vram_bytes: of GPU memory that the plan takes; 0 without a GPU.
-        ram_bytes: of host RAM, the experts' records and, without a GPU, the rest.
-        drafting: whether the draft fits too.
-        tokens_per_s: predicted upper limit; None where the rates were not measured.
-        context: tokens.
-        budget_bytes, better_context: what would make it fit, where the plan names that.
-        missing_disk_bytes: that a download lacks on the disk.
-    """
-
-    fits: bool
-    reason: str = ""
-    device: Literal["cpu", "cuda"] = "cpu"
-    vram_bytes: int = 0
-    ram_bytes: int = 0
-    drafting: bool = False
-    tokens_per_s: float | None = None
-    context: int = 0
-    budget_bytes: int | None = None
-    better_context: int | None = None
-    missing_disk_bytes: int = 0
 
 
 def fit_model(

@@ -221,7 +221,7 @@ def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> Non
     assert "tiny demo model" not in page.text("#lm-header")
     page.choose_model("demo")
     page.apply("")
-    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Settings")
+    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Models")
 
 
 def test_every_control_has_a_label(page: PageDriver) -> None:
