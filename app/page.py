@@ -9,6 +9,7 @@ from html import escape
 import gradio as gr
 
 from app.models.service import ModelsService
+from app.models_screen import STILL_S, ModelsScreen
 from app.screen import BUSY_S, Screen, Widgets
 from app.service import ChatService
 from app.tabs.chat import connect_chat_tab, create_chat_tab
@@ -65,17 +66,17 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         last_chat = gr.BrowserState(None, storage_key="localmoe-chat", secret="localmoe")
         language = gr.Textbox("", visible=False, label="Language code")
         timer = gr.Timer(BUSY_S)
-        widgets = Widgets(
-            chat, sidebar, settings, models_widgets, tabs, header, news, panel, timer, last_chat
-        )
-        screen = Screen(service, models, widgets)
+        screen = Screen(service, Widgets(chat, sidebar, settings, header, news, panel, timer, last_chat))
+        models_timer = gr.Timer(STILL_S, active=False)
+        models_seen = gr.Textbox("", visible=False, label="Models shown")
+        models_screen = ModelsScreen(models, models_widgets, chat.welcome, tabs, models_timer, models_seen)
 
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
-        connect_models_tab(models_widgets, screen, [header, chat.welcome])
+        connect_models_tab(screen, models_screen, [header, chat.welcome])
         for tab, name in zip((chat_tab, models_tab, settings_tab), TABS, strict=True):
-            _connect_tab(tab, name, screen)
+            _connect_tab(tab, name, screen, models_screen)
 
         def handle_load(wanted: object, chosen: object) -> Updates:
             code = texts_for(chosen).language
@@ -84,28 +85,35 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
             models.shelf.refresh()
             return {
                 **form_values(settings, service), **screen.updates(view, ""),
+                **models_screen.refresh(view, ""),
                 **token_updates(models_widgets, code), top: top_html(texts_for(code)),
             }  # fmt: skip
 
         def handle_tick(view: View, seen: Seen) -> Updates:
             return screen.refresh(view, seen)
 
-        extra = [*settings.fields(), models_widgets.token_state, top]
+        extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
         screen.listen(
             page.load, handle_load, [last_chat, language], extra, js=f"(chat) => [chat, {_LANGUAGE}]"
         )
         screen.listen(timer.tick, handle_tick, [screen.view, screen.seen])
+        models_timer.tick(
+            models_screen.refresh, [screen.view, models_seen], models_screen.outputs(), queue=False,
+            show_progress="hidden", api_visibility="private",
+        )  # fmt: skip
         _connect_language(page, language)
     return page
 
 
-def _connect_tab(tab: gr.Tab, name: str, screen: Screen) -> None:
-    def handle_select(view: View, seen: Seen) -> Updates:
+def _connect_tab(tab: gr.Tab, name: str, screen: Screen, models_screen: ModelsScreen) -> None:
+    def handle_select(view: View, seen: Seen, tab_seen: Seen) -> Updates:
         if name == "models":
-            screen.models.shelf.refresh()
-        return screen.updates(replace(view, tab=name), seen)
+            models_screen.models.shelf.refresh(closely=True)
+        view = replace(view, tab=name)
+        return {**screen.updates(view, seen), **models_screen.refresh(view, tab_seen)}
 
-    screen.listen(tab.select, handle_select, [screen.view, screen.seen])
+    inputs = [screen.view, screen.seen, models_screen.seen]
+    screen.listen(tab.select, handle_select, inputs, models_screen.outputs())
 
 
 def _connect_language(page: gr.Blocks, language: gr.Textbox) -> None:

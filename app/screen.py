@@ -10,17 +10,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import words
 from app.chats import Chat, ChatError
 from app.messages import history_entries, split_turns, turn_entries
-from app.models.service import ModelsService
-from app.models_html import queue_html
-from app.models_view import results_html, shelf_html, suggestions_html
 from app.panel import panel_html
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
-from app.tabs.models import ModelsWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html
 from app.texts import Texts, texts_for
@@ -37,8 +32,6 @@ class Widgets:
     chat: ChatWidgets
     sidebar: SidebarWidgets
     settings: SettingsWidgets
-    models: ModelsWidgets
-    tabs: gr.Tabs
     header: gr.HTML
     news: gr.HTML
     panel: gr.HTML
@@ -51,18 +44,16 @@ class Screen:
     can overtake each other, and whichever the page takes last brings its own `seen`, so that the next tick
     mends what is out of date."""
 
-    def __init__(self, service: ChatService, models: ModelsService, widgets: Widgets) -> None:
+    def __init__(self, service: ChatService, widgets: Widgets) -> None:
         self.service = service
-        self.models = models
         self.widgets = widgets
         self.view = gr.State(View())
         self.seen = gr.Textbox("", visible=False, label="Shown")
-        chat, tab = widgets.chat, widgets.models
+        chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
             chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.news,
-            widgets.panel, widgets.timer, widgets.last_chat, widgets.tabs, chat.welcome, tab.queue,
-            tab.suggestions, tab.results, tab.shelf,
+            widgets.panel, widgets.timer, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -109,8 +100,7 @@ class Screen:
         mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
         running = job is not None and job.finish is None
         t = texts_for(view.language)
-        opened = self.models.progress_flow()
-        busy = running or status.phase == "loading" or self.models.moves()
+        busy = running or status.phase == "loading"
         header, news = header_html(status, t), news_html(status, t)
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
@@ -136,47 +126,14 @@ class Screen:
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
-            "opened": (opened, lambda: {widgets.tabs: gr.Tabs(selected="chat")}),
-            **self._models_parts(view, chat is None, t),
         }
         updates: Updates = {}
-        shown = _parse(seen)
+        shown = parse_seen(seen)
         for name, (key, make) in parts.items():
             if shown.get(name) != repr(key):
                 updates.update(make())
-        told = {name: repr(key) for name, (key, _) in parts.items()}
-        updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
+        updates[self.seen] = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
         return updates
-
-    def _models_parts(
-        self, view: View, empty: bool, t: Texts
-    ) -> dict[str, tuple[Any, Callable[[], Updates]]]:
-        """The Models tab, while it is open; and the first start's proposals, while there is nothing else."""
-        models, widgets = self.models, self.widgets.models
-        welcome = empty and view.tab == "chat" and models.first_start()
-        parts: dict[str, tuple[Any, Callable[[], Updates]]] = {}
-        waiting = tuple((one.repo_id, one.state) for one in models.queue.view())
-        machine = None
-        if welcome or view.tab == "models":
-            models.fits.hardware()
-            machine = models.fits.epoch
-        what = (models.shelf.view().revision, machine, waiting, view.language)
-        welcome_key = what if welcome else None
-        parts["welcome"] = (
-            welcome_key,
-            lambda: {self.widgets.chat.welcome: suggestions_html(models, t) if welcome else ""},
-        )
-        if view.tab != "models":
-            return parts
-        status = self.service.holder.status()
-        draft = status.info.draft if status.info is not None else ""
-        state = (status.model, status.phase, draft, words.improvement_news(status))
-        found = models.finder.view().revision
-        parts["suggestions"] = (what, lambda: {widgets.suggestions: suggestions_html(models, t)})
-        parts["results"] = ((found, *what), lambda: {widgets.results: results_html(models, t)})
-        parts["shelf"] = ((state, *what), lambda: {widgets.shelf: shelf_html(models, t)})
-        parts["queue"] = (models.queue.revision, lambda: {widgets.queue: queue_html(models.queue.view(), t)})
-        return parts
 
     def _chat(self, view: View) -> Chat | None:
         if view.chat_id is None:
@@ -199,7 +156,8 @@ class Screen:
         return {widgets.send: gr.Button(visible=not running), widgets.stop: gr.Button(visible=running)}
 
 
-def _parse(seen: Seen) -> dict[str, str]:
+def parse_seen(seen: Seen) -> dict[str, str]:
+    """Part -> key of what the page shows; empty if it is none of ours."""
     try:
         found = json.loads(seen or "{}")
     except ValueError:

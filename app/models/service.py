@@ -61,6 +61,11 @@ class ModelsService:
 
     # --- getting --------------------------------------------------------------------------------------------
 
+    def search(self, text: str) -> str:
+        """Begin a search of the Hub."""
+        self.finder.search(text)
+        return ""
+
     def get(self, repo_id: str, *, then_chat: bool, draft: str = BACKGROUND) -> str:
         """Download a model, and load it if wanted; one that is here already is loaded at once."""
         if not is_repo_id(repo_id):
@@ -198,10 +203,10 @@ class ModelsService:
         return max(0, facts.num_bytes - sum(held))
 
     def first_start(self) -> bool:
-        """Whether there is no model yet but the embedded one."""
+        """Whether there is no model yet but the embedded one, and no chat either."""
         shelf = self.shelf.view()
         only_demo = all(model.source == "demo" for model in shelf.models)
-        return shelf.revision > 0 and only_demo and not self.queue.view()
+        return shelf.revision > 0 and only_demo and not self.queue.view() and not self.chats.chats.list()
 
     def moves(self) -> bool:
         """Whether something here changes by itself soon."""

@@ -39,17 +39,18 @@ class Shelf:
         self._lock = threading.Lock()
         self._view = ShelfView()
         self._known: dict[tuple[str, str, int], ModelFacts | Failure] = {}
-        self._wanted = self._looking = False
+        self._wanted = self._looking = self._closely = False
 
     def view(self) -> ShelfView:
         """As last seen."""
         with self._lock:
             return self._view
 
-    def refresh(self) -> None:
-        """Look again, in the background."""
+    def refresh(self, *, closely: bool = False) -> None:
+        """Look again, in the background; closely: also at what is known of each model, from now on."""
         with self._lock:
             self._wanted = True
+            self._closely = self._closely or closely
             if self._looking:
                 return
             self._looking = True
@@ -73,9 +74,10 @@ class Shelf:
                     self._looking = False
                     return
                 self._wanted = False
+                closely = self._closely
             models, unfinished = tuple(self._models()), tuple(list_unfinished(models_folder()))
             self._show(models, unfinished)
-            for model in models:
+            for model in models if closely else ():
                 key = (model.name, str(model.folder), model.num_bytes)
                 if key not in self._known:
                     self._known[key] = self._look_at(model)

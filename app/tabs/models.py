@@ -18,6 +18,7 @@ from app.view import WINDOW, Seen, Updates, View
 from localmoe.core.errors import ConfigError, LocalMoeError
 
 if TYPE_CHECKING:
+    from app.models_screen import ModelsScreen
     from app.screen import Screen
 
 _SCRIPT = Path(__file__).parent.parent / "static" / "actions.js"
@@ -70,7 +71,7 @@ def create_models_tab() -> ModelsWidgets:
                 placeholder="Words, owner/name, or the address of a model's page",
             )  # fmt: skip
             search = gr.Button("Search", variant="primary", elem_id="lm-search-button", scale=0, min_width=96)
-        with gr.Accordion("The draft", open=False, elem_id="lm-draft-choice"):
+        with gr.Accordion("The draft", open=False, elem_id="lm-draft-choice", elem_classes=["lm-fold"]):
             draft = gr.Radio(
                 _DRAFTS, value=BACKGROUND, label="What drafts", elem_id="lm-draft-kind",
                 info="A low-bit copy of the experts writes ahead. It changes the speed, never the answer.",
@@ -87,7 +88,7 @@ def create_models_tab() -> ModelsWidgets:
                 scale=1, placeholder="/path/to/a/folder with config.json and safetensors files",
             )  # fmt: skip
             open_folder = gr.Button("Load the folder", elem_id="lm-open-folder", scale=0, min_width=120)
-        with gr.Accordion("Access token", open=False, elem_id="lm-token-box"):
+        with gr.Accordion("Access token", open=False, elem_id="lm-token-box", elem_classes=["lm-fold"]):
             token_state = action_html("lm-token-state")
             with gr.Row():
                 token = gr.Textbox(
@@ -102,12 +103,15 @@ def create_models_tab() -> ModelsWidgets:
     )  # fmt: skip
 
 
-def connect_models_tab(widgets: ModelsWidgets, screen: Screen, others: list[gr.HTML]) -> None:
+def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list[gr.HTML]) -> None:
     """Attach the listeners. others: parts elsewhere on the page with the same buttons."""
-    models = screen.models
+    models, widgets = models_screen.models, models_screen.widgets
     acts = _acts(models)
+    done = _Done(screen, models_screen)
 
-    def handle_act(draft: str, ready_made: str, view: View, seen: Seen, event: gr.EventData) -> Updates:
+    def handle_act(
+        draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, event: gr.EventData
+    ) -> Updates:
         data = event._data if isinstance(event._data, dict) else {}
         name, key = str(data.get("act", "")), str(data.get("key", ""))
 
@@ -117,30 +121,30 @@ def connect_models_tab(widgets: ModelsWidgets, screen: Screen, others: list[gr.H
             return acts[name](key, _draft_choice(draft, ready_made))
 
         shown = replace(view, chat_id=None, shown=WINDOW) if name in ("get-chat", "chat") else view
-        return {**_done(screen, widgets, view, shown, seen, act), **_token_update(widgets, view)}
+        return {**done(view, shown, seen, tab_seen, act), **token_updates(widgets, view.language)}
 
-    def handle_search(query: str, view: View, seen: Seen) -> Updates:
-        return _done(screen, widgets, view, view, seen, lambda: models.finder.search(query or "") or "")
+    def handle_search(query: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
+        return done(view, view, seen, tab_seen, lambda: models.search(query or ""))
 
-    def handle_folder(folder: str, view: View, seen: Seen) -> Updates:
+    def handle_folder(folder: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
         new = replace(view, chat_id=None, shown=WINDOW)
-        return _done(screen, widgets, view, new, seen, lambda: models.open_folder(folder or ""))
+        return done(view, new, seen, tab_seen, lambda: models.open_folder(folder or ""))
 
-    def handle_token(token: str, view: View, seen: Seen) -> Updates:
-        updates = _done(screen, widgets, view, view, seen, lambda: models.set_token(token or ""))
-        return {**updates, widgets.token: "", **_token_update(widgets, view)}
+    def handle_token(token: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
+        updates = done(view, view, seen, tab_seen, lambda: models.set_token(token or ""))
+        return {**updates, widgets.token: "", **token_updates(widgets, view.language)}
 
-    both = [screen.view, screen.seen]
+    state = [screen.view, screen.seen, models_screen.seen]
+    outputs = [widgets.notice, *models_screen.outputs()]
     choice = [widgets.draft, widgets.ready_made]
+    token_outputs = [*outputs, widgets.token, widgets.token_state]
     for part in [*widgets.lists(), *others]:
-        screen.listen(part.act, handle_act, [*choice, *both], [widgets.notice, widgets.token_state])
-    screen.listen(widgets.search.click, handle_search, [widgets.query, *both], [widgets.notice])
-    screen.listen(widgets.query.submit, handle_search, [widgets.query, *both], [widgets.notice])
-    screen.listen(widgets.open_folder.click, handle_folder, [widgets.folder, *both], [widgets.notice])
+        screen.listen(part.act, handle_act, [*choice, *state], token_outputs)
+    for event in (widgets.search.click, widgets.query.submit):
+        screen.listen(event, handle_search, [widgets.query, *state], outputs)
+    screen.listen(widgets.open_folder.click, handle_folder, [widgets.folder, *state], outputs)
     for event in (widgets.keep_token.click, widgets.token.submit):
-        screen.listen(event, handle_token, [widgets.token, *both], [
-            widgets.notice, widgets.token, widgets.token_state,
-        ])  # fmt: skip
+        screen.listen(event, handle_token, [widgets.token, *state], token_outputs)
     widgets.draft.change(
         lambda kind: gr.Textbox(visible=kind == "ready-made"), [widgets.draft], [widgets.ready_made],
         queue=False, show_progress="hidden", api_visibility="private",
@@ -152,20 +156,25 @@ def token_updates(widgets: ModelsWidgets, language: str) -> Updates:
     return {widgets.token_state: token_html(texts_for(language))}
 
 
-def _token_update(widgets: ModelsWidgets, view: View) -> Updates:
-    return token_updates(widgets, view.language)
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Does what the user asked; the sentence that comes of it, or the refusal, is shown in the tab."""
 
+    screen: Screen
+    models_screen: ModelsScreen
 
-def _done(
-    screen: Screen, widgets: ModelsWidgets, view: View, new_view: View, seen: Seen, act: Callable[[], str]
-) -> Updates:
-    """Do what the user asked; the sentence that comes of it, or the refusal, is shown in the tab."""
-    t = texts_for(view.language)
-    try:
-        message, good = act(), True
-    except LocalMoeError as error:
-        message, good, new_view = str(error), False, view
-    return {**screen.updates(new_view, seen), widgets.notice: message_html(t(message), good)}
+    def __call__(
+        self, view: View, new_view: View, seen: Seen, tab_seen: Seen, act: Callable[[], str]
+    ) -> Updates:
+        t = texts_for(view.language)
+        try:
+            message, good = act(), True
+        except LocalMoeError as error:
+            message, good, new_view = str(error), False, view
+        return {
+            **self.screen.updates(new_view, seen), **self.models_screen.refresh(new_view, tab_seen),
+            self.models_screen.widgets.notice: message_html(t(message), good),
+        }  # fmt: skip
 
 
 def _draft_choice(kind: str, ready_made: str) -> str:

@@ -22,7 +22,7 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown")
+UNTRANSLATED = ("Language code", "Shown", "Models shown")
 
 
 def texts_in_code() -> Iterator[str]:
