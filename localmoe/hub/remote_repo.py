@@ -31,6 +31,11 @@ _GIT_ID = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def hub_endpoint() -> str:
+    """The Hub's address, without a slash at its end."""
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteAbout:
     """What the Hub tells everybody of a repo. licence: its short name, "" if none is given."""
@@ -45,7 +50,7 @@ class RemoteRepo:
 
     def __init__(self, repo_id: str) -> None:
         self.repo_id = repo_id
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        self.endpoint = hub_endpoint()
         self._token = hub_token()
 
     def headers(self) -> dict[str, str]:

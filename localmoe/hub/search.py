@@ -3,20 +3,20 @@ cannot be loaded; whether the engine knows an architecture is engine.searching's
 
 from __future__ import annotations
 
-import os
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import get_session
 from huggingface_hub.hf_api import ModelInfo
 
 from localmoe.core.errors import DownloadError, HubUnreachableError, sentence_of
-from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, sorted_error
+from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, check_status, sorted_error
 from localmoe.hub.names import is_repo_id
-from localmoe.hub.remote_repo import licence_of
+from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, hub_endpoint, licence_of
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
 
@@ -49,21 +49,23 @@ class SearchHit:
 
 
 def search_models(query: str, limit: int = 50) -> list[SearchHit]:
-    """Text models whose names match, the most downloaded first; with no query, those tagged "moe".
+    """Text models whose names match, the most downloaded first; with no query, those tagged "moe". Asks
+    once: who searches waits, and can search again.
 
     Raises:
         DownloadError: the Hub cannot be asked, or refuses.
     """
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or constants.ENDPOINT, token=hub_token() or False)
     words = query.strip()[:MAX_QUERY]
+    asked = {
+        "pipeline_tag": "text-generation", "sort": "downloads", "direction": "-1", "limit": str(limit),
+        "expand": ["cardData", "config", "downloads", "gated", "safetensors", "tags"],
+        **({"search": words} if words else {"filter": "moe"}),
+    }  # fmt: skip
+    url, token = f"{hub_endpoint()}/api/models", hub_token()
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        found = list(
-            api.list_models(
-                search=words or None, filter=None if words else "moe", pipeline_tag="text-generation",
-                sort="downloads", limit=limit,
-                expand=["cardData", "config", "downloads", "gated", "safetensors", "tags"],
-            )
-        )  # fmt: skip
+        response = get_session().get(url, params=asked, headers=headers, timeout=METADATA_TIMEOUT_S)
+        check_status(response)
     except NETWORK_ERRORS as error:
         failure = sorted_error("The search", error)
         if isinstance(failure, TransientError):
@@ -71,7 +73,22 @@ def search_models(query: str, limit: int = 50) -> list[SearchHit]:
                 f"The Hub cannot be reached ({failure}): check the connection and search again."
             ) from error
         raise failure if isinstance(failure, DownloadError) else _refused(error) from error
+    found = [ModelInfo(**entry) for entry in _entries(response.content)]  # type: ignore[no-untyped-call]
     return [hit_of(info) for info in found if is_repo_id(info.id)]
+
+
+def _entries(raw: bytes) -> list[dict[str, Any]]:
+    try:
+        entries = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, list) or not all(_has_id(entry) for entry in entries):
+        raise DownloadError("The Hub's answer to the search makes no sense: try again later.")
+    return [dict(entry) for entry in entries]
+
+
+def _has_id(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
 
 
 def _refused(error: Exception) -> DownloadError:
