@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.address import PORT_TAKEN, PortTakenError, bind
+from app.engine_import import import_engine
 from app.engine_status import EngineLike, EngineLoader
 from app.models.service import ModelsService
 from app.service import ChatService
@@ -29,6 +30,7 @@ def load_engine(
     model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
 ) -> EngineLike:
     """The real engine. Imported here, in the loading thread, because torch takes seconds."""
+    import_engine()
     from localmoe.engine import Engine
 
     return Engine.load(model, config, progress=progress, cancel=cancel)

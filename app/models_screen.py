@@ -24,7 +24,8 @@ MOVING_S, STILL_S = 0.3, 1.5
 
 @dataclass(frozen=True, slots=True)
 class ModelsScreen:
-    """Computes updates; `seen` as in `Screen`. welcome: the first start's proposals, in the chat."""
+    """Computes updates; `seen` as in `Screen`. welcome: the first start's proposals, in the chat. tab: the
+    one that is open; apart from the view, as the user may open one before the page's first answer is here."""
 
     models: ModelsService
     widgets: ModelsWidgets
@@ -32,24 +33,21 @@ class ModelsScreen:
     tabs: gr.Tabs
     timer: gr.Timer
     seen: gr.Textbox
+    tab: gr.State
 
     def outputs(self) -> list[Any]:
         """What a refresh may change."""
-        tab = self.widgets
-        return [
-            self.seen,
-            self.welcome,
-            self.tabs,
-            self.timer,
-            tab.queue,
-            tab.suggestions,
-            tab.results,
-            tab.shelf,
-        ]
+        parts = self.widgets
+        lists = [parts.queue, parts.suggestions, parts.results, parts.shelf]
+        return [self.seen, self.welcome, self.tabs, self.timer, *lists]
 
-    def refresh(self, view: View, seen: Seen) -> Updates:
+    def inputs(self) -> list[Any]:
+        """What `refresh` needs beside the view."""
+        return [self.seen, self.tab]
+
+    def refresh(self, view: View, seen: Seen, open_tab: str) -> Updates:
         """What changed since `seen`."""
-        parts = self._parts(view)
+        parts = self._parts(view, open_tab)
         shown, updates = parse_seen(seen), Updates()
         for name, (key, make) in parts.items():
             if shown.get(name) != repr(key):
@@ -58,11 +56,11 @@ class ModelsScreen:
         updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
         return updates
 
-    def _parts(self, view: View) -> dict[str, tuple[Any, Callable[[], Updates]]]:
+    def _parts(self, view: View, open_tab: str) -> dict[str, tuple[Any, Callable[[], Updates]]]:
         models, tab, t = self.models, self.widgets, texts_for(view.language)
         opened = models.progress_flow()
-        welcome = view.tab == "chat" and models.first_start()
-        looking = welcome or view.tab == "models"
+        welcome = open_tab == "chat" and models.first_start()
+        looking = welcome or open_tab == "models"
         unknown = looking and models.fits.hardware() is None
         waiting = tuple((one.repo_id, one.state) for one in models.queue.view())
         what = (models.shelf.view().revision, models.fits.epoch, waiting, view.language)
@@ -75,7 +73,7 @@ class ModelsScreen:
                 lambda: {self.welcome: suggestions_html(models, t) if welcome else ""},
             ),
         }
-        if view.tab != "models":
+        if open_tab != "models":
             return parts
         status = models.chats.holder.status()
         draft = status.info.draft if status.info is not None else ""

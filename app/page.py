@@ -3,7 +3,6 @@ behaviour."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from html import escape
 
 import gradio as gr
@@ -69,7 +68,10 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         screen = Screen(service, Widgets(chat, sidebar, settings, header, news, panel, timer, last_chat))
         models_timer = gr.Timer(STILL_S, active=False)
         models_seen = gr.Textbox("", visible=False, label="Models shown")
-        models_screen = ModelsScreen(models, models_widgets, chat.welcome, tabs, models_timer, models_seen)
+        open_tab = gr.State("chat")
+        models_screen = ModelsScreen(
+            models, models_widgets, chat.welcome, tabs, models_timer, models_seen, open_tab
+        )
 
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)
@@ -78,14 +80,14 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         for tab, name in zip((chat_tab, models_tab, settings_tab), TABS, strict=True):
             _connect_tab(tab, name, screen, models_screen)
 
-        def handle_load(wanted: object, chosen: object) -> Updates:
+        def handle_load(wanted: object, chosen: object, shown_tab: str) -> Updates:
             code = texts_for(chosen).language
             notice = " ".join([*service.reports(), *models.reports()])
             view = View(service.chat_to_open(wanted), notice=notice, language=code)
             models.shelf.refresh()
             return {
                 **form_values(settings, service), **screen.updates(view, ""),
-                **models_screen.refresh(view, ""),
+                **models_screen.refresh(view, "", shown_tab),
                 **token_updates(models_widgets, code), top: top_html(texts_for(code)),
             }  # fmt: skip
 
@@ -94,26 +96,31 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
 
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
         screen.listen(
-            page.load, handle_load, [last_chat, language], extra, js=f"(chat) => [chat, {_LANGUAGE}]"
+            page.load,
+            handle_load,
+            [last_chat, language, open_tab],
+            extra,
+            js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
         )
         screen.listen(timer.tick, handle_tick, [screen.view, screen.seen])
         models_timer.tick(
-            models_screen.refresh, [screen.view, models_seen], models_screen.outputs(), queue=False,
-            show_progress="hidden", api_visibility="private",
+            models_screen.refresh, [screen.view, *models_screen.inputs()], models_screen.outputs(),
+            queue=False, show_progress="hidden", api_visibility="private",
         )  # fmt: skip
         _connect_language(page, language)
     return page
 
 
 def _connect_tab(tab: gr.Tab, name: str, screen: Screen, models_screen: ModelsScreen) -> None:
-    def handle_select(view: View, seen: Seen, tab_seen: Seen) -> Updates:
+    def handle_select(view: View, seen: Seen) -> Updates:
         if name == "models":
             models_screen.models.shelf.refresh(closely=True)
-        view = replace(view, tab=name)
-        return {**screen.updates(view, seen), **models_screen.refresh(view, tab_seen)}
+        return {**models_screen.refresh(view, seen, name), models_screen.tab: name}
 
-    inputs = [screen.view, screen.seen, models_screen.seen]
-    screen.listen(tab.select, handle_select, inputs, models_screen.outputs())
+    tab.select(
+        handle_select, [screen.view, models_screen.seen], [*models_screen.outputs(), models_screen.tab],
+        queue=False, show_progress="hidden", api_visibility="private",
+    )  # fmt: skip
 
 
 def _connect_language(page: gr.Blocks, language: gr.Textbox) -> None:

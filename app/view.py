@@ -19,4 +19,3 @@ class View:
     notice: str = ""
     good: bool = False  # whether the notice is good news
     language: str = "en"
-    tab: str = "chat"  # the one that is open

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from app.engine_import import import_engine
 from app.engine_status import EngineStatus
 from app.files import write_json
 from localmoe.core.config import EngineConfig
@@ -75,7 +76,7 @@ class Fits:
                 measured, device="cuda" if hardware.gpus else "cpu",
                 emulated_link_bytes_per_s=config.emulated_link_bytes_per_s,
             )  # fmt: skip
-        from localmoe.engine.fit import fit_model  # torch, which `_look` has imported in its thread
+        from localmoe.engine.fit import fit_model  # which `_measure` has imported in its thread
 
         return fit_model(facts, hardware, rates, config, download_bytes=download_bytes)
 
@@ -122,6 +123,7 @@ class Fits:
 
     def _measure(self) -> None:
         """Look, then take the rates from the file, or measure them in the first quiet moment."""
+        import_engine()
         self._look()
         with self._lock:
             hardware = self._hardware

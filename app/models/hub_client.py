@@ -136,13 +136,16 @@ class HubClient:
 
     def _read(self, process: _Process) -> None:
         """Hand answers out until the process ends; calls that still wait then fail."""
-        assert process.popen.stdout is not None
-        for line in process.popen.stdout:
-            message = json.loads(line)
-            with self._lock:
-                answers = process.answers.get(int(message.pop("id")))
-            if answers is not None:
-                answers.put(message)
+        assert process.popen.stdout is not None and process.popen.stdin is not None
+        with process.popen.stdout as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._lock:
+                    answers = process.answers.get(int(message.pop("id")))
+                if answers is not None:
+                    answers.put(message)
+        with contextlib.suppress(OSError):  # what could not be written any more
+            process.popen.stdin.close()
         process.popen.wait()
         with self._lock:
             if self._process is process:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from app.engine_import import import_engine
 from app.models.download_queue import DownloadQueue
 from app.models.finder import Finder
 from app.models.fits import Fits
@@ -231,6 +232,7 @@ def typed_size(num_bytes: int) -> str:
 
 def _local_facts(folder: str) -> ModelFacts:
     """Imported in the shelf's thread, because torch takes seconds."""
+    import_engine()
     from localmoe.engine.facts import local_facts
 
     return local_facts(folder)

@@ -110,7 +110,7 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
     done = _Done(screen, models_screen)
 
     def handle_act(
-        draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, event: gr.EventData
+        draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, tab: str, event: gr.EventData
     ) -> Updates:
         data = event._data if isinstance(event._data, dict) else {}
         name, key = str(data.get("act", "")), str(data.get("key", ""))
@@ -121,20 +121,20 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
             return acts[name](key, _draft_choice(draft, ready_made))
 
         shown = replace(view, chat_id=None, shown=WINDOW) if name in ("get-chat", "chat") else view
-        return {**done(view, shown, seen, tab_seen, act), **token_updates(widgets, view.language)}
+        return {**done(view, shown, seen, (tab_seen, tab), act), **token_updates(widgets, view.language)}
 
-    def handle_search(query: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
-        return done(view, view, seen, tab_seen, lambda: models.search(query or ""))
+    def handle_search(query: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
+        return done(view, view, seen, (tab_seen, tab), lambda: models.search(query or ""))
 
-    def handle_folder(folder: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
+    def handle_folder(folder: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
         new = replace(view, chat_id=None, shown=WINDOW)
-        return done(view, new, seen, tab_seen, lambda: models.open_folder(folder or ""))
+        return done(view, new, seen, (tab_seen, tab), lambda: models.open_folder(folder or ""))
 
-    def handle_token(token: str, view: View, seen: Seen, tab_seen: Seen) -> Updates:
-        updates = done(view, view, seen, tab_seen, lambda: models.set_token(token or ""))
+    def handle_token(token: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
+        updates = done(view, view, seen, (tab_seen, tab), lambda: models.set_token(token or ""))
         return {**updates, widgets.token: "", **token_updates(widgets, view.language)}
 
-    state = [screen.view, screen.seen, models_screen.seen]
+    state = [screen.view, screen.seen, *models_screen.inputs()]
     outputs = [widgets.notice, *models_screen.outputs()]
     choice = [widgets.draft, widgets.ready_made]
     token_outputs = [*outputs, widgets.token, widgets.token_state]
@@ -164,7 +164,7 @@ class _Done:
     models_screen: ModelsScreen
 
     def __call__(
-        self, view: View, new_view: View, seen: Seen, tab_seen: Seen, act: Callable[[], str]
+        self, view: View, new_view: View, seen: Seen, shown: tuple[Seen, str], act: Callable[[], str]
     ) -> Updates:
         t = texts_for(view.language)
         try:
@@ -172,7 +172,7 @@ class _Done:
         except LocalMoeError as error:
             message, good, new_view = str(error), False, view
         return {
-            **self.screen.updates(new_view, seen), **self.models_screen.refresh(new_view, tab_seen),
+            **self.screen.updates(new_view, seen), **self.models_screen.refresh(new_view, *shown),
             self.models_screen.widgets.notice: message_html(t(message), good),
         }  # fmt: skip
 
