@@ -50,7 +50,8 @@ class ModelsScreen:
         parts = self._parts(view, open_tab)
         shown, updates = parse_seen(seen), Updates()
         for name, (key, make) in parts.items():
-            if shown.get(name) != repr(key):
+            first = name == "opened" and name not in shown  # a page that opens stays where its user goes
+            if shown.get(name) != repr(key) and not first:
                 updates.update(make())
         told = {name: repr(key) for name, (key, _) in parts.items()}
         updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
