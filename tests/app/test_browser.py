@@ -296,6 +296,8 @@ def test_no_request_leaves_the_computer(tmp_path: Path, playwright: Any) -> None
             for message in ("hello", "show me markdown", "attack"):
                 driver.send(message)
                 driver.wait_idle()
+            driver.page.click("#lm-tab-models-button")
+            driver.wait_text("#lm-suggestions", "This computer")
             driver.settings()
             driver.theme("dark")
             time.sleep(1.0)
