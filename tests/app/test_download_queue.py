@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class Network:
             if not self.open.wait(0.005):
                 progress(Progress("download", self.arrived.get(repo_id, 0), 100, "bytes", None, "0.0 B/s"))
                 continue
+            time.sleep(0.01)
             self.arrived[repo_id] = self.arrived.get(repo_id, 0) + 10
             (folder / "part").write_bytes(b"x" * self.arrived[repo_id])
             progress(Progress("download", self.arrived[repo_id], 100, "bytes", 1.0, "5.0 MB/s"))
