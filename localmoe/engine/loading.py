@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from localmoe.core.config import DrafterName, EngineConfig
-from localmoe.core.errors import DraftError
+from localmoe.core.errors import BudgetError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
+from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
 from localmoe.engine.drafts import DraftInfo, DraftLayers
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
@@ -23,6 +24,7 @@ from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.needs import kv_positions
+from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
@@ -125,6 +127,9 @@ def assemble(
             runner = _assemble_by_layers(
                 prepared, config, store, _matrices(draft), scheduler, row_padding or RowPadding(1, MAX_WINDOW)
             )
+    except torch.OutOfMemoryError:
+        store.close()
+        raise out_of_memory(prepared.plan.budget_bytes) from None
     except BaseException:
         store.close()
         raise
@@ -138,6 +143,16 @@ def assemble(
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
         drafter=config.drafter,
+    )
+
+
+def out_of_memory(budget_bytes: int) -> BudgetError:
+    """The refusal where a GPU has less than was free at planning; a sixth less leaves room for the rest."""
+    smaller = size_at_most(budget_bytes * 5 // 6)
+    return BudgetError(
+        f"The GPU's memory ran out while loading with a budget of {format_bytes(budget_bytes)}, as other "
+        f"programs use it too: close them, or give a budget of at most {smaller}.",
+        budget_bytes=parse_bytes(smaller),
     )
 
 

@@ -22,6 +22,7 @@ from localmoe.engine.settings import (
     choose_context,
 )
 from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
@@ -99,9 +100,10 @@ def divide_memory(
     stored_bytes: int,
     *,
     held_bytes: int | None = None,
+    hardware: Hardware | None = None,
 ) -> MemoryPlan:
     """The plan for a budget, with or without a draft. `held_bytes` is what this model holds already of the
-    memory that is divided (None: nothing is loaded yet).
+    memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look).
 
     Raises:
         BudgetError: it does not fit. DraftingRefusedError: a draft was demanded for a model that cannot
@@ -114,7 +116,7 @@ def divide_memory(
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
-    hardware = probe_hardware(measure=False)
+    hardware = hardware or probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
     drafting = own_draft and footprint.can_rollback
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
