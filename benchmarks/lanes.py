@@ -76,6 +76,16 @@ def prompt_speed(engine: Engine, length: int) -> None:
     print(f"synthetic: prompt of {length} tokens: {length / min(seconds):.0f} tok/s ({seconds})", flush=True)
 
 
+def draft_alone(engine: Engine, tokens: int) -> None:
+    """Approximate answers, by the draft."""
+    ids = tuple(np.random.default_rng(0).integers(0, engine.footprint.vocab_size, 80).tolist())
+    request = GenerationRequest(prompt_token_ids=ids, max_new_tokens=tokens, draft_only=True)
+    for _ in range(2):
+        for event in engine.stream(request):
+            stats = event.stats
+    print(f"synthetic: draft alone (approximate): {stats.tokens_per_s or 0:.1f} tok/s", flush=True)
+
+
 def measured_rates(engine: Engine) -> dict[str, float]:
     """Bytes a second of each lane alone."""
     runner = engine._loaded.runner
@@ -126,6 +136,8 @@ def main() -> None:
             print(f"synthetic: {gib:g} GiB, {100 * plan.resident_share:.0f} % of the experts in slots")
             if args.prompt:
                 prompt_speed(engine, args.prompt)
+            if plan.drafting:
+                draft_alone(engine, args.tokens)
             for length in lengths:
                 for strict in (True, False) if not args.no_strict else (False,):
                     report(engine, length, strict, rates, args.tokens)
