@@ -27,7 +27,7 @@ from localmoe.kernels.cpu.products import KINDS
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, SHARE, Mailbox, MailboxLayout
 
 SPIN_S = 0.0004  # longer than attention takes between two layers' experts
-PARK_S = 0.1
+PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
 _SHORT_S = 0.02  # to measure the clock by
 _LONGEST_JOB_S = 5.0
 
