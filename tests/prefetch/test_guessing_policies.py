@@ -149,7 +149,7 @@ def test_moe_infinity_predicts_what_the_most_similar_sequence_used_nearer_layers
     assert [(r.key, pytest.approx(-r.deadline, abs=1e-6)) for r in requests] == [
         (K(2, 4), 0.5), (K(1, 2), 0.375), (K(1, 3), 0.375)
     ]  # fmt: skip
-    here[2, 4] = True
+    here[2, 4] = here[2, 7] = True
     assert wishes(policy, LayerDemanded(1, (2,), 1)) == []
     assert policy.needs_layers and not policy.wants_next_gate
 
