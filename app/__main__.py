@@ -14,7 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from app.address import PORT_TAKEN, PortTakenError, bind
+from app.engine_import import import_engine
 from app.engine_status import EngineLike, EngineLoader
+from app.models.service import ModelsService
 from app.service import ChatService
 from app.settings import check_answers
 from localmoe.core.config import EngineConfig
@@ -28,6 +30,7 @@ def load_engine(
     model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
 ) -> EngineLike:
     """The real engine. Imported here, in the loading thread, because torch takes seconds."""
+    import_engine()
     from localmoe.engine import Engine
 
     return Engine.load(model, config, progress=progress, cancel=cancel)
@@ -91,7 +94,8 @@ def main(
     """Run the app; its exit code: 0, 1 (refused), 2 (bad usage) or 98 (port taken)."""
     options = parse_arguments(argv)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the first import of gradio
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model is loaded from this computer; nothing phones home
+    started_with = dict(os.environ)  # for the process that may ask the Hub
+    os.environ["HF_HUB_OFFLINE"] = "1"  # this one may not: a model is loaded from this computer
     home = localmoe_home()
     try:
         sock = bind(options.host, options.port)
@@ -103,20 +107,23 @@ def main(
         try:
             service = ChatService(home, engine_loader, list_models)
             choose_settings(service, options)
+            models = ModelsService(home, service, started_with)
         except LocalMoeError as error:
             return _refuse(str(error), 2)
         except OSError as error:
             reason = f"{home} cannot be used for chats and settings ({error.strerror})"
             return _refuse(f"{reason}: make it writable, or set LOCALMOE_HOME to another folder.", 1)
-        return _run(service, sock, options, home)
+        return _run(service, models, sock, options, home)
 
 
-def _run(service: ChatService, sock: socket.socket, options: argparse.Namespace, home: Path) -> int:
+def _run(
+    service: ChatService, models: ModelsService, sock: socket.socket, options: argparse.Namespace, home: Path
+) -> int:
     from app.server import serve  # here, because gradio takes seconds
 
     signal.signal(signal.SIGTERM, _end)
     try:
-        serve(service, sock, options.host, home=home, open_browser=not options.no_browser)
+        serve(service, models, sock, options.host, home=home, open_browser=not options.no_browser)
     except (KeyboardInterrupt, SystemExit):
         return 0
     return 0

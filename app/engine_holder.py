@@ -10,9 +10,11 @@ from dataclasses import replace
 from app.draft_improver import DraftImprover
 from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import Progress
+
+STOPPED = "Loading was stopped."
 
 
 class EngineNotReadyError(LocalMoeError):
@@ -63,7 +65,7 @@ class EngineHolder:
             loading = self._status.phase == "loading"
         if loading:
             raise EngineNotReadyError("The model is still loading: send the message when it is ready.")
-        raise EngineNotReadyError("No model is loaded: choose one under Settings and press Apply.")
+        raise EngineNotReadyError("No model is loaded: choose one under Models.")
 
     def load(self, model: str, config: EngineConfig) -> None:
         """Start to load the model, instead of whatever is loaded or loading. Returns at once."""
@@ -75,6 +77,13 @@ class EngineHolder:
             args = (self._thread, model, config, self._cancel)
             self._thread = threading.Thread(target=self._load, args=args, name="load", daemon=True)
             self._thread.start()
+
+    def cancel_load(self) -> None:
+        """End the load under way; nothing is loaded then. Returns at once."""
+        with self._lock:
+            if self._status.phase == "loading":
+                self._cancel.set()
+                self._publish(EngineStatus(phase="error", model=self._status.model, error=STOPPED))
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
         """Divide another budget, without a reload; on an error everything stays as it was."""
@@ -145,20 +154,25 @@ class EngineHolder:
                 if not cancel.is_set():
                     self._publish(replace(self._status, progress=progress))
 
-        error = ""
+        failed = EngineStatus(phase="error", model=model)
         engine: EngineLike | None = None
         try:
             if not cancel.is_set():
                 engine = self._loader(model, config, progress=on_progress, cancel=cancel)
+        except BudgetError as failure:
+            better = {"better_budget": failure.budget_bytes, "better_context": failure.context}
+            failed = replace(failed, error=str(failure), **better)
         except LocalMoeError as failure:
-            error = str(failure)
+            failed = replace(failed, error=str(failure))
         except Exception:
-            error = INTERNAL_ERROR
+            failed = replace(failed, error=INTERNAL_ERROR)
             raise
         finally:
-            self._finish(engine, model, cancel, error)
+            self._finish(engine, model, cancel, failed)
 
-    def _finish(self, engine: EngineLike | None, model: str, cancel: threading.Event, error: str) -> None:
+    def _finish(
+        self, engine: EngineLike | None, model: str, cancel: threading.Event, failed: EngineStatus
+    ) -> None:
         with self._lock:
             superseded = cancel.is_set()
             if not superseded and engine is not None:
@@ -176,7 +190,7 @@ class EngineHolder:
                 if self.config.improve_draft:
                     self._improver.start(engine)
             elif not superseded:
-                self._publish(EngineStatus(phase="error", model=model, error=error))
+                self._publish(failed)
         if engine is not None and superseded:
             engine.close()
         elif engine is not None:

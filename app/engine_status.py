@@ -55,6 +55,8 @@ class EngineStatus:
     model: str = ""
     progress: Progress | None = None
     error: str = ""
+    better_budget: int | None = None  # bytes, with which the load that failed would work
+    better_context: int | None = None  # tokens, likewise
     info: EngineInfo | None = None
     plan: MemoryPlan | None = None
     footprint: ModelFootprint | None = None

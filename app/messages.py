@@ -7,11 +7,11 @@ from typing import Any
 
 from app.chats import Chat, ChatMessage
 from app.jobs import JobView
+from app.texts import ENGLISH, Texts
 from app.words import answer_line
 
 Entry = dict[str, Any]
 WAITING = "…"
-_UNANSWERED = ChatMessage("assistant", "*(not answered yet: press Retry)*", finish="stop")
 
 
 def split_turns(chat: Chat | None) -> tuple[Sequence[ChatMessage], Sequence[ChatMessage]]:
@@ -23,30 +23,33 @@ def split_turns(chat: Chat | None) -> tuple[Sequence[ChatMessage], Sequence[Chat
     return chat.messages[:cut], chat.messages[cut:]
 
 
-def history_entries(messages: Sequence[ChatMessage]) -> list[Entry]:
+def history_entries(messages: Sequence[ChatMessage], t: Texts = ENGLISH) -> list[Entry]:
     """Entries of finished turns."""
-    return [_entry(message) for message in messages]
+    return [_entry(message, t) for message in messages]
 
 
-def turn_entries(messages: Sequence[ChatMessage], job: JobView | None) -> list[Entry]:
+def turn_entries(messages: Sequence[ChatMessage], job: JobView | None, t: Texts = ENGLISH) -> list[Entry]:
     """Entries of the last turn; `job` is the answer being written in it, if one is."""
     if job is None or job.finish is not None:
-        unanswered = [] if not messages or messages[-1].role == "assistant" else [_UNANSWERED]
-        return [_entry(message) for message in (*messages, *unanswered)]
+        entries = [_entry(message, t) for message in messages]
+        if messages and messages[-1].role != "assistant":
+            text = f"*({t('not answered yet: press Retry')})*"
+            entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t))
+        return entries
     return [
-        *(_entry(message) for message in messages if message.role == "user"),
+        *(_entry(message, t) for message in messages if message.role == "user"),
         {"role": "assistant", "content": [_text(job.text or WAITING)]},
     ]
 
 
-def _entry(message: ChatMessage) -> Entry:
+def _entry(message: ChatMessage, t: Texts) -> Entry:
     content = [_text(message.content)] if message.content else []
     if message.role == "assistant":
-        line = answer_line(message.stats, message.finish)
+        line = answer_line(message.stats, message.finish, t)
         if message.error:
             content.append(_text(f'<p class="lm-error">{_escape(message.error)}</p>'))
         if not content:
-            content.append(_text("*(an empty answer)*"))
+            content.append(_text(f"*({t('an empty answer')})*"))
         if line:
             content.append(_text(f'<p class="lm-line">{_escape(line)}</p>'))
     return {"role": message.role, "content": content}

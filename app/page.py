@@ -3,62 +3,136 @@ behaviour."""
 
 from __future__ import annotations
 
+from html import escape
+
 import gradio as gr
 
+from app.models.service import ModelsService
+from app.models_screen import STILL_S, ModelsScreen
 from app.screen import BUSY_S, Screen, Widgets
 from app.service import ChatService
 from app.tabs.chat import connect_chat_tab, create_chat_tab
+from app.tabs.models import action_html, connect_models_tab, create_models_tab, token_updates
 from app.tabs.settings import connect_settings_tab, create_settings_tab, form_values
 from app.tabs.sidebar import connect_sidebar, create_sidebar
+from app.texts import IN_CHINESE, Texts, texts_for
+from app.translate import translatable, translations
 from app.view import Seen, Updates, View
 
-_TOP = """
-<div class="lm-top">
- <button type="button" class="lm-only-narrow" data-toggle="nav"
-  aria-label="Show or hide the chats">☰</button>
- <span class="lm-title">localmoe</span>
- <label class="lm-theme">Theme
-  <select id="lm-theme"><option value="auto">auto</option><option value="light">light</option>
-  <option value="dark">dark</option></select></label>
- <button type="button" class="lm-only-narrow" data-toggle="live"
-  aria-label="Show or hide the live panel">Live</button>
-</div>
-"""
+TABS = ("chat", "models", "settings")
+_LANGUAGE = "window.localmoeLanguage()"
 
 
-def build_page(service: ChatService) -> gr.Blocks:
-    """The whole page on this service."""
+def top_html(t: Texts) -> str:
+    """The line above the tabs: title, language, theme, and the drawers of narrow screens."""
+
+    def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> str:
+        items = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options)
+        name_of = f"<span>{escape(label)}</span>"
+        return f'<label class="lm-theme">{name_of}<select id="lm-{name}">{items}</select></label>'
+
+    languages = (("auto", t("auto")), ("en", "English"), ("zh", "中文"))
+    themes = (("auto", t("auto")), ("light", t("light")), ("dark", t("dark")))
+    chats, live = escape(t("Show or hide the chats")), escape(t("Show or hide the live panel"))
+    return (
+        '<div class="lm-top"><button type="button" class="lm-only-narrow" data-toggle="nav" '
+        f'aria-label="{chats}">☰</button><span class="lm-title">localmoe</span>'
+        f"{choice('language', t('Language'), languages)}{choice('theme', t('Theme'), themes)}"
+        f'<button type="button" class="lm-only-narrow" data-toggle="live" aria-label="{live}">'
+        f"{escape(t('Live'))}</button></div>"
+    )
+
+
+def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
+    """The whole page on these services."""
     page = gr.Blocks(title="localmoe", fill_width=True, analytics_enabled=False)
     with page:
         with gr.Row(elem_id="lm-shell"):
             with gr.Column(elem_id="lm-nav", min_width=0):
                 sidebar = create_sidebar()
             with gr.Column(elem_id="lm-main", min_width=0):
-                gr.HTML(_TOP, apply_default_css=False)
-                header = gr.HTML("", apply_default_css=False, elem_id="lm-header")
+                top = gr.HTML(top_html(Texts()), apply_default_css=False, elem_id="lm-top-line")
+                header = action_html("lm-header")
                 news = gr.HTML("", apply_default_css=False, elem_id="lm-news")
-                with gr.Tabs(elem_id="lm-tabs"):
-                    with gr.Tab("Chat", id="chat", elem_id="lm-tab-chat"):
+                with gr.Tabs(elem_id="lm-tabs", selected="chat") as tabs:
+                    with gr.Tab("Chat", id="chat", elem_id="lm-tab-chat") as chat_tab:
                         chat = create_chat_tab()
-                    with gr.Tab("Settings", id="settings", elem_id="lm-tab-settings"):
+                    with gr.Tab("Models", id="models", elem_id="lm-tab-models") as models_tab:
+                        models_widgets = create_models_tab()
+                    with gr.Tab("Settings", id="settings", elem_id="lm-tab-settings") as settings_tab:
                         settings = create_settings_tab()
             with gr.Column(elem_id="lm-live", min_width=0):
                 panel = gr.HTML("", apply_default_css=False, elem_id="lm-live-panel")
         last_chat = gr.BrowserState(None, storage_key="localmoe-chat", secret="localmoe")
+        language = gr.Textbox("", visible=False, label="Language code")
         timer = gr.Timer(BUSY_S)
         screen = Screen(service, Widgets(chat, sidebar, settings, header, news, panel, timer, last_chat))
+        models_timer = gr.Timer(STILL_S, active=False)
+        models_seen = gr.Textbox("", visible=False, label="Models shown")
+        open_tab = gr.State("chat")
+        models_screen = ModelsScreen(
+            models, models_widgets, chat.welcome, tabs, models_timer, models_seen, open_tab
+        )
 
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
+        connect_models_tab(screen, models_screen, [header, chat.welcome])
+        for tab, name in zip((chat_tab, models_tab, settings_tab), TABS, strict=True):
+            _connect_tab(tab, name, screen, models_screen)
 
-        def handle_load(wanted: object) -> Updates:
-            view = View(service.chat_to_open(wanted), notice=" ".join(service.reports()))
-            return {**form_values(settings, service), **screen.updates(view, "")}
+        def handle_load(wanted: object, chosen: object, shown_tab: str) -> Updates:
+            code = texts_for(chosen).language
+            notice = " ".join([*service.reports(), *models.reports()])
+            view = View(service.chat_to_open(wanted), notice=notice, language=code)
+            models.shelf.refresh()
+            return {
+                **form_values(settings, service), **screen.updates(view, ""),
+                **models_screen.refresh(view, "", shown_tab),
+                **token_updates(models_widgets, code), top: top_html(texts_for(code)),
+            }  # fmt: skip
 
         def handle_tick(view: View, seen: Seen) -> Updates:
             return screen.refresh(view, seen)
 
-        screen.listen(page.load, handle_load, [last_chat], settings.fields())
+        extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
+        screen.listen(
+            page.load,
+            handle_load,
+            [last_chat, language, open_tab],
+            extra,
+            js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
+        )
         screen.listen(timer.tick, handle_tick, [screen.view, screen.seen])
+        models_timer.tick(
+            models_screen.refresh, [screen.view, *models_screen.inputs()], models_screen.outputs(),
+            queue=False, show_progress="hidden", api_visibility="private",
+        )  # fmt: skip
+        _connect_language(page, language)
     return page
+
+
+def _connect_tab(tab: gr.Tab, name: str, screen: Screen, models_screen: ModelsScreen) -> None:
+    def handle_select(view: View, seen: Seen) -> Updates:
+        if name == "models":
+            models_screen.models.shelf.refresh(closely=True)
+        return {**models_screen.refresh(view, seen, name), models_screen.tab: name}
+
+    tab.select(
+        handle_select, [screen.view, models_screen.seen], [*models_screen.outputs(), models_screen.tab],
+        queue=False, show_progress="hidden", api_visibility="private",
+    )  # fmt: skip
+
+
+def _connect_language(page: gr.Blocks, language: gr.Textbox) -> None:
+    """Labels and hints of the widgets, once a page opens; what moves is drawn in its language anyway."""
+    widgets = translatable(page.blocks.values(), IN_CHINESE)
+
+    def handle_language(chosen: object) -> Updates:
+        t = texts_for(chosen)
+        return translations(widgets, t) if t is IN_CHINESE else {widget: gr.skip() for widget in widgets}
+
+    page.load(
+        handle_language, [language], widgets, js=f"() => [{_LANGUAGE}]", queue=False, show_progress="hidden",
+        api_visibility="private",
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html
+from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -61,11 +62,12 @@ class Screen:
         handler: Callable[..., Updates],
         inputs: Sequence[Any],
         extra: Sequence[Any] = (),
+        js: str | None = None,
     ) -> None:
         """Attach a listener that may change anything above and `extra`; nothing waits in a queue."""
         event(
             handler, list(inputs), [*self._outputs, *extra], queue=False, show_progress="hidden",
-            api_visibility="private",
+            api_visibility="private", js=js,
         )  # fmt: skip
 
     def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
@@ -97,35 +99,36 @@ class Screen:
         chat = self._chat(view)
         mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
         running = job is not None and job.finish is None
+        t = texts_for(view.language)
         busy = running or status.phase == "loading"
-        header, news = header_html(status), news_html(status)
+        header, news = header_html(status, t), news_html(status, t)
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
         parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
-            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown)),
+            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown, t)),
             "turn": (
                 (chat_id, revision, mine.revision if mine is not None and running else None),
-                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine)},
+                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t)},
             ),
             "list": (
                 (revision, chat_id, answering),
-                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering)},
+                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering, t)},
             ),
             # these two are read out when they change, so the page gets them only then
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
             "share": (
                 (status.revision, running),
-                lambda: {widgets.settings.load.share: share_html(status, running)},
+                lambda: {widgets.settings.load.share: share_html(status, running, t)},
             ),
-            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job)}),
+            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job, t)}),
             "buttons": (running, lambda: self._buttons(running)),
-            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(view.notice, view.good)}),
+            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
         }
         updates: Updates = {}
-        shown = _parse(seen)
+        shown = parse_seen(seen)
         for name, (key, make) in parts.items():
             if shown.get(name) != repr(key):
                 updates.update(make())
@@ -140,11 +143,11 @@ class Screen:
         except ChatError:
             return None  # deleted in another window
 
-    def _history(self, chat: Chat | None, shown: int) -> Updates:
+    def _history(self, chat: Chat | None, shown: int, t: Texts) -> Updates:
         messages = split_turns(chat)[0]
         widgets = self.widgets.chat
         return {
-            widgets.history: gr.update(value=history_entries(messages[-shown:]), visible=bool(messages)),
+            widgets.history: gr.update(value=history_entries(messages[-shown:], t), visible=bool(messages)),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }
 
@@ -153,7 +156,8 @@ class Screen:
         return {widgets.send: gr.Button(visible=not running), widgets.stop: gr.Button(visible=running)}
 
 
-def _parse(seen: Seen) -> dict[str, str]:
+def parse_seen(seen: Seen) -> dict[str, str]:
+    """Part -> key of what the page shows; empty if it is none of ours."""
     try:
         found = json.loads(seen or "{}")
     except ValueError:

@@ -17,18 +17,19 @@ from starlette.routing import Mount
 
 from app.address import page_url, state_file
 from app.guard import LocalOnly
+from app.models.service import ModelsService
 from app.page import build_page
 from app.service import ChatService
 from app.theme import FAVICON, make_theme, page_css, page_head
 from localmoe import __version__
 
 
-def make_app(service: ChatService, port: int) -> FastAPI:
+def make_app(service: ChatService, models: ModelsService, port: int) -> FastAPI:
     """The guarded application. Built inside an event loop: outside one Gradio makes some and leaves them."""
-    return asyncio.run(_make_app(service, port))
+    return asyncio.run(_make_app(service, models, port))
 
 
-async def _make_app(service: ChatService, port: int) -> FastAPI:
+async def _make_app(service: ChatService, models: ModelsService, port: int) -> FastAPI:
     app = FastAPI(title="localmoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/health")
@@ -37,7 +38,7 @@ async def _make_app(service: ChatService, port: int) -> FastAPI:
         return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
 
     gr.mount_gradio_app(
-        app, build_page(service), path="/", ssr_mode=False, run_history=False, footer_links=[],
+        app, build_page(service, models), path="/", ssr_mode=False, run_history=False, footer_links=[],
         allowed_paths=[],
         theme=make_theme(), css=page_css(), head=page_head(), enable_monitoring=False, mcp_server=False,
         pwa=False,
@@ -68,7 +69,15 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(service: ChatService, sock: socket.socket, host: str, *, home: Path, open_browser: bool) -> None:
+def serve(
+    service: ChatService,
+    models: ModelsService,
+    sock: socket.socket,
+    host: str,
+    *,
+    home: Path,
+    open_browser: bool,
+) -> None:
     """Run until the process is told to end; the model loads meanwhile."""
     port = int(sock.getsockname()[1])
     url = page_url(host, port)
@@ -78,13 +87,15 @@ def serve(service: ChatService, sock: socket.socket, host: str, *, home: Path, o
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    app = make_app(service, port)
+    app = make_app(service, models, port)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
     )
     with state_file(home, host, port):
         service.start()
+        models.start()
         try:
             _Server(config, on_started, app).run(sockets=[sock])
         finally:
+            models.close()
             service.close()

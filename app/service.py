@@ -32,6 +32,7 @@ class ChatService:
         list_models: Callable[[], Sequence[tuple[str, str]]],
     ) -> None:
         """`list_models` gives (label, value) of the models on this machine; `home` is where files go."""
+        self.home = home
         self.chats = ChatStore(home / "chats")
         self.store = SettingsStore(home / "settings.json")
         self.runner = JobRunner()
@@ -147,6 +148,7 @@ class ChatService:
         if self.runner.running():
             raise ConfigError("An answer is being written: wait for its end or press Stop, then apply again.")
         same = wanted.model == self.load_settings.model and config.context == before.context
+        same = same and config.draft_dir == before.draft_dir
         same = same and config.emulated_link_bytes_per_s == before.emulated_link_bytes_per_s
         if same and has_draft and self.holder.status().phase == "ready":
             plan = self.holder.resize(config.vram_budget_bytes)

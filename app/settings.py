@@ -30,6 +30,7 @@ class LoadSettings:
     context: str = "auto"
     emulated_link: str = ""  # empty: copies run at the machine's own speed
     better_draft: str = "on"  # or "off": built in the pauses between answers
+    draft: str = ""  # the folder of a ready-made draft; empty: the model's own
 
     def engine_config(self, answers: AnswerSettings) -> EngineConfig:
         """The engine's configuration.
@@ -47,6 +48,7 @@ class LoadSettings:
             draft_length=answers.draft_length,
             emulated_link_bytes_per_s=parse_speed(link) if link else None,
             improve_draft=_parse_switch("Better draft", self.better_draft),
+            draft_dir=Path(self.draft) if self.draft.strip() else None,
         )
 
 

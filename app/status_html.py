@@ -6,33 +6,59 @@ from html import escape
 
 from app import words
 from app.engine_status import EngineStatus
+from app.texts import ENGLISH, Texts
 from localmoe.core.units import format_bytes
 
-DEMO_NOTICE = "a tiny demo model; choose a real one under Settings"
+DEMO_NOTICE = "a tiny demo model; choose a real one under Models"
 
 
-def header_html(status: EngineStatus) -> str:
+def header_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
     """Model, state, and what the user can do about an error."""
     name = escape(status.info.name if status.info is not None else status.model)
     if status.phase == "error":
-        way_on = "Change the model or the budget under Settings and press Apply."
-        alert = message_html(f"{status.error} {way_on}", False)
-        return f'<div class="lm-head"><strong>{name}</strong>{_chip("bad", "not loaded")}</div>{alert}'
+        way_on = t("Choose a model under Models, or change the budget under Settings.")
+        alert = message_html(f"{t(status.error)} {way_on}", False)
+        chip = _chip("bad", t("not loaded"))
+        return f'<div class="lm-head"><strong>{name}</strong>{chip}{_remedies(status, t)}</div>{alert}'
     if status.phase == "loading":
-        text, share = words.progress(status.progress)
-        chip = _chip("busy", "loading")
+        text, share = words.progress(status.progress, t)
+        chip = _chip("busy", t("loading"))
+        stop = action_button(t("Stop loading"), "stop-load", "load")
         return (
             f'<div class="lm-head"><strong>{name}</strong>{chip}'
-            f'<span class="lm-muted" role="status">{escape(text)}</span></div>'
-            f"{progress_bar(share, 'loading')}"
+            f'<span class="lm-muted" role="status">{escape(text)}</span>{stop}</div>'
+            f"{progress_bar(share, t('loading'))}"
         )
     assert status.info is not None and status.plan is not None
-    budget = f"{format_bytes(status.plan.budget_bytes)} budget"
-    facts = escape(" · ".join((status.info.device, budget, words.drafting(status))))
-    toy = f'<span class="lm-muted">{DEMO_NOTICE}</span>' if status.model == "demo" else ""
+    budget = t("{size} budget", size=format_bytes(status.plan.budget_bytes))
+    facts = escape(" · ".join((status.info.device, budget, words.drafting(status, t))))
+    toy = f'<span class="lm-muted">{escape(t(DEMO_NOTICE))}</span>' if status.model == "demo" else ""
     return (
-        f'<div class="lm-head"><strong>{name}</strong>{_chip("good", "ready")}'
+        f'<div class="lm-head"><strong>{name}</strong>{_chip("good", t("ready"))}'
         f'<span class="lm-muted" role="status">{facts}</span>{toy}</div>'
+    )
+
+
+def _remedies(status: EngineStatus, t: Texts) -> str:
+    """Buttons that load again with what the planner says would work."""
+    buttons = ""
+    if status.better_budget is not None:
+        text = t("Use {size} and load", size=format_bytes(status.better_budget))
+        buttons += action_button(text, "use-budget", str(status.better_budget), kind="primary")
+    if status.better_context is not None:
+        text = t("Use a context of {count} tokens and load", count=f"{status.better_context:,}")
+        buttons += action_button(text, "use-context", str(status.better_context), kind="primary")
+    return buttons
+
+
+def action_button(text: str, act: str, key: str, *, kind: str = "", sure: str = "", label: str = "") -> str:
+    """A button that the page's script turns into the event `act`, with `key`. sure: what it asks before
+    that."""
+    asks = f' data-sure="{escape(sure)}"' if sure else ""
+    named = f' aria-label="{escape(label)}"' if label else ""
+    return (
+        f'<button type="button" class="lm-act {kind}" data-act="{act}" data-key="{escape(key)}"{asks}{named}>'
+        f"{escape(text)}</button>"
     )
 
 
@@ -57,28 +83,30 @@ def message_html(text: str, good: bool) -> str:
     return f'<p class="{name}" role="{role}">{escape(text)}</p>'
 
 
-def news_html(status: EngineStatus) -> str:
+def news_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
     """What only a screen reader is told, when it changes: the lines that show the same move too often."""
-    return f'<p class="lm-hidden" role="status">{escape(words.improvement_news(status))}</p>'
+    return f'<p class="lm-hidden" role="status">{escape(words.improvement_news(status, t))}</p>'
 
 
-def share_html(status: EngineStatus, answering: bool = False) -> str:
+def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH) -> str:
     """What the budget buys, and what the model is; nothing while it loads."""
     if status.phase == "error":
-        return message_html(status.error, False)
+        return message_html(t(status.error), False)
     if status.info is None or status.plan is None or status.footprint is None:
-        return f'<p class="lm-muted">The model is loading: {escape(words.progress(status.progress)[0])}.</p>'
+        how_far = words.progress(status.progress, t)[0]
+        return f'<p class="lm-muted">{escape(t("The model is loading: {progress}.", progress=how_far))}</p>'
     info, plan = status.info, status.plan
     facts = [
-        ("Architecture", info.architecture), ("Device", info.device), ("Computed in", info.dtype),
-        ("Draft", info.draft), ("Copies", words.link(info.link)), ("Context", f"{info.context:,} tokens"),
-        ("Exactness", info.exactness), ("Steps", info.passes),
+        (t("Architecture"), info.architecture), (t("Device"), info.device), (t("Computed in"), info.dtype),
+        (t("Draft"), info.draft), (t("Copies"), words.link(info.link, t)),
+        (t("Context"), t("{count} tokens", count=f"{info.context:,}")),
+        (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)),
     ]  # fmt: skip
     if not info.has_chat_template:
-        facts.append(("Chat template", "none: messages are given to the model as plain text"))
-    improvement = words.improvement(status, answering)
+        facts.append((t("Chat template"), t("none: messages are given to the model as plain text")))
+    improvement = words.improvement(status, answering, t)
     if improvement:
-        facts.insert(4, ("Better draft", improvement))  # after the draft that there is
+        facts.insert(4, (t("Better draft"), improvement))  # after the draft that there is
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-    share = words.expert_share(plan, status.footprint, info.device)
+    share = words.expert_share(plan, status.footprint, info.device, t)
     return f'<p class="lm-share">{escape(share)}</p><dl class="lm-facts">{rows}</dl>'

@@ -18,3 +18,4 @@ class View:
     shown: int = WINDOW
     notice: str = ""
     good: bool = False  # whether the notice is good news
+    language: str = "en"

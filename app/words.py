@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.engine_status import EngineStatus
+from app.texts import ENGLISH, Texts
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
 from localmoe.core.units import format_bytes, format_seconds
@@ -32,80 +33,93 @@ def seconds(value: float | None) -> str:
     return f"{1000 * value:.0f} ms" if value < 0.1 else f"{value:.2f} s"
 
 
-def link(text: str) -> str:
+def link(text: str, t: Texts = ENGLISH) -> str:
     """The way experts are copied; an emulated one is always called an emulated link."""
-    return f"emulated link,{text.removeprefix('emulated')}" if text.startswith("emulated") else text
+    if text.startswith("emulated"):
+        return f"{t('emulated link')},{text.removeprefix('emulated')}"
+    return t(text)
 
 
-def answer_line(stats: Mapping[str, Any], finish: str | None) -> str:
+def answer_line(stats: Mapping[str, Any], finish: str | None, t: Texts = ENGLISH) -> str:
     """The line under an answer, e.g. "12.3 tok/s · 128 tokens · first token 0.21 s · hits 87 %"."""
     if not stats:
-        return "stopped before the first token" if finish == "cancelled" else ""
+        return t("stopped before the first token") if finish == "cancelled" else ""
     parts = [
         f"{rate(stats.get('tokens_per_s'))} tok/s",
-        f"{stats.get('new_tokens', 0):,} tokens",
-        f"first token {seconds(stats.get('ttft_s'))}",
-        f"hits {percent(stats.get('hit_rate'))}",
+        t("{count} tokens", count=f"{stats.get('new_tokens', 0):,}"),
+        t("first token {time}", time=seconds(stats.get("ttft_s"))),
+        t("hits {share}", share=percent(stats.get("hit_rate"))),
     ]
     if stats.get("drafted"):
-        parts.append(f"accepted {percent(stats.get('acceptance_rate'))}")
+        parts.append(t("accepted {share}", share=percent(stats.get("acceptance_rate"))))
     if str(stats.get("link", "")).startswith("emulated"):
-        parts.append(link(str(stats["link"])))
-    endings = {"cancelled": "stopped", "length": "cut at the token limit", None: "interrupted"}
+        parts.append(link(str(stats["link"]), t))
+    endings = {
+        "cancelled": t("stopped"), "length": t("cut at the token limit"), None: t("interrupted"),
+    }  # fmt: skip
     if finish in endings:
         parts.append(endings[finish])
     return " · ".join(parts)
 
 
-def expert_share(plan: MemoryPlan, footprint: ModelFootprint, device: str) -> str:
+def expert_share(plan: MemoryPlan, footprint: ModelFootprint, device: str, t: Texts = ENGLISH) -> str:
     """ "38 % of the experts stay in VRAM (450 of 1,184)"."""
-    place = "emulated device memory" if device.startswith("cpu") else "VRAM"
+    place = t("emulated device memory") if device.startswith("cpu") else t("VRAM")
     total = footprint.total_experts
-    share = percent(min(plan.num_slots, total) / total if total else None)
-    return f"{share} of the experts stay in {place} ({min(plan.num_slots, total):,} of {total:,})"
+    here = min(plan.num_slots, total)
+    return t(
+        "{share} of the experts stay in {place} ({here} of {total})",
+        share=percent(here / total if total else None), place=place, here=f"{here:,}", total=f"{total:,}",
+    )  # fmt: skip
 
 
-def memory_name(device: str) -> str:
+def memory_name(device: str, t: Texts = ENGLISH) -> str:
     """What the budget is a budget of."""
-    return "Emulated device memory" if device.startswith("cpu") else "Device memory"
+    return t("Emulated device memory") if device.startswith("cpu") else t("Device memory")
 
 
-def progress(report: Progress | None) -> tuple[str, float]:
+def progress(report: Progress | None, t: Texts = ENGLISH) -> tuple[str, float]:
     """A loading report in words, and its share done."""
     if report is None:
-        return "starting", 0.0
+        return t("starting"), 0.0
     share = min(1.0, report.done / report.total) if report.total > 0 else 0.0
     if report.unit == "bytes":
-        amount = f"{format_bytes(report.done)} of {format_bytes(report.total)}"
+        amount = t("{done} of {total}", done=format_bytes(report.done), total=format_bytes(report.total))
     else:
-        amount = f"{report.done:,} of {report.total:,} {report.unit}"
-    left = "" if report.seconds_left is None else f", about {format_seconds(report.seconds_left)} left"
+        amount = t("{done} of {total}", done=f"{report.done:,}", total=f"{report.total:,}")
+        amount += f" {t(report.unit)}"
+    left = ""
+    if report.seconds_left is not None:
+        left = ", " + t("about {time} left", time=format_seconds(report.seconds_left))
     detail = f"; {report.detail}" if report.detail else ""
-    return f"{report.stage}: {amount} ({100 * share:.0f} %{left}){detail}", share
+    return f"{t(report.stage)}: {amount} ({100 * share:.0f} %{left}){detail}", share
 
 
-def improvement(status: EngineStatus, answering: bool) -> str:
+def improvement(status: EngineStatus, answering: bool, t: Texts = ENGLISH) -> str:
     """How far the better draft is, or why it was not built; "" when there is nothing to say."""
     if status.improvement is None:
         return status.improvement_note
-    pause = "Paused while the answer is written." if answering else "It pauses while an answer is written."
-    return f"{progress(status.improvement)[0]}. {pause}"
+    pause = t("It pauses while an answer is written.")
+    if answering:
+        pause = t("Paused while the answer is written.")
+    return f"{progress(status.improvement, t)[0]}. {pause}"
 
 
-def improvement_news(status: EngineStatus) -> str:
+def improvement_news(status: EngineStatus, t: Texts = ENGLISH) -> str:
     """The same for a screen reader, which is told at the start, at every quarter, and of a failure."""
     report = status.improvement
     if report is None:
         note = status.improvement_note
-        return f"The better draft was not built. {note}" if note else ""
+        return f"{t('The better draft was not built.')} {note}" if note else ""
     quarters = int(4 * progress(report)[1]) if report.unit == "experts" else 0
-    return f"A better draft is being built in the background: {25 * quarters} % done."
+    return t("A better draft is being built in the background: {share} % done.", share=25 * quarters)
 
 
-def drafting(status: EngineStatus) -> str:
+def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
     """Whether the model drafts, and if not, why."""
     if status.plan is None:
         return ""
     if status.plan.drafting:
-        return "drafting on"
-    return f"drafting off: {status.plan.drafting_reason}" if status.plan.drafting_reason else "drafting off"
+        return t("drafting on")
+    reason = status.plan.drafting_reason
+    return f"{t('drafting off')}: {t(reason)}" if reason else t("drafting off")

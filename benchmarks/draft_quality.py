@@ -25,7 +25,7 @@ import transformers
 from torch import Tensor
 
 from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
-from localmoe.core.draft_config import DraftSettings, GptqSettings
+from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
 from localmoe.engine.drafting import build_draft
 from localmoe.hub.catalogue import demo_folder
 from localmoe.kernels.codes import dequantize, quantize_rtn
@@ -132,7 +132,9 @@ def drafts(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, Fill, fl
             )
             yield name, read(folder), time.perf_counter() - started
         if bits == 4 and importlib.util.find_spec("bitsandbytes"):
-            yield "NF4 (bitsandbytes)", nf4, 0.0
+            started = time.perf_counter()
+            folder = build_draft("demo", work / "nf4", nf4_settings())
+            yield "NF4 (bitsandbytes)", read(folder), time.perf_counter() - started
 
 
 def rounded(bits: int) -> Fill:
@@ -155,15 +157,6 @@ def read(folder: Path) -> Fill:
         return torch.cat([gate, up]), below
 
     return fill
-
-
-def nf4(layer: int, expert: int, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    a, b = (
-        dequantize_4bit(*quantize_4bit(w.contiguous(), quant_type="nf4")).float() for w in (gate_up, down)
-    )
-    return a, b
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import NF4_GROUP_SIZE
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.lowbit_experts import Tile, choose_down_tile, choose_gate_up_tile, lowbit_moe
 from localmoe.kernels.lowbit import LowBitExperts
@@ -44,6 +45,7 @@ class Case:
     biased: bool = False
     bits: int = 4
     tokens: int = 1
+    codebook: bool = False  # as NF4: a table of values, groups of 64
 
     @property
     def activation(self) -> Activation:
@@ -57,7 +59,9 @@ class Case:
             shapes = {"gate_up_bias": 2 * self.inner, "down_bias": self.hidden}
             biases = {name: torch.empty(self.num_experts, n, device="cuda") for name, n in shapes.items()}
         sizes = (self.num_experts, self.hidden, self.inner)
-        return LowBitExperts.empty(*sizes, self.bits, GROUP_SIZE, "cuda", **biases).random_(generator)
+        group_size = NF4_GROUP_SIZE if self.codebook else GROUP_SIZE
+        made = LowBitExperts.empty(*sizes, self.bits, group_size, "cuda", **biases, codebook=self.codebook)
+        return made.random_(generator)
 
     def inputs(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """x, index, weights."""
@@ -82,10 +86,11 @@ SHAPES = {
 
 
 def cases_of(shape: Case) -> list[Case]:
-    """One token of every shape; of Qwen1.5 also more tokens and the other widths."""
+    """One token of every shape; of Qwen1.5 also more tokens, the other widths and NF4."""
     if shape.name != "qwen1.5-moe":
         return [shape]
-    return [replace(shape, tokens=t) for t in (1, 4, 16)] + [replace(shape, bits=b) for b in (2, 3, 8)]
+    plain = [replace(shape, tokens=t) for t in (1, 4, 16)] + [replace(shape, bits=b) for b in (2, 3, 8)]
+    return plain + [replace(shape, tokens=t, codebook=True) for t in (1, 4, 16)]
 
 
 def graph_us(body: Callable[[], None], repeats: int = 15) -> float:
@@ -169,8 +174,9 @@ def measure(case: Case, bandwidth: float) -> None:
     verdict = "ok" if error < 1e-2 else "WRONG"
     us = run.layer_us()
     rate = run.layer_bytes / us / 1e3
+    codes = "nf4" if case.codebook else f"{case.bits} bit"
     print(
-        f"{case.name:17} {case.bits} bit T={case.tokens:<2} {us:8.2f} us a layer {rate:6.0f} GB/s "
+        f"{case.name:17} {codes:5} T={case.tokens:<2} {us:8.2f} us a layer {rate:6.0f} GB/s "
         f"{rate / bandwidth:5.0%} of copy   floor {run.layer_bytes / bandwidth / 1e3:7.2f} us   "
         f"error {error:.1e} {verdict}",
         flush=True,

@@ -19,6 +19,8 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 import pytest
 import transformers
 from support.engines import load_with_slots
+from support.file_order import order_files
+from support.quick_interpreter import quicken_interpreter
 from support.tiny_models import tiny_model, write_model
 
 from localmoe.engine import Engine
@@ -41,11 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     with torch.device("cpu"):  # torch remembers its constructors now, before a test replaces one
         torch.empty(0)
+    if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+        quicken_interpreter()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order_files(items)
     skips = {}
     if not torch.cuda.is_available():
         skips["gpu"] = pytest.mark.skip(reason="no CUDA device was found")

@@ -7,7 +7,7 @@ const rename = (item) => {
   input.className = 'lm-rename';
   input.value = open.title;
   input.maxLength = 80;
-  input.setAttribute('aria-label', 'New title');
+  input.setAttribute('aria-label', item.dataset.newTitle);
   let done = false;
   const end = (keep) => {
     if (done) return;
@@ -33,7 +33,7 @@ const remove = (item, button) => {
     return;
   }
   item.classList.add('lm-sure');
-  button.textContent = 'Delete?';
+  button.textContent = item.dataset.sure;
   setTimeout(() => {
     item.classList.remove('lm-sure');
     button.textContent = '✕';

@@ -1,6 +1,15 @@
 // Keys, the theme switch, the drawers of narrow screens, and following the answer while it grows.
 (() => {
   const store = { get: (key) => localStorage.getItem(key), set: (key, value) => localStorage.setItem(key, value) };
+  // The chosen language, or the browser's. Gradio's own words follow the browser's, so it is told the choice.
+  const chosen = store.get('localmoe-language') || 'auto';
+  const language = chosen === 'auto' ? navigator.language : chosen;
+  window.localmoeLanguage = () => language;
+  if (chosen !== 'auto') {
+    const code = chosen === 'zh' ? 'zh-CN' : 'en-US';
+    Object.defineProperty(navigator, 'language', { get: () => code });
+    Object.defineProperty(navigator, 'languages', { get: () => [code] });
+  }
   const prefersDark = window.matchMedia('(prefers-color-scheme: dark)');
   const theme = () => store.get('localmoe-theme') || 'auto';
 
@@ -25,6 +34,14 @@
     stick();
   };
 
+  // The line with the two lists is drawn anew when the server knows the language.
+  const choose = () => {
+    for (const [name, value] of [['theme', theme()], ['language', chosen]]) {
+      const list = document.getElementById(`lm-${name}`);
+      if (list && list.value !== value) list.value = value;
+    }
+  };
+
   const start = () => {
     paint();
     // Gradio sets its own class after it mounts; ours has the last word.
@@ -35,13 +52,19 @@
       const choice = document.getElementById('lm-theme');
       if (!box || !choice) return;
       mounted.disconnect();
-      choice.value = theme();
+      document.documentElement.lang = language.startsWith('zh') ? 'zh' : 'en';
+      new MutationObserver(choose).observe(document.getElementById('lm-top-line'), { childList: true, subtree: true });
+      choose();
       follow(box);
     });
     mounted.observe(document.body, { childList: true, subtree: true });
   };
 
   document.addEventListener('change', (event) => {
+    if (event.target.id === 'lm-language') {
+      store.set('localmoe-language', event.target.value);
+      location.reload(); // what runs on the server goes on
+    }
     if (event.target.id !== 'lm-theme') return;
     store.set('localmoe-theme', event.target.value);
     paint();

@@ -4,17 +4,21 @@ itself."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
-from app.view import Updates
+from app.texts import texts_for
+from app.view import Updates, View
 from localmoe.core.config import MAX_DRAFT_LENGTH
 from localmoe.core.errors import LocalMoeError
 from localmoe.prefetch.registry import POLICIES
+
+if TYPE_CHECKING:
+    from app.screen import Screen
 
 _DRAFT_CHOICES = [("Auto", "auto"), ("Off", "off"), ("Fixed", "fixed")]
 _USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
@@ -110,10 +114,12 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
     }
 
 
-def connect_answer_form(form: AnswerForm, service: ChatService) -> None:
+def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     """Attach the one listener of the form: it runs once at a time, and last with the newest values."""
 
-    def handle_change(mode: str, length: float | None, *plain: Any) -> Updates:
+    service = screen.service
+
+    def handle_change(view: View, mode: str, length: float | None, *plain: Any) -> Updates:
         draft = {"auto": "auto", "off": 0}.get(mode, length)
         values = dict(zip(form.plain_fields(), plain, strict=True))
         try:
@@ -121,12 +127,13 @@ def connect_answer_form(form: AnswerForm, service: ChatService) -> None:
         except LocalMoeError as error:
             message, good = str(error), False
         return {
-            form.saved: message_html(message, good),
+            form.saved: message_html(texts_for(view.language)(message), good),
             form.draft_length: gr.Number(visible=mode == "fixed"),
         }
 
     gr.on(
-        [event for widget in form.fields() for event in _edits(widget)], handle_change, form.fields(),
+        [event for widget in form.fields() for event in _edits(widget)], handle_change,
+        [screen.view, *form.fields()],
         [form.saved, form.draft_length], queue=False, show_progress="hidden", api_visibility="private",
         trigger_mode="always_last",
     )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
+from app.tabs.models import action_html
 from app.view import WINDOW, Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -22,6 +23,7 @@ _PLACEHOLDER = (
 class ChatWidgets:
     """The widgets of the chat tab."""
 
+    welcome: gr.HTML  # the first start's proposals
     earlier: gr.Button
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
@@ -34,6 +36,7 @@ class ChatWidgets:
 def create_chat_tab() -> ChatWidgets:
     """Lay the widgets out."""
     with gr.Column(elem_id="lm-scroll"):
+        welcome = action_html("lm-welcome")
         earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
         history = _chatbot("Earlier messages of this chat", "lm-history", None)
         turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
@@ -46,7 +49,7 @@ def create_chat_tab() -> ChatWidgets:
         )  # fmt: skip
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
-    return ChatWidgets(earlier, history, turn, notice, message, send, stop)
+    return ChatWidgets(welcome, earlier, history, turn, notice, message, send, stop)
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:

@@ -11,6 +11,7 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import LoadSettings
 from app.status_html import message_html
+from app.texts import texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -94,11 +95,18 @@ def connect_load_form(form: LoadForm, screen: Screen) -> None:
     ) -> Updates:
         switch = "on" if better else "off"
         try:
-            wanted = LoadSettings(str(model or ""), budget or "auto", context or "auto", link or "", switch)
+            before = screen.service.load_settings
+            draft = before.draft if model == before.model else ""  # a ready-made one is one model's
+            wanted = LoadSettings(
+                str(model or ""), budget or "auto", context or "auto", link or "", switch, draft
+            )
             message, good = screen.service.apply_load(wanted), True
         except LocalMoeError as error:
             message, good = str(error), False
-        return {**screen.updates(view, seen), form.applied: message_html(message, good)}
+        return {
+            **screen.updates(view, seen),
+            form.applied: message_html(texts_for(view.language)(message), good),
+        }
 
     inputs = [*form.fields(), screen.view, screen.seen]
     screen.listen(form.apply.click, handle_apply, inputs, [form.applied])

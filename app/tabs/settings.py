@@ -42,4 +42,4 @@ def form_values(widgets: SettingsWidgets, service: ChatService) -> Updates:
 def connect_settings_tab(widgets: SettingsWidgets, screen: Screen) -> None:
     """Attach the listeners."""
     connect_load_form(widgets.load, screen)
-    connect_answer_form(widgets.answers, screen.service)
+    connect_answer_form(widgets.answers, screen)

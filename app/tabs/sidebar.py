@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import gradio as gr
 
 from app.chats import Chat, check_id
+from app.texts import ENGLISH, Texts
 from app.view import WINDOW, Seen, Updates, View
 
 if TYPE_CHECKING:
@@ -43,22 +44,25 @@ def create_sidebar() -> SidebarWidgets:
     return SidebarWidgets(new, chats)
 
 
-def chat_list_html(chats: Sequence[Chat], current: str | None, answering: str | None = None) -> str:
+def chat_list_html(
+    chats: Sequence[Chat], current: str | None, answering: str | None = None, t: Texts = ENGLISH
+) -> str:
     """The chats as a list of buttons; the one that is being answered is marked."""
     if not chats:
-        return '<p class="lm-empty">No chats yet.</p>'
-    rows = "".join(_row(chat, chat.id == current, chat.id == answering) for chat in chats)
-    return f'<nav aria-label="Chats"><ul class="lm-chat-list">{rows}</ul></nav>'
+        return f'<p class="lm-empty">{escape(t("No chats yet."))}</p>'
+    rows = "".join(_row(chat, chat.id == current, chat.id == answering, t) for chat in chats)
+    return f'<nav aria-label="{escape(t("Chats"))}"><ul class="lm-chat-list">{rows}</ul></nav>'
 
 
-def _row(chat: Chat, current: bool, answering: bool) -> str:
+def _row(chat: Chat, current: bool, answering: bool, t: Texts) -> str:
     title = escape(chat.title)
     mark = ' aria-current="true"' if current else ""
-    dot = '<span class="lm-answering" title="being answered"></span>' if answering else ""
+    dot = f'<span class="lm-answering" title="{escape(t("being answered"))}"></span>' if answering else ""
+    sure, new_title = escape(t("Delete?")), escape(t("New title"))
     return (
-        f'<li data-chat="{chat.id}"{mark}>'
+        f'<li data-chat="{chat.id}" data-sure="{sure}" data-new-title="{new_title}"{mark}>'
         f'<button type="button" class="lm-open" data-act="open" title="{title}">{title}</button>{dot}'
-        f"{_icon('rename', 'Rename', title, '✎')}{_icon('delete', 'Delete', title, '✕')}</li>"
+        f"{_icon('rename', t('Rename'), title, '✎')}{_icon('delete', t('Delete'), title, '✕')}</li>"
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from localmoe import __version__
+from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.simulate_options import add_simulate_options
@@ -17,8 +18,10 @@ from localmoe.core.draft_config import (
     GPTQ_BUDGET_BYTES,
     GROUP_SIZES,
     METHODS,
+    NF4_GROUP_SIZE,
     DraftSettings,
     GptqSettings,
+    nf4_settings,
 )
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
@@ -100,6 +103,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
     )
+    add_lane_options(parser)
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
     parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
@@ -113,6 +117,9 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
     parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
     parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
+    parser.add_argument(
+        "--draft-only", action="store_true", help="approximate: the draft answers alone, nothing is verified"
+    )
     parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
@@ -136,9 +143,11 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_prompt_options(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to put the trace")
     _add_target_options(parser)
+    # the target alone is recorded
     parser.set_defaults(
-        draft_length=0, draft=None, drafter="self", emulated_link=None
-    )  # the target alone is recorded
+        draft_length=0, draft=None, drafter="self", emulated_link=None, lanes="vram+link", strict=True,
+        cpu_threads=None,
+    )  # fmt: skip
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -173,10 +182,18 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     gptq = GptqSettings()
     parser.add_argument(
-        "--method", default="gptq", choices=METHODS, help="gptq: calibrated, minutes; rtn: rounded, seconds"
+        "--method",
+        default="gptq",
+        choices=METHODS,
+        help="gptq: calibrated, minutes; nf4: by bitsandbytes, uncalibrated; rtn: rounded, seconds",
     )
-    parser.add_argument("--bits", type=int, default=gptq.bits, choices=BITS)
-    parser.add_argument("--group-size", type=int, default=gptq.group_size, choices=GROUP_SIZES)
+    parser.add_argument("--bits", type=int, choices=BITS, help=f"default: {gptq.bits}")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        help=f"default: {gptq.group_size}, with nf4 {NF4_GROUP_SIZE}",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
     )
@@ -208,9 +225,10 @@ def draft_settings(args: argparse.Namespace) -> DraftSettings:
     Raises:
         ConfigError: a value is out of range.
     """
+    default = nf4_settings().gptq if args.method == "nf4" else GptqSettings()
     gptq = GptqSettings(
-        bits=args.bits,
-        group_size=args.group_size,
+        bits=default.bits if args.bits is None else args.bits,
+        group_size=default.group_size if args.group_size is None else args.group_size,
         num_tokens=args.calibration_tokens,
         seed=args.seed,
         gate_weighted=args.gate_weighted,
@@ -250,6 +268,9 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         context=args.context,
         policy=policy,
         draft_length=args.draft_length,
+        lanes=args.lanes,
+        strict=args.strict,
+        cpu_threads=args.cpu_threads,
         drafter=args.drafter,
         draft_dir=args.draft,
         emulated_link_bytes_per_s=args.emulated_link,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from localmoe.cli.arguments import engine_config, sampling_config
 from localmoe.cli.output import ProgressBars, note, number, percent, print_json
@@ -36,10 +37,12 @@ def run_generate(args: argparse.Namespace) -> None:
 
 
 def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:
+    settings: dict[str, Any] = {
+        "max_new_tokens": args.max_new_tokens, "sampling": sampling, "draft_only": args.draft_only
+    }  # fmt: skip
     if args.raw:
-        return GenerationRequest(prompt=prompt.text, max_new_tokens=args.max_new_tokens, sampling=sampling)
-    message = Message("user", prompt.text)
-    return GenerationRequest(messages=(message,), max_new_tokens=args.max_new_tokens, sampling=sampling)
+        return GenerationRequest(prompt=prompt.text, **settings)
+    return GenerationRequest(messages=(Message("user", prompt.text),), **settings)
 
 
 def _answer(engine: Engine, prompt: Prompt, request: GenerationRequest) -> dict[str, object]:
@@ -73,4 +76,6 @@ def _summary(stats: GenerationStats, engine: Engine) -> str:
         f"hit rate {percent(stats.hit_rate)}", f"accepted {percent(stats.acceptance_rate)}",
         f"link: {engine.info().link}",
     ]  # fmt: skip
+    if stats.approximate:
+        parts.append("APPROXIMATE: by the draft alone")
     return "[" + ", ".join(parts) + "]"

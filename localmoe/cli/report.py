@@ -10,11 +10,10 @@ from localmoe.cli.output import ProgressBars, print_json, print_pairs, print_tab
 from localmoe.core.units import format_bytes, format_count, format_rate
 from localmoe.engine import build_draft
 from localmoe.engine.planning import prepare_model
-from localmoe.hardware.limits import Limits, measured_rates, predict_limits
+from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
 from localmoe.hardware.probe import probe_hardware
-from localmoe.hub.catalogue import list_models, remove_model
-
-ASSUMED_ACCEPTANCE = 0.9
+from localmoe.hub.catalogue import list_models, models_folder, remove_model
+from localmoe.hub.unfinished import UnfinishedDownload, list_unfinished
 
 
 def run_hw(args: argparse.Namespace) -> None:
@@ -94,7 +93,7 @@ def run_plan(args: argparse.Namespace) -> None:
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
             (
-                "  INT4 draft",
+                "  low-bit draft",
                 format_bytes(plan.draft_bytes) if plan.drafting else f"off: {plan.drafting_reason}",
             ),
             (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),
@@ -121,19 +120,22 @@ def _predictions(limits: Limits | None) -> list[tuple[str, object]]:
 
 def run_models(args: argparse.Namespace) -> None:
     """Models on this machine."""
-    models = list_models()
+    models, unfinished = list_models(), list_unfinished(models_folder())
     if args.json:
         print_json(
             [
-                {
-                    "name": model.name,
-                    "folder": str(model.folder),
-                    "bytes": model.num_bytes,
-                    "architecture": model.architecture,
-                    "source": model.source,
-                    "drafts": [path.name for path in model.drafts],
-                }
-                for model in models
+                *map(_as_json, unfinished),
+                *(
+                    {
+                        "name": model.name,
+                        "folder": str(model.folder),
+                        "bytes": model.num_bytes,
+                        "architecture": model.architecture,
+                        "source": model.source,
+                        "drafts": [path.name for path in model.drafts],
+                    }
+                    for model in models
+                ),
             ]
         )
         return
@@ -148,6 +150,26 @@ def run_models(args: argparse.Namespace) -> None:
         for model in models
     ]
     print_table("Models", ("name", "architecture", "size", "from", "drafts"), rows)
+    if unfinished:
+        parts = [(one.repo_id, format_bytes(one.held_bytes), _whole(one)) for one in unfinished]
+        title = "Unfinished downloads ('localmoe pull' goes on with them, 'localmoe rm' deletes them)"
+        print_table(title, ("name", "on the disk", "of"), parts)
+
+
+def _as_json(download: UnfinishedDownload) -> dict[str, object]:
+    return {
+        "name": download.repo_id,
+        "folder": str(download.folder),
+        "bytes": download.held_bytes,
+        "total_bytes": download.total_bytes,
+        "architecture": None,
+        "source": "unfinished",
+        "drafts": [],
+    }
+
+
+def _whole(download: UnfinishedDownload) -> str:
+    return "-" if download.total_bytes is None else format_bytes(download.total_bytes)
 
 
 def run_rm(args: argparse.Namespace) -> None:

@@ -12,10 +12,13 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
+MAX_CPU_THREADS = 512
 _LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 DraftLength = int | Literal["auto"]
+Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+LANES: tuple[Lanes, ...] = get_args(Lanes)
 DrafterName = Literal["self", "prompt-lookup"]
 
 
@@ -57,6 +60,11 @@ class EngineConfig:
             limit).
         policy: name of the prefetch policy.
         draft_length: "auto", 0 (off) or a fixed number of drafted tokens a step.
+        lanes: where experts that are not in device memory come from: over the link, computed on the CPU, both
+            ("all"), or what was measured to pay ("auto").
+        strict: the bits of an answer never depend on draft length, policy, budget or timing, at the price of
+            the CPU lane, whose sums run in another order.
+        cpu_threads: of the CPU lane; None: one for each core but one or two.
         drafter: who proposes tokens: the model's own low-bit draft, or a look into the text so far.
         draft_dir: a draft to use instead of the default place.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
@@ -69,6 +77,9 @@ class EngineConfig:
     context: int | None = None
     policy: str = "moe-speq"
     draft_length: DraftLength = "auto"
+    lanes: Lanes = "auto"
+    strict: bool = False
+    cpu_threads: int | None = None
     drafter: DrafterName = "self"
     draft_dir: Path | None = None
     device: DeviceName = "auto"
@@ -89,6 +100,15 @@ class EngineConfig:
             )
         if self.context is not None and self.context < 16:
             raise ConfigError(f"Context {self.context} is too small: give at least 16 tokens.")
+        if self.lanes not in LANES:
+            raise ConfigError(f"Lanes '{self.lanes}' are not known: use one of {', '.join(LANES)}.")
+        if self.strict and self.lanes in ("all", "vram+cpu"):
+            raise ConfigError(
+                f"--strict and --lanes {self.lanes} exclude each other, as CPU sums run in another "
+                "order: leave one of them out."
+            )
+        if self.cpu_threads is not None and not 1 <= self.cpu_threads <= MAX_CPU_THREADS:
+            raise ConfigError(f"{self.cpu_threads} CPU threads are out of range: use 1 to {MAX_CPU_THREADS}.")
         link = self.emulated_link_bytes_per_s
         if link is not None and not (math.isfinite(link) and link > 0):
             raise ConfigError(
@@ -137,7 +157,8 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One answer: to chat messages, a raw prompt text, or token ids as they are. Draft length and policy may
-    differ from the engine's."""
+    differ from the engine's. strict: this one without the CPU lane (see EngineConfig). draft_only:
+    approximate, all but the prompt by the draft, which nothing verifies."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -146,6 +167,8 @@ class GenerationRequest:
     draft_length: DraftLength | None = None
     policy: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    strict: bool = False
+    draft_only: bool = False
 
     def __post_init__(self) -> None:
         given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)

@@ -10,12 +10,23 @@ from localmoe.core.config import DeviceName
 from localmoe.core.errors import ConfigError
 from localmoe.core.units import format_bytes
 
-Method = Literal["gptq", "rtn"]
-METHODS: tuple[Method, ...] = ("gptq", "rtn")
+Method = Literal["gptq", "nf4", "rtn"]
+METHODS: tuple[Method, ...] = ("gptq", "nf4", "rtn")  # the best first
 BITS = (2, 3, 4, 8)
 GROUP_SIZES = (32, 64, 128, 256)
+NF4_BITS, NF4_GROUP_SIZE = 4, 64  # bitsandbytes'
 LEAST_SEQUENCES = 8  # of calibration; one is held out
 GPTQ_BUDGET_BYTES = 8 << 30  # of device memory, unless the user gives another
+
+
+@dataclass(frozen=True, slots=True)
+class DraftForm:
+    """What decides how many bytes a draft takes in memory. codebook: codes stand for the values of a table,
+    as NF4's do."""
+
+    bits: int = 4
+    group_size: int = 128
+    codebook: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class DraftSettings:
     """How a draft is made.
 
     Attributes:
-        gptq: bits and group size of either method, and how GPTQ calibrates.
+        gptq: bits and group size of any method (of NF4: `nf4_settings`), and how GPTQ calibrates.
         calibration: a text of the user's own; None: the built-in one.
         device: where GPTQ computes.
         budget_bytes: device memory that it may take.
@@ -62,6 +73,11 @@ class DraftSettings:
             raise ConfigError(
                 f"A draft of {self.gptq.bits} bits by method '{self.method}' cannot be built: use method "
                 f"{' or '.join(METHODS)} and {', '.join(map(str, BITS))} bits."
+            )
+        if self.method == "nf4" and (self.gptq.bits, self.gptq.group_size) != (NF4_BITS, NF4_GROUP_SIZE):
+            raise ConfigError(
+                f"An NF4 draft of {self.gptq.bits} bits in groups of {self.gptq.group_size} cannot be built: "
+                f"NF4 has {NF4_BITS} bits and groups of {NF4_GROUP_SIZE}, so leave both options out."
             )
         if self.gptq.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
@@ -82,3 +98,8 @@ class DraftSettings:
             raise ConfigError(
                 f"A budget of {format_bytes(self.budget_bytes)} is out of range: give a positive size."
             )
+
+
+def nf4_settings() -> DraftSettings:
+    """Of an NF4 draft, which knows one size of codes and groups and no calibration."""
+    return DraftSettings("nf4", GptqSettings(NF4_BITS, NF4_GROUP_SIZE))

@@ -28,11 +28,37 @@ class CheckpointError(LocalMoeError):
 
 
 class BudgetError(LocalMoeError):
-    """The VRAM budget or the host RAM does not hold what the request needs."""
+    """The VRAM budget or the host RAM does not hold what the request needs.
+
+    Attributes:
+        budget_bytes: a budget that would work on its own; None where none is known to.
+        context: tokens of context that would fit the budget that was given; None where none would.
+    """
+
+    def __init__(self, text: str, *, budget_bytes: int | None = None, context: int | None = None) -> None:
+        super().__init__(text)
+        self.budget_bytes = budget_bytes
+        self.context = context
 
 
 class DownloadError(LocalMoeError):
     """A model cannot be brought from the Hub, or not now; what has arrived is kept."""
+
+
+class HubUnreachableError(DownloadError):
+    """The Hub does not answer, or this process is told to stay offline."""
+
+
+class RepoNotFoundError(DownloadError):
+    """The Hub has no such repo, or none that this user may see."""
+
+
+class GatedModelError(DownloadError):
+    """The repo's owner decides who may download it."""
+
+
+class DiskFullError(DownloadError):
+    """The disk does not hold the model."""
 
 
 class DownloadCancelledError(DownloadError):

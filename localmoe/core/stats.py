@@ -24,6 +24,7 @@ class GenerationCounters:
     hits: int = 0
     late: int = 0
     misses: int = 0
+    computed: int = 0  # by the CPU lane, in whole
     # per (token, layer, chosen expert)
     token_hits: int = 0
     token_demands: int = 0
@@ -34,6 +35,10 @@ class GenerationCounters:
     wasted: int = 0
     prefill_h2d_bytes: int = 0
     decode_h2d_bytes: int = 0
+    cpu_bytes: int = 0  # of weights that the CPU lane read, whole experts and parts
+    cpu_busy_s: float = 0.0
+    cpu_jobs: int = 0
+    cpu_waited: int = 0  # jobs that the GPU waited for
     ttft_s: float = 0.0
     decode_s: float = 0.0  # first token to last token
     draft_s: float = 0.0
@@ -41,10 +46,11 @@ class GenerationCounters:
     stall_s: float | None = 0.0  # compute waiting for a copy; None where kernels wait, unseen
     peak_device_bytes: int = 0
     vram_budget_bytes: int = 0
+    approximate: bool = False  # by the draft alone
 
     def freeze(self) -> GenerationStats:
         """The published statistics; a ratio over nothing is None."""
-        demands = self.hits + self.late + self.misses
+        demands = self.hits + self.late + self.misses + self.computed
         tpot_s = _ratio(self.decode_s, max(0, self.new_tokens - 1))
         return GenerationStats(
             prompt_tokens=self.prompt_tokens, reused_tokens=self.reused_tokens, new_tokens=self.new_tokens,
@@ -53,14 +59,18 @@ class GenerationCounters:
             acceptance_rate=_ratio(self.accepted, self.drafted),
             mean_draft_length=_ratio(self.drafted, self.steps),
             expert_demands=demands, hits=self.hits, late=self.late, misses=self.misses,
+            computed=self.computed,
             hit_rate=_ratio(self.hits, demands), token_hit_rate=_ratio(self.token_hits, self.token_demands),
             expert_match_rate=_ratio(self.matched_pairs, self.routed_pairs),
             prefetched=self.prefetched, wasted=self.wasted,
             h2d_bytes=self.prefill_h2d_bytes + self.decode_h2d_bytes,
             prefill_h2d_bytes=self.prefill_h2d_bytes,
             h2d_bytes_per_token=_ratio(self.decode_h2d_bytes, max(0, self.new_tokens - 1)),
+            cpu_bytes=self.cpu_bytes, cpu_busy_s=self.cpu_busy_s, cpu_jobs=self.cpu_jobs,
+            cpu_waited=self.cpu_waited,
             draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
             peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
+            approximate=self.approximate,
         )  # fmt: skip
 
 
@@ -70,10 +80,12 @@ class GenerationStats:
     be measured.
 
     tpot_s = decode time / (new tokens - 1); acceptance_rate = accepted / drafted; hit_rate = hits /
-    expert_demands, where hit = in device memory when asked for, late = its copy was in flight, miss =
-    neither; token_hit_rate counts every (token, layer, chosen expert) instead; expert_match_rate = share of
-    (token, layer) whose draft top-k set equals the target's; wasted = prefetched and not used before
-    eviction; h2d_bytes_per_token counts decode copies only.
+    expert_demands, where hit = in device memory when asked for, late = its copy was in flight, computed = by
+    the CPU lane from its host record, miss = none of these; token_hit_rate counts every (token, layer,
+    chosen expert) instead; expert_match_rate = share of (token, layer) whose draft top-k set equals the
+    target's; wasted = prefetched and not used before eviction; h2d_bytes_per_token counts decode copies
+    only; cpu_bytes are of weights that the CPU lane read, in cpu_jobs jobs that took cpu_busy_s, and the
+    GPU had to wait for cpu_waited of them.
     """
 
     prompt_tokens: int
@@ -91,6 +103,7 @@ class GenerationStats:
     hits: int
     late: int
     misses: int
+    computed: int
     hit_rate: float | None
     token_hit_rate: float | None
     expert_match_rate: float | None
@@ -99,11 +112,16 @@ class GenerationStats:
     h2d_bytes: int
     prefill_h2d_bytes: int
     h2d_bytes_per_token: float | None
+    cpu_bytes: int
+    cpu_busy_s: float
+    cpu_jobs: int
+    cpu_waited: int
     draft_s: float
     verify_s: float
     stall_s: float | None
     peak_device_bytes: int
     vram_budget_bytes: int
+    approximate: bool
 
     def as_dict(self) -> dict[str, int | float | None]:
         """Plain values in declaration order."""

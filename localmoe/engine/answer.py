@@ -12,13 +12,19 @@ from localmoe.speculative.loop import StepResult
 
 
 def write_events(
-    steps: Iterable[StepResult], prompt: Sequence[int], session: Session, text: Detokeniser, meter: Meter
+    steps: Iterable[StepResult],
+    prompt: Sequence[int],
+    session: Session | None,
+    text: Detokeniser,
+    meter: Meter,
 ) -> Iterator[StreamEvent]:
-    """One event a step; the first carries the prompt's tokens. What was emitted is the session's too."""
+    """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
+    its keys and values are not the target's, so the next turn must not build on them."""
     told = tuple(prompt)
     for step in steps:
         meter.update()
-        session.extend(step.tokens)
+        if session is not None:
+            session.extend(step.tokens)
         piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
         yield StreamEvent(
             text=piece,

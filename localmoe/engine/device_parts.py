@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from localmoe.core.config import EngineConfig
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.engine.lanes import make_lane
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
@@ -25,6 +27,7 @@ from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from localmoe.model.device_lane import DeviceLane
     from localmoe.model.device_runner import DeviceRunner
 
 _SHARED_BLOCK_BYTES = 10 << 20  # tensors from here on have a block of their own
@@ -35,11 +38,13 @@ def assemble_on_device(
     store: HostStore,
     draft: list[LowBitExperts] | None,
     scheduler: Scheduler,
+    config: EngineConfig,
 ) -> DeviceRunner:
-    """Cache, slots, table and passes; the skeleton's shared weights are on the device already.
+    """Cache, slots, table, CPU lane and passes; the skeleton's shared weights are on the device already.
 
     Raises:
         UnsupportedModelError: the first pass fails.
+        HardwareError: the CPU lane that was asked for does not work.
     """
     from localmoe.kernels.gpu.routed_experts import ExpertShape
     from localmoe.model.device_cache import DeviceKVCache
@@ -61,11 +66,11 @@ def assemble_on_device(
     rows = RowPadding(1, WINDOW_BUCKETS[-1])
     lookahead = LookaheadBuffer(len(skeleton.experts))
     passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, synthetic=prepared.synthetic)
+    passes.lane, passes.lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
     layers = []
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout
-        inner, hidden = layout.down_shape if layout.transposed else layout.down_shape[::-1]
-        shape = ExpertShape(hidden, inner, layout.transposed, _activation(skeleton, layer))
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     take_over_device(skeleton, layers, window)
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
@@ -73,15 +78,22 @@ def assemble_on_device(
     try:
         runner.prepare()
     except torch.OutOfMemoryError:
+        _close(passes.lane)
         raise
     except (
         Exception
     ) as error:  # a model's own code may fail in any way on what stands in for masks and modules
+        _close(passes.lane)
         raise UnsupportedModelError(
             f"{prepared.source.name} cannot run in localmoe's GPU kernels ({sentence_of(error)}): "
             "use --dtype float32, which computes it pass by pass, or --device cpu."
         ) from error
     return runner
+
+
+def _close(lane: DeviceLane | None) -> None:
+    if lane is not None:
+        lane.close()
 
 
 def _compact(model: nn.Module) -> None:

@@ -1,5 +1,5 @@
-"""Puts a GPTQ draft in the place of the rounded one while the engine is in use: built in the pauses between
-answers, taken over without a restart. Quantises nothing itself."""
+"""Puts a GPTQ draft in the place of a rounded or NF4 one while the engine is in use: built in the pauses
+between answers, taken over without a restart. Quantises nothing itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def why_not_better(parts: EngineParts, config: EngineConfig) -> str:
         return "the draft is one that was named"
     if not isinstance(parts.prepared.source, CheckpointSource) or draft is None:
         return "nothing is drafted"
-    if draft.method != "RTN":
+    if draft.method not in ("RTN", "NF4"):
         return f"the draft is {draft}"
     return ""
 

@@ -4,7 +4,7 @@ no engine."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,18 @@ from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.gptq_build import BATCH, GptqBuild
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
-from localmoe.quant.builder import DraftCancelledError, build_rtn_draft, estimate_bytes
+from localmoe.quant.builder import (
+    DraftCancelledError,
+    build_nf4_draft,
+    build_rtn_draft,
+    estimate_layout_bytes,
+)
 from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
 from localmoe.quant.draft_folder import DraftWriteError
-from localmoe.quant.draft_format import DraftProvenance
+from localmoe.quant.draft_format import DraftProvenance, Setting
+from localmoe.quant.draft_layout import layout_of
 from localmoe.quant.draft_writer import DraftWriter
+from localmoe.quant.nf4 import bitsandbytes_functional
 
 # ends of a GPTQ build after which its finished layers, minutes of work, are worth keeping
 _GOES_ON_LATER = (
@@ -74,6 +81,8 @@ def build_draft(
     checkpoint = Checkpoint.open(source.folder)
     stored = checkpoint_dtype(checkpoint)
     compute = choose_compute(settings.device if settings.method == "gptq" else "cpu", "auto", stored)
+    if settings.method == "nf4":
+        bitsandbytes_functional()  # whether it is there is said before weights are read
     if settings.method == "gptq":
         read_calibration(settings.calibration)  # what is wrong with it is said before weights are read
     skeleton = build_skeleton(checkpoint, compute.dtype)
@@ -103,6 +112,9 @@ def make_draft(
     bits, group_size = settings.gptq.bits, settings.gptq.group_size
     fingerprint = basis.checkpoint.fingerprint()
     text = read_calibration(settings.calibration) if settings.method == "gptq" else None
+    others: Mapping[str, Setting] = settings.gptq.provenance() if text else {}
+    if settings.method == "nf4":
+        others = {"dtype": str(basis.store.dtype).removeprefix("torch.")}
     provenance = DraftProvenance.now(
         basis.model.name,
         fingerprint,
@@ -112,7 +124,7 @@ def make_draft(
         base_revision=snapshot_revision(basis.model.folder),
         calibration_hash=text.digest if text else "",
         seed=settings.gptq.seed if text else 0,
-        settings=settings.gptq.provenance() if text else {},
+        settings=others,
     )
     source = HostExpertSource(basis.skeleton, basis.store)
     place = out or draft_folder(basis.model, settings.method, bits, group_size, fingerprint)
@@ -122,14 +134,17 @@ def make_draft(
         basis.checkpoint.config,
         expert_naming(basis.checkpoint, basis.skeleton),
         provenance,
-        estimate_bytes(source, bits, group_size),
+        estimate_layout_bytes(source, layout_of(provenance)),
         keep_on=_GOES_ON_LATER if text else (),
     )
     try:
         with writer:
-            if tokens is None:
+            if settings.method == "rtn":
                 build_rtn_draft(source, writer, bits, group_size, progress=progress, cancel=cancel)
+            elif settings.method == "nf4":
+                build_nf4_draft(source, writer, progress=progress, cancel=cancel)
             else:
+                assert tokens is not None
                 device = choose_compute(settings.device, "auto", basis.store.dtype).device
                 budget = min(settings.budget_bytes, _memory_for_a_build(device))
                 build = GptqBuild(basis.skeleton, basis.store, tokens, settings.gptq, device, budget)

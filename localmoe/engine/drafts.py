@@ -35,14 +35,15 @@ DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], 
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """What a loaded draft is. method: "RTN", "GPTQ", or "synthetic" of random codes."""
+    """What a loaded draft is. method: "RTN", "GPTQ", "NF4", or "synthetic" of random codes."""
 
     bits: int
     method: str
     group_size: int
 
     def __str__(self) -> str:
-        return f"INT{self.bits} {self.method}, group {self.group_size}"
+        kind = self.method if self.method == "NF4" else f"INT{self.bits} {self.method}"
+        return f"{kind}, group {self.group_size}"
 
 
 def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
@@ -128,7 +129,8 @@ def load_draft(
 
 
 def _info(draft: DraftCheckpoint) -> DraftInfo:
-    method = draft.provenance.method.upper() if draft.provenance else "GPTQ"
+    ready_made = "NF4" if draft.form.codebook else "GPTQ"
+    method = draft.provenance.method.upper() if draft.provenance else ready_made
     return DraftInfo(draft.bits, method, draft.group_size)
 
 
@@ -140,15 +142,16 @@ def replace_draft(
     base: DraftBase,
     tick: Callable[[], None],
 ) -> DraftInfo:
-    """Put the experts of a draft folder in the place of those that are loaded, whose bits and groups are
-    the same: on a GPU into the same memory, so that captured graphs read the new ones. An interruption
-    leaves some experts of both drafts, which changes no answer. `tick` is called before each
-    layer, and may raise.
+    """Put the experts of a draft folder in the place of those that are loaded: on a GPU into the same memory,
+    so that captured graphs read the new ones. 4-bit integers fit the memory of NF4 too, whose table they
+    bring along. An interruption leaves some experts of both drafts, which changes no answer. `tick` is called
+    before each layer, and may raise.
 
     Raises:
-        DraftError: as `load_draft`.
+        DraftError: as `load_draft`; or the loaded draft's memory has no room for this one.
     """
     draft = DraftCheckpoint.open(folder)
+    _check_room(draft, layers[0])
     naming = draft.naming()
     check_draft(draft, base, naming)
     for layer, experts in enumerate(skeleton.experts):
@@ -163,6 +166,15 @@ def replace_draft(
             concatenated = bool(experts.module.is_concatenated)
             loaded[:] = [_draft_expert(expert, concatenated, draft, device) for expert in found]
     return _info(draft)
+
+
+def _check_room(draft: DraftCheckpoint, loaded: LowBitExperts | list[DraftExpert]) -> None:
+    """Raises DraftError: the memory of a layer on a GPU is of another form."""
+    if isinstance(loaded, LowBitExperts) and not loaded.takes(draft.form):
+        raise DraftError(
+            f"The draft in {draft.folder} is {_info(draft)} and cannot take the place of one in groups of "
+            f"{loaded.group_size} while the model is loaded: load the model again."
+        )
 
 
 def _sizes(experts: ExpertsModule) -> tuple[int, int]:
@@ -188,8 +200,9 @@ def _packed_layer(
         if layer is None:
             ordered = not draft.layout.act_order and gate.columns is None
             layer = empty_layer(
-                experts, num_experts, draft.bits, draft.group_size, device, indexed=not ordered
-            )
+                experts, num_experts, draft.bits, draft.group_size, device,
+                indexed=not ordered, codebook=draft.form.codebook,
+            )  # fmt: skip
         try:
             set_expert(layer, expert, _fuse(gate, up, draft, concatenated=True), down)
         except ValueError:

@@ -27,16 +27,17 @@ from localmoe.engine.device_parts import cache_shape
 from localmoe.engine.draft_upgrade import why_not_better
 from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
-from localmoe.engine.loading import EngineParts, assemble, make_stepper, new_memory
+from localmoe.engine.lane_counts import allow_cpu, count_transfers
+from localmoe.engine.loading import EngineParts, assemble, new_memory
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
-from localmoe.engine.settings import choose_draft_length
+from localmoe.engine.stepping import choose_governor, make_stepper
 from localmoe.engine.turns import Turns
 from localmoe.experts.counters import TransferCounters
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.prefetch.registry import make_policy
-from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
+from localmoe.speculative.governor import AutoGovernor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
 
@@ -148,10 +149,12 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         parts = self._loaded
         prompt = self._encoder.encode(request, self.plan.context)
-        governor, use_draft = self._governor_for(request)
+        governor = choose_governor(parts, request, self.config, self.plan, self._governor)
         self._use_policy(request.policy or self.config.policy)
-        counters = GenerationCounters(vram_budget_bytes=self._budget.budget_bytes)
+        budget, approximate = self._budget.budget_bytes, request.draft_only
+        counters = GenerationCounters(vram_budget_bytes=budget, approximate=approximate)
         parts.passes.counters = counters
+        allow_cpu(parts, not request.strict)
         parts.passes.lookahead.clear()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
@@ -159,19 +162,13 @@ class Engine:
         counters.prompt_tokens = len(prompt)
         counters.reused_tokens = self._session.begin(prompt)
         sampler = TokenSampler(request.sampling)
-        stepper = make_stepper(parts, sampler, self._end_tokens, stop, drafting=use_draft)
+        stepper = make_stepper(parts, request, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
-        yield from write_events(steps, prompt, self._session, Detokeniser(self._encoder.tokenizer), meter)
-
-    def _governor_for(self, request: GenerationRequest) -> tuple[Governor, bool]:
-        wanted = self.config.draft_length if request.draft_length is None else request.draft_length
-        looks_up = self.config.drafter == "prompt-lookup" and self.footprint.can_rollback
-        has_draft = looks_up or self._loaded.passes.draft is not None
-        length = choose_draft_length(wanted, self.plan, self.footprint, has_draft=has_draft)
-        return (self._governor if length == "auto" else FixedGovernor(length)), length != 0
+        session = None if approximate else self._session
+        yield from write_events(steps, prompt, session, Detokeniser(self._encoder.tokenizer), meter)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:
@@ -186,7 +183,7 @@ class Engine:
 
     def transfer_counters(self) -> TransferCounters:
         """Copies since the slots were made."""
-        return self._loaded.passes.memory.counters()
+        return count_transfers(self._loaded)
 
     def device_memory(self) -> dict[str, int]:
         """Bytes of device memory by owner, as allocated now (on CPU: of the memory that stands in for it)."""

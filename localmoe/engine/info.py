@@ -12,6 +12,7 @@ from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.settings import describe_link, describe_passes
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.runner import ModelRunner
 from localmoe.prefetch.registry import decides_within_passes
 
 
@@ -30,6 +31,7 @@ class EngineInfo:
     has_chat_template: bool
     exactness: str
     passes: str
+    lanes: str
 
 
 def describe(
@@ -48,8 +50,9 @@ def describe(
         link=describe_link(config, device),
         context=plan.context,
         has_chat_template=has_template,
-        exactness=describe_exactness(parts.row_padding),
+        exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts)),
         passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
+        lanes=describe_lanes(parts),
     )
 
 
@@ -65,8 +68,27 @@ def _describe_draft(parts: EngineParts, plan: MemoryPlan) -> str:
     return "prompt lookup" if parts.drafter == "prompt-lookup" else f"off: {plan.drafting_reason}"
 
 
-def describe_exactness(rows: RowPadding | None) -> str:
-    """Which promise holds on this machine, given what kernels.rows measured."""
+def uses_cpu(parts: EngineParts) -> bool:
+    """Whether experts may be computed on the CPU for passes that run on a GPU."""
+    return not isinstance(parts.runner, ModelRunner) and parts.runner.passes.lane is not None
+
+
+def describe_lanes(parts: EngineParts) -> str:
+    """For people: where experts that are not in VRAM come from."""
+    if isinstance(parts.runner, ModelRunner):
+        return "VRAM and PCIe" if parts.prepared.compute.device.type == "cuda" else "RAM"
+    passes = parts.runner.passes
+    return passes.lane.failure if passes.lane is not None and passes.lane.failure else passes.lanes
+
+
+def describe_exactness(rows: RowPadding | None, *, cpu_sums: bool = False) -> str:
+    """Which promise holds on this machine, given what kernels.rows measured. cpu_sums: the CPU lane is in
+    use."""
+    if cpu_sums:
+        return (
+            "the original 16-bit weights, every token the target's choice; the CPU's sums run in another "
+            "order, so last bits may depend on timing (strict leaves the CPU out)"
+        )
     if rows is None:
         return "every token is the target's choice; the last bits may depend on the draft length"
     if rows.max_rows <= MAX_DRAFT_LENGTH:

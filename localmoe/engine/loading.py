@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from localmoe.core.config import DrafterName, EngineConfig
-from localmoe.core.errors import DraftError
+from localmoe.core.errors import BudgetError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
+from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
 from localmoe.engine.drafts import DraftInfo, DraftLayers
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
@@ -23,6 +24,7 @@ from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.needs import kv_positions
+from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
@@ -33,10 +35,6 @@ from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.speculative.drafters import Drafter, SelfDrafter
-from localmoe.speculative.prompt_lookup import PromptLookupDrafter
-from localmoe.speculative.sampling import TokenSampler
-from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
 if TYPE_CHECKING:  # these need Triton
     from localmoe.model.device_experts import DevicePassState
@@ -68,6 +66,8 @@ class EngineParts:
         passes, device = self.passes, self.prepared.compute.device
         passes.memory.close()
         if not isinstance(self.runner, ModelRunner):
+            if self.runner.passes.lane is not None:
+                self.runner.passes.lane.close()
             self.runner.release()
         passes.memory.slots.release()
         passes.draft = None
@@ -120,13 +120,16 @@ def assemble(
         scheduler = Scheduler(make_policy(config.policy, shape))
         runner: Runner
         if prepared.compute.whole_passes:
-            runner = assemble_on_device(prepared, store, _packed(draft), scheduler)
+            runner = assemble_on_device(prepared, store, _packed(draft), scheduler, config)
             row_padding = runner.row_padding
         else:
             row_padding = _row_padding(prepared, store)
             runner = _assemble_by_layers(
                 prepared, config, store, _matrices(draft), scheduler, row_padding or RowPadding(1, MAX_WINDOW)
             )
+    except torch.OutOfMemoryError:
+        store.close()
+        raise out_of_memory(prepared.plan.budget_bytes) from None
     except BaseException:
         store.close()
         raise
@@ -140,6 +143,16 @@ def assemble(
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
         drafter=config.drafter,
+    )
+
+
+def out_of_memory(budget_bytes: int) -> BudgetError:
+    """The refusal where a GPU has less than was free at planning; a sixth less leaves room for the rest."""
+    smaller = size_at_most(budget_bytes * 5 // 6)
+    return BudgetError(
+        f"The GPU's memory ran out while loading with a budget of {format_bytes(budget_bytes)}, as other "
+        f"programs use it too: close them, or give a budget of at most {smaller}.",
+        budget_bytes=parse_bytes(smaller),
     )
 
 
@@ -218,30 +231,9 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
         runner.forget_graphs()
-        runner.passes.memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
-
-
-def make_stepper(
-    parts: EngineParts,
-    sampler: TokenSampler,
-    end_tokens: frozenset[int],
-    stop: threading.Event | None,
-    *,
-    drafting: bool,
-) -> Stepper:
-    """How an answer's steps are taken: whole on the GPU where no token has to be chosen by the host."""
-    runner = parts.runner
-    looks_up = drafting and parts.drafter == "prompt-lookup"
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
-        from localmoe.model.device_steps import DeviceSteps
-
-        return DeviceStepper(DeviceSteps(runner), end_tokens)
-    drafter: Drafter | None = None
-    if looks_up:
-        drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
-    elif drafting:
-        drafter = SelfDrafter(runner, end_tokens)
-    return PassStepper(runner, drafter, sampler, stop)
+        memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
+        memory.may_prefetch = runner.passes.lane is None or runner.passes.lane.link
+        runner.passes.memory = memory
 
 
 def make_link(config: EngineConfig, device: torch.device) -> Link:

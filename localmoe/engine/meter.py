@@ -44,5 +44,9 @@ class Meter:
         counters.decode_h2d_bytes = totals.h2d_bytes - self._at_first.h2d_bytes
         waited, before = totals.stall_s, self._at_first.stall_s
         counters.stall_s = None if waited is None or before is None else waited - before
+        counters.cpu_bytes = totals.cpu_bytes - self._at_first.cpu_bytes
+        counters.cpu_busy_s = totals.cpu_busy_s - self._at_first.cpu_busy_s
+        counters.cpu_jobs = totals.cpu_jobs - self._at_first.cpu_jobs
+        counters.cpu_waited = totals.cpu_waited - self._at_first.cpu_waited
         counters.prefetched = totals.prefetched - self._at_start.prefetched
         counters.wasted = totals.wasted - self._at_start.wasted

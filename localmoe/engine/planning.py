@@ -14,9 +14,15 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
-from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
-from localmoe.engine.settings import ComputeSettings, check_emulation, choose_compute, choose_context
+from localmoe.engine.settings import (
+    ComputeSettings,
+    check_emulation,
+    check_lanes,
+    choose_compute,
+    choose_context,
+)
 from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
@@ -25,7 +31,6 @@ from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import check_policy
-from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 MAX_WINDOW = -(-(MAX_DRAFT_LENGTH + 1) // 16) * 16  # rows of the largest verify pass
 
@@ -75,11 +80,10 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         stored, computed = _name(source.stored_dtype), _name(compute.dtype)
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
-    group_size, bits = GROUP_SIZE, DRAFT_BITS
-    if config.draft_dir is not None:  # of the user's own
-        draft = DraftCheckpoint.open(config.draft_dir)
-        group_size, bits = draft.group_size, draft.bits
-    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, group_size, bits)
+    check_lanes(config, unsuited)
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    draft = source.draft_form(config.draft_dir)
+    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
     synthetic = source.simulation(footprint)
     plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     return PreparedModel(source, skeleton, footprint, compute, plan, synthetic)
@@ -96,9 +100,10 @@ def divide_memory(
     stored_bytes: int,
     *,
     held_bytes: int | None = None,
+    hardware: Hardware | None = None,
 ) -> MemoryPlan:
     """The plan for a budget, with or without a draft. `held_bytes` is what this model holds already of the
-    memory that is divided (None: nothing is loaded yet).
+    memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look).
 
     Raises:
         BudgetError: it does not fit. DraftingRefusedError: a draft was demanded for a model that cannot
@@ -111,7 +116,7 @@ def divide_memory(
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
-    hardware = probe_hardware(measure=False)
+    hardware = hardware or probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
     drafting = own_draft and footprint.can_rollback
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"

@@ -1,23 +1,17 @@
-"""Download a model that the engine can run (`localmoe pull`). Loads nothing; the bytes are hub.downloads'."""
+"""Download a model that the engine can run (`localmoe pull`), or a ready-made draft. Loads nothing; the
+bytes are hub.downloads'."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.core.types import ProgressCallback
-from localmoe.hub.checkpoint import Checkpoint
+from localmoe.engine.facts import config_skeleton
 from localmoe.hub.downloads import DownloadOptions, download_model
-from localmoe.hub.weight_files import CONFIG_NAME
-from localmoe.model.skeleton import build_skeleton
 
 
 def pull_model(
@@ -44,17 +38,47 @@ def pull_model(
     )
 
 
+def pull_draft(
+    repo_id: str,
+    revision: str | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+    options: DownloadOptions | None = None,
+) -> Path:
+    """Download a ready-made GPTQ checkpoint, to draft with; returns its folder. Whether it belongs to a
+    model is checked against that model's weights, at load.
+
+    Raises:
+        DownloadError, DownloadCancelledError: as `download_model`.
+        UnsupportedModelError: it is no GPTQ checkpoint, or dense.
+    """
+    return download_model(
+        repo_id,
+        revision,
+        check=lambda config: check_is_gptq(repo_id, config),
+        progress=progress,
+        cancel=cancel,
+        options=options,
+    )
+
+
 def check_config(repo_id: str, config: Mapping[str, Any]) -> None:
     """Build the model without weights, as loading would.
 
     Raises:
         UnsupportedModelError: as `build_skeleton`, naming the repo.
     """
-    with tempfile.TemporaryDirectory(prefix="localmoe-") as name:
-        folder = Path(name)
-        (folder / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
-        checkpoint = Checkpoint(folder, dict(config), MappingProxyType({}), (), 0, ())
-        try:
-            build_skeleton(checkpoint, torch.bfloat16)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(str(error).replace(str(folder), repo_id)) from error
+    config_skeleton(repo_id, config)
+
+
+def check_is_gptq(repo_id: str, config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModelError: the config names no GPTQ quantisation."""
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    if method != "gptq":
+        kind = f"quantised otherwise ({method})" if quantised else "not quantised"
+        raise UnsupportedModelError(
+            f"{repo_id} is {kind}, and a ready-made draft is a GPTQ checkpoint: choose one of the same "
+            "model, such as Qwen/Qwen1.5-MoE-A2.7B-Chat-GPTQ-Int4."
+        )

@@ -91,6 +91,18 @@ def check_emulation(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError("An emulated link needs --device cpu: a GPU has a real one.")
 
 
+def check_lanes(config: EngineConfig, by_layers_because: str) -> None:
+    """The CPU lane works beside passes that run whole on a GPU only.
+
+    Raises:
+        ConfigError: it was asked for by name where they do not.
+    """
+    if by_layers_because and config.lanes in ("all", "vram+cpu"):
+        raise ConfigError(
+            f"The CPU lane cannot take part here ({by_layers_because}): use --lanes auto or vram+link."
+        )
+
+
 def describe_passes(compute: ComputeSettings) -> str:
     """For people: how a step runs."""
     if compute.whole_passes:

@@ -12,10 +12,11 @@ from typing import Protocol
 import torch
 
 from localmoe.chat.prompt import Encoder, PromptEncoder, TokenEncoder
-from localmoe.core.draft_config import METHODS, DraftSettings
+from localmoe.core.draft_config import DraftForm, DraftSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.default_drafts import default_form, default_places
 from localmoe.engine.drafting import DraftBasis, make_draft
 from localmoe.engine.drafts import (
     DRAFT_BITS,
@@ -28,7 +29,7 @@ from localmoe.engine.drafts import (
 )
 from localmoe.engine.end_tokens import find_end_tokens
 from localmoe.experts.host_store import HostStore
-from localmoe.hub.catalogue import LocalModel, draft_folder, resolve_model
+from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.loader import load_weights
@@ -42,6 +43,7 @@ from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.quant.base_check import DraftBase
+from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 
 class ModelSource(Protocol):
@@ -67,6 +69,9 @@ class ModelSource(Protocol):
         cancel: threading.Event | None,
     ) -> HostStore:
         """Fill the skeleton's shared weights on `device`; the experts' records."""
+
+    def draft_form(self, folder: Path | None) -> DraftForm:
+        """Of the draft that `load_draft` would load."""
 
     def load_draft(
         self,
@@ -143,6 +148,16 @@ class CheckpointSource:
         revision = snapshot_revision(self.model.folder)
         return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
 
+    def draft_form(self, folder: Path | None) -> DraftForm:
+        """From headers: that of the named draft, or of the best whole one in the default place.
+
+        Raises:
+            DraftError: the named one is damaged.
+        """
+        if folder is not None:
+            return DraftCheckpoint.open(folder).form
+        return default_form(self.model, self.checkpoint, snapshot_revision(self.model.folder))
+
     def load_draft(
         self,
         skeleton: Skeleton,
@@ -175,9 +190,9 @@ class CheckpointSource:
 
         if folder is not None:
             return load(folder)
-        for method in METHODS:  # the best first
+        for place in default_places(self.model, base.fingerprint, self.draft_form(None)):
             with suppress(DraftError):
-                return load(draft_folder(self.model, method, DRAFT_BITS, GROUP_SIZE, base.fingerprint))
+                return load(place)
         basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
         return load(make_draft(basis, None, DraftSettings("rtn"), progress=progress, cancel=cancel))
 
@@ -232,6 +247,10 @@ class RandomSource:
             store.close()
             raise
         return store
+
+    def draft_form(self, folder: Path | None) -> DraftForm:
+        """4 bits in groups of 128."""
+        return DraftForm(DRAFT_BITS, GROUP_SIZE)
 
     def load_draft(
         self,

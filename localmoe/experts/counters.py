@@ -13,3 +13,7 @@ class TransferCounters:
     prefetched: int = 0
     wasted: int = 0
     stall_s: float | None = 0.0
+    cpu_bytes: int = 0
+    cpu_busy_s: float = 0.0
+    cpu_jobs: int = 0
+    cpu_waited: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +20,15 @@ from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.pass_report import PassReport
 from localmoe.experts.queue import CopyQueue
 from localmoe.experts.residency_block import LANDING_SLOTS, ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import Transfers
-from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED, ON_HOST
+from localmoe.kernels.residency import MISS, MISS_KEPT, MISS_REPLACED, ON_HOST
 
 Scores = Callable[[NDArray[np.int64]], tuple[NDArray[np.float32], bool]]
 _FREE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class PassReport:
-    """How a target pass found its experts, bool (L, E) each."""
-
-    hits: NDArray[np.bool_]
-    late: NDArray[np.bool_]
-    misses: NDArray[np.bool_]
-
-    @property
-    def demanded(self) -> NDArray[np.bool_]:
-        """All that the pass asked for."""
-        return self.hits | self.late | self.misses
 
 
 class DeviceExpertMemory:
@@ -76,11 +63,13 @@ class DeviceExpertMemory:
         self._free = list(range(slots.num_slots - 1, -1, -1))
         self._landing: NDArray[np.int64] = np.full((shape[0], LANDING_SLOTS), _FREE, dtype=np.int64)
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
+        self._inner = np.array([layout.inner for layout in store.layouts])
         self._stale = True  # the table on the device is not what it should be
         self._queue = CopyQueue()
         self._passes = 0
         self._pass_open = False
         self._closed = False
+        self.may_prefetch = True  # else nothing is copied between passes
         self._counters = TransferCounters()
         self.lock = threading.Condition()
 
@@ -103,7 +92,7 @@ class DeviceExpertMemory:
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
-        if self._slot_of[key] == _FREE:
+        if self._slot_of[key] == _FREE and self.may_prefetch:
             self._queue.push(key, deadline)
 
     def drop_prefetches(self, layer: int | None = None) -> None:
@@ -207,7 +196,6 @@ class DeviceExpertMemory:
         """Take over what the pass did. log: (L, E), the device's log of it; the pass has ended."""
         self._pass_open = False
         kind = log & 0xFF
-        missed = kind >= MISS
         for layer, expert in np.argwhere((kind == MISS_KEPT) | (kind == MISS_REPLACED)).tolist():
             key, detail = ExpertKey(layer, expert), int(log[layer, expert]) >> 8
             if kind[key] == MISS_KEPT:
@@ -216,10 +204,12 @@ class DeviceExpertMemory:
             else:
                 slot = self._evict(ExpertKey(layer, detail))
             self._slot_of[key], self._ticket[key] = slot, 0
-        if kept_any := bool(missed.any()):
-            self._counters.h2d_bytes += int(missed.sum(axis=1) @ self._record_bytes)
-        self._stale |= kept_any
-        report = PassReport(kind == HIT, kind == LATE, missed)
+        report = PassReport.of(kind)
+        if report.misses.any():
+            columns = np.where(kind == MISS, log >> 8, 0).sum(axis=1)  # of a record's, that the CPU read
+            crossed = report.misses.sum(axis=1) - columns / self._inner
+            self._counters.h2d_bytes += int(crossed @ self._record_bytes)
+            self._stale = True
         self._passes += 1
         demanded = report.demanded
         self._last_use[demanded] = self._passes

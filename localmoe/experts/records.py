@@ -27,6 +27,16 @@ class RecordLayout:
     transposed: bool
 
     @property
+    def hidden(self) -> int:
+        """H."""
+        return self.down_shape[1 if self.transposed else 0]
+
+    @property
+    def inner(self) -> int:
+        """I."""
+        return self.down_shape[0 if self.transposed else 1]
+
+    @property
     def gate_up_elements(self) -> int:
         """Weights in gate_up."""
         return math.prod(self.gate_up_shape)

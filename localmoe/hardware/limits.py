@@ -24,6 +24,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.hardware.facts import Hardware
 
 MAX_PREDICTED_DRAFT = 16
+ASSUMED_ACCEPTANCE = 0.9  # of a GPTQ draft, where nothing was measured
 Resource = Literal["link", "device memory"]
 
 

@@ -68,7 +68,11 @@ def plan_memory(
         drafted, reason = False, _why_no_draft(budget_bytes, needs)
     if needs.least_bytes(drafting=drafted) > budget_bytes:
         shorter = _longest_context(budget_bytes, context, needs_at, drafting=drafted)
-        raise BudgetError(_too_small(budget_bytes, context, needs, shorter, drafting=drafted))
+        raise BudgetError(
+            _too_small(budget_bytes, context, needs, shorter, drafting=drafted),
+            budget_bytes=typed_at_least(needs.least_bytes(drafting=drafted)),
+            context=shorter,
+        )
     free = budget_bytes - needs.fixed_bytes(drafting=drafted)
     num_slots = min(free // max(1, needs.slot_bytes), needs.max_slots)
     plan = MemoryPlan(
@@ -179,7 +183,8 @@ def _check_host(
             f"{footprint.name} needs {format_bytes(records)} of RAM for its experts and "
             f"{format_bytes(least)} to compute with, and of the {format_bytes(host.available_bytes)} "
             f"available {format_bytes(host.room_bytes)} may be used ({host.reason}): "
-            f"close other programs, or {remedy}."
+            f"close other programs, or {remedy}.",
+            context=shorter,
         )
 
 
@@ -192,13 +197,14 @@ def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: Memor
             f"{format_bytes(plan.total_bytes)} of RAM beside {format_bytes(plan.host_bytes)} for its "
             f"experts, and of the {format_bytes(host.available_bytes)} available "
             f"{format_bytes(host.room_bytes)} may be used ({host.reason}): give a budget of at most "
-            f"{size_at_most(left)}, or close other programs."
+            f"{size_at_most(left)}, or close other programs.",
+            budget_bytes=left,
         )
 
 
 def _why_no_draft(budget_bytes: int, needs: DeviceNeeds) -> str:
     return (
-        f"the INT4 draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
+        f"the low-bit draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
         f"{format_bytes(budget_bytes)}; {size_at_least(needs.least_bytes(drafting=True))} would do"
     )
 
@@ -223,7 +229,7 @@ def _longest_context(
 def _too_small(
     budget_bytes: int, context: int, needs: DeviceNeeds, shorter: int | None, *, drafting: bool
 ) -> str:
-    draft = f"the INT4 draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
+    draft = f"the low-bit draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
     remedy = f"give a budget of at least {size_at_least(needs.least_bytes(drafting=drafting))}"
     if shorter is not None:
         remedy += f", or a context of at most {shorter} tokens"
@@ -239,6 +245,12 @@ def size_at_least(num_bytes: int) -> str:
     """A size that a user can type, rounded up so that it suffices."""
     unit, name = (1 << 20, "MiB") if num_bytes >= 64 << 20 else (1 << 10, "KiB")
     return f"{-(-num_bytes // unit)}{name}"
+
+
+def typed_at_least(num_bytes: int) -> int:
+    """The bytes that `size_at_least` names."""
+    unit = 1 << 20 if num_bytes >= 64 << 20 else 1 << 10
+    return -(-num_bytes // unit) * unit
 
 
 def size_at_most(num_bytes: int) -> str:

@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from localmoe.core.errors import DownloadError, LocalMoeError
+from localmoe.core.errors import DiskFullError, DownloadError, LocalMoeError
 from localmoe.core.units import format_bytes
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.disk import free_disk_bytes, is_full, sync_folder
 from localmoe.hub.local_models import models_folder
 from localmoe.hub.names import safe_name
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
+from localmoe.hub.unfinished import PENDING_FILE, Pending
 
 RECORD_FILE = "localmoe_download.json"
 _MARGIN_BYTES = 64 << 20  # that a download leaves free, for the file system and others
@@ -46,7 +47,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DownloadError(
+        kind = DiskFullError if is_full(error) else DownloadError
+        raise kind(
             f"Writing the download to {folder} failed ({error.strerror or error}); what has arrived is kept: "
             f"{'free some disk space' if is_full(error) else 'check that folder'} and pull again."
         ) from error
@@ -82,9 +84,9 @@ class DownloadFolder:
             _size(self.target / file.name) == file.num_bytes for file in files
         )
 
-    def prepare(self, files: Sequence[RemoteFile]) -> None:
-        """Make the folder, keep what these files have there or in an older version of the model, and remove
-        the rest.
+    def prepare(self, files: Sequence[RemoteFile], revision: str | None = None) -> None:
+        """Make the folder, keep what these files have there or in an older version of the model, remove the
+        rest, and note what was asked for, so that lists can tell how far it is.
 
         Raises:
             DownloadError: `target` holds something that localmoe did not download.
@@ -95,7 +97,8 @@ class DownloadFolder:
         for file in files:
             self._adopt(file)
         kept = {path.name for file in files for path in (self.part(file), self.whole(file))}
-        self._keep(kept)
+        self._keep(kept | {PENDING_FILE})
+        Pending(self.repo_id, revision, sum(file.num_bytes for file in files)).write(self.path)
 
     def held_bytes(self, files: Sequence[RemoteFile]) -> dict[str, int]:
         """What is there already, in whole files and in parts, by name."""
@@ -106,10 +109,10 @@ class DownloadFolder:
         return held
 
     def check_room(self, missing_bytes: int) -> None:
-        """Raises DownloadError: the disk does not hold what is still missing."""
+        """Raises DiskFullError: the disk does not hold what is still missing."""
         needed, free = missing_bytes + _MARGIN_BYTES, free_disk_bytes(self.path)
         if missing_bytes and free < needed:
-            raise DownloadError(
+            raise DiskFullError(
                 f"{self.repo_id} needs {format_bytes(needed)} more of disk space and {self.home} has "
                 f"{format_bytes(free)} free: free some, or set LOCALMOE_HOME to a folder on another disk."
             )

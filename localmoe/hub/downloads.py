@@ -77,7 +77,8 @@ def download_model(
         check: called with config.json before the first byte lands; raises what refuses the model.
 
     Raises:
-        DownloadError: no such repo, no access, no room, network or disk fail, or another download of it runs.
+        DownloadError: no such repo, no access, no room, network or disk fail, or another download of it runs
+            (core.errors has a class for each of the first four).
         DownloadCancelledError: `cancel` was set. UnsupportedModelError: dense, or no safetensors weights.
     """
     if not is_repo_id(repo_id):
@@ -167,7 +168,7 @@ class _Download:
             if plan.snapshot.commit == old_commit:
                 break
             old_commit = plan.snapshot.commit
-            self.folder.prepare(plan.files)
+            self.folder.prepare(plan.files, self.revision)
             meter = self._start_meter(plan)
             with suppress(RemoteChangedError):  # plan again; files that did not change are kept
                 await self._fetch_files(plan, meter)

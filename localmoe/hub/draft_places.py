@@ -11,12 +11,13 @@ from localmoe.hub.names import safe_name
 
 DEMO_DRAFT_NAME = "draft-int4-gptq-g128"
 FINGERPRINT_CHARS = 12  # of the base model's fingerprint in a draft folder's name
-_KIND = re.compile(r"int\d+-[a-z0-9]+-g\d+")
+NF4_KIND = "nf4-g64"
+_KIND = re.compile(r"int\d+-[a-z0-9]+-g\d+|" + NF4_KIND)
 
 
 def kind_name(method: str, bits: int, group_size: int) -> str:
-    """One folder name for how a draft was made, e.g. "int4-gptq-g128"."""
-    kind = f"int{bits}-{method}-g{group_size}"
+    """One folder name for how a draft was made, e.g. "int4-gptq-g128" or "nf4-g64"."""
+    kind = f"{method}-g{group_size}" if method == "nf4" else f"int{bits}-{method}-g{group_size}"
     assert _KIND.fullmatch(kind), kind
     return kind
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from huggingface_hub import get_token
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -16,7 +15,14 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # exported when asked
 
-from localmoe.core.errors import DownloadError, sentence_of
+from localmoe.core.errors import (
+    DownloadError,
+    GatedModelError,
+    HubUnreachableError,
+    RepoNotFoundError,
+    sentence_of,
+)
+from localmoe.hub.token import hub_token
 
 # what the HTTP client that huggingface_hub is built on (httpx or its successor) raises for a connection
 TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]
@@ -44,13 +50,13 @@ def check_status(response: Any) -> None:
 def sorted_error(repo_id: str, error: Exception) -> Exception:
     """The TransientError, RemoteChangedError or DownloadError that one of NETWORK_ERRORS amounts to."""
     if isinstance(error, OfflineModeIsEnabled):
-        return DownloadError(f"{repo_id} cannot be downloaded while HF_HUB_OFFLINE is set: unset it.")
+        return HubUnreachableError(f"{repo_id} cannot be downloaded while HF_HUB_OFFLINE is set: unset it.")
     if isinstance(error, GatedRepoError):
         return gated_error(repo_id)
     if isinstance(error, RevisionNotFoundError | RemoteEntryNotFoundError):
         return RemoteChangedError(sentence_of(error))
     if isinstance(error, RepositoryNotFoundError):
-        return DownloadError(
+        return RepoNotFoundError(
             f"The Hub has no model {repo_id} that you may see: check the name, or, if it is private, "
             f"{_LOGIN}."
         )
@@ -59,12 +65,12 @@ def sorted_error(repo_id: str, error: Exception) -> Exception:
     return TransientError(f"connection lost ({type(error).__name__})")
 
 
-def gated_error(repo_id: str) -> DownloadError:
+def gated_error(repo_id: str) -> GatedModelError:
     """The sentence for a repo whose owner decides who may download it."""
     page = f"https://huggingface.co/{repo_id}"
-    if get_token() is None:
-        return DownloadError(f"{repo_id} is gated: ask for access on {page}, then {_LOGIN}.")
-    return DownloadError(
+    if hub_token() is None:
+        return GatedModelError(f"{repo_id} is gated: ask for access on {page}, then {_LOGIN}.")
+    return GatedModelError(
         f"{repo_id} is gated and your token has no access to it: ask for access on {page}, or use "
         "another token."
     )

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from localmoe.core.errors import DownloadError
+from localmoe.core.errors import DownloadError, HubUnreachableError
 from localmoe.hub.http_errors import (
     NETWORK_ERRORS,
     RemoteChangedError,
@@ -65,7 +65,7 @@ async def retrying(
     than ever before do not count.
 
     Raises:
-        DownloadError: too many tries in a row failed.
+        HubUnreachableError: too many tries in a row failed.
     """
     failures, furthest = 0, progress()
     while True:
@@ -75,7 +75,7 @@ async def retrying(
             failures = 1 if progress() > furthest else failures + 1
             furthest = max(furthest, progress())
             if failures >= patience.attempts:
-                raise DownloadError(
+                raise HubUnreachableError(
                     f"{what} failed {failures} times in a row ({error}): check the connection, and try again "
                     "later; what has arrived is kept."
                 ) from error

@@ -11,7 +11,7 @@ from typing import Any
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.weight_files import find_weights, read_config
 
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def is_moe(config: Mapping[str, Any]) -> bool:
     """Whether a config, or its text part, names two experts or more."""
     text = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
-    return any(_count(part.get(key)) >= 2 for part in parts for key in _EXPERT_COUNTS)
+    return any(_count(part.get(key)) >= 2 for part in parts for key in EXPERT_COUNTS)
 
 
 def _count(value: object) -> int:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from localmoe import __version__
@@ -22,6 +23,7 @@ from localmoe.hub.http_errors import (
 )
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.safetensors_header import shown
+from localmoe.hub.token import hub_token
 from localmoe.hub.weight_files import MAX_JSON_BYTES
 
 METADATA_TIMEOUT_S = 10.0  # of silence
@@ -29,13 +31,27 @@ _GIT_ID = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def hub_endpoint() -> str:
+    """The Hub's address, without a slash at its end."""
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAbout:
+    """What the Hub tells everybody of a repo. licence: its short name, "" if none is given."""
+
+    snapshot: RemoteSnapshot
+    licence: str
+    gated: bool
+
+
 class RemoteRepo:
     """A model repo on the Hub that HF_ENDPOINT names, seen with the user's token if there is one."""
 
     def __init__(self, repo_id: str) -> None:
         self.repo_id = repo_id
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        self._token = get_token()
+        self.endpoint = hub_endpoint()
+        self._token = hub_token()
 
     def headers(self) -> dict[str, str]:
         """For requests to the Hub itself; the token in them is not for other hosts."""
@@ -50,6 +66,14 @@ class RemoteRepo:
         """The files of a branch, tag or commit; None is the main branch.
 
         Raises:
+            DownloadError, TransientError: as `about`.
+        """
+        return self.about(revision).snapshot
+
+    def about(self, revision: str | None) -> RemoteAbout:
+        """The files of a branch, tag or commit, and what the repo's card says.
+
+        Raises:
             DownloadError: no such repo or revision, no access, or an answer that makes no sense.
             TransientError: the network failed.
         """
@@ -60,7 +84,9 @@ class RemoteRepo:
             )
         except NETWORK_ERRORS as error:
             raise self._found(error, f"revision {shown(revision or 'main')}") from error
-        return RemoteSnapshot(self.repo_id, self._commit(info), tuple(map(self._file, info.siblings or ())))
+        files = tuple(map(self._file, info.siblings or ()))
+        snapshot = RemoteSnapshot(self.repo_id, self._commit(info), files)
+        return RemoteAbout(snapshot, licence_of(info), bool(info.gated))
 
     def read_json(self, file: RemoteFile, commit: str) -> dict[str, Any]:
         """A JSON object, its checksum compared.
@@ -114,3 +140,14 @@ class RemoteRepo:
                 f"The Hub gives no size or checksum for {shown(name)} of {self.repo_id}: try again later."
             )
         return RemoteFile(name, size, digest, "git" if large is None else "sha256")
+
+
+def licence_of(info: ModelInfo) -> str:
+    """The licence that a repo's card or tags name; "" if none is."""
+    card = info.card_data
+    named = getattr(card, "license", None) if card is not None else None
+    if isinstance(named, str) and named != "other":
+        return named[:60]
+    tags = [tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")]
+    other = getattr(card, "license_name", None) if card is not None else None
+    return (other if isinstance(other, str) else tags[0] if tags else "")[:60]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from localmoe.core.errors import ConfigError, LocalMoeError, ModelNotFoundError
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.downloads import discard_download
 from localmoe.hub.draft_places import drafts_home
 from localmoe.hub.hf_cache import cache_folder, folder_names, repo_folder, snapshots
 from localmoe.hub.local_models import DEMO_NAME, list_models, models_folder
@@ -21,13 +22,14 @@ _REMOVING = ".removing-"  # a removal that was cut short leaves this, which no l
 
 
 def remove_model(name: str) -> int:
-    """Delete one of localmoe's own models, or else a Mixture-of-Experts model of the Hugging Face cache with
-    all its revisions, and the drafts made for it. Returns the bytes freed.
+    """Delete one of localmoe's own models and what an unfinished download of it left, or else a
+    Mixture-of-Experts model of the Hugging Face cache with all its revisions, and the drafts made for it.
+    Returns the bytes freed.
 
     Raises:
         ConfigError: it is the embedded model, or lies outside the folders that localmoe may delete from.
         ModelNotFoundError: there is no such model.
-        LocalMoeError: the disk refuses.
+        LocalMoeError: the disk refuses, or its download runs.
     """
     if name == DEMO_NAME:
         raise ConfigError("The embedded model is part of localmoe and cannot be removed.")
@@ -36,6 +38,7 @@ def remove_model(name: str) -> int:
             f"{shown(name)} is not the name of a listed model: localmoe removes only models of its own and "
             "of the Hugging Face cache; delete other folders yourself."
         )
+    discarded = discard_download(name)
     own = models_folder() / safe_name(name)
     if os.path.lexists(own):
         drafts = _draft_homes(name, [own])
@@ -43,13 +46,15 @@ def remove_model(name: str) -> int:
     elif any(model.name == name and model.source == "huggingface" for model in list_models()):
         drafts = _draft_homes(name, snapshots(repo_folder(name)))
         freed = _remove_from_cache(name)
+    elif discarded:
+        return discarded
     else:
         raise ModelNotFoundError(
             f"Model {name} is not among the models that localmoe lists: 'localmoe models' shows them."
         )
     if all(model.name != name for model in list_models()):  # else another copy may use the drafts
         freed += sum(_remove_folder(home) for home in drafts)
-    return freed
+    return freed + discarded
 
 
 def _draft_homes(name: str, folders: Iterable[Path]) -> list[Path]:

@@ -3,7 +3,7 @@ packs nothing, and does not decide which weights are quantised.
 
 A weight is `scale * (code - 2^(bits - 1))` with codes 0..2^bits - 1. A scale may be negative: the codes
 reach -2^(bits - 1) on one side and one less on the other, and the sign puts a group's largest weight on the
-side that reaches further.
+side that reaches further. With a codebook a weight is `scale * codebook[code]` instead (kernels.codebook).
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ _TINY = 1e-30  # far below any scale that float16 can store; 1 / _TINY is still 
 
 @dataclass(frozen=True, slots=True)
 class CodeMatrix:
-    """One matrix W of N output and K input features: W = scale * (code - 2^(bits - 1)).
+    """One matrix W of N output and K input features: W = scale * (code - 2^(bits - 1)), or, with a codebook,
+    W = scale * codebook[code].
 
     K is padded to whole groups by columns of value 0.
 
     Attributes:
         codes: uint8 (N, K_padded), one code an element.
-        scales: float16 (N, K_padded / group_size).
+        scales: float16 (N, K_padded / group_size); float32 with a codebook.
         in_features: K without padding.
         group_size: stored columns that share a scale.
         bits: one of BITS.
         columns: int64 (K,): stored column j multiplies input feature columns[j] (files whose groups follow
             the order of activations); None where they are in order.
+        codebook: float32 (16,), the values of 4-bit codes at scale 1; None where codes are integers.
     """
 
     codes: Tensor
@@ -52,15 +54,19 @@ class CodeMatrix:
     group_size: int
     bits: int
     columns: Tensor | None = None
+    codebook: Tensor | None = None
 
     def __post_init__(self) -> None:
         groups = -(-self.in_features // self.group_size)
         assert self.bits in BITS
-        assert self.codes.dtype == torch.uint8 and self.scales.dtype == torch.float16
+        assert self.codes.dtype == torch.uint8
+        assert self.scales.dtype == (torch.float16 if self.codebook is None else torch.float32)
         assert self.codes.shape == (self.scales.shape[0], groups * self.group_size)
         assert self.scales.shape[1] == groups
         assert self.columns is None or self.columns.dtype == torch.int64
         assert self.columns is None or self.columns.shape == (self.in_features,)
+        if self.codebook is not None:
+            assert self.bits == 4 and self.codebook.shape == (16,) and self.codebook.dtype == torch.float32
 
     @property
     def out_features(self) -> int:
@@ -76,12 +82,20 @@ class CodeMatrix:
     def num_bytes(self) -> int:
         """Bytes that it holds in memory: a whole one for each code."""
         order = 0 if self.columns is None else self.columns.nbytes
-        return self.codes.nbytes + self.scales.nbytes + order
+        values = 0 if self.codebook is None else self.codebook.nbytes
+        return self.codes.nbytes + self.scales.nbytes + order + values
 
     def to(self, device: torch.device | str) -> CodeMatrix:
         """The same matrix on another device."""
         columns = None if self.columns is None else self.columns.to(device)
-        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), columns=columns)
+        codebook = None if self.codebook is None else self.codebook.to(device)
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            columns=columns,
+            codebook=codebook,
+        )
 
 
 def check_group_size(group_size: int) -> None:
@@ -205,7 +219,10 @@ def round_to_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
 
 def dequantize(matrix: CodeMatrix, dtype: torch.dtype) -> Tensor:
     """W (N, K), input features in their true order, computed in float32 and rounded once to `dtype`."""
-    values = matrix.codes.float().sub_(1 << matrix.bits - 1)
+    if matrix.codebook is None:
+        values = matrix.codes.float().sub_(1 << matrix.bits - 1)
+    else:
+        values = matrix.codebook[matrix.codes.int()]
     grouped = values.view(matrix.out_features, -1, matrix.group_size)
     grouped.mul_(matrix.scales.float().unsqueeze(-1))
     values = values[:, : matrix.in_features].to(dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import BITS, CodeMatrix
 from localmoe.kernels.lowbit_rows import PackedRows
@@ -38,6 +39,7 @@ class LowBitExperts:
         assert rows % 2 == 0 and self.down.scales.shape[:2] == (experts, hidden)
         assert self.down.in_features == rows // 2 and self.down.bits == self.bits
         assert self.down.columns is None
+        assert (self.down.codebooks is None) == (self.gate_up.codebooks is None)
         assert self.gate_up_bias is None or self.gate_up_bias.shape == (experts, rows)
         assert self.down_bias is None or self.down_bias.shape == (experts, hidden)
 
@@ -54,12 +56,14 @@ class LowBitExperts:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         indexed: bool = False,
+        codebook: bool = False,
     ) -> LowBitExperts:
         """Uninitialised codes and scales, to be filled expert by expert with `set_expert`.
 
         Args:
             indexed: gate_up may have its columns in an order of its own, at the cost of an index that the
                 kernels read.
+            codebook: codes, of 4 bits, stand for the values of a table, as NF4's do.
 
         Raises:
             DraftError: the kernels have no code of that many bits, or no groups of that size.
@@ -72,8 +76,8 @@ class LowBitExperts:
         gate_up = (num_experts, 2 * intermediate_size, hidden_size)
         down = (num_experts, hidden_size, intermediate_size)
         return cls(
-            PackedRows.empty(gate_up, bits, group_size, device, indexed=indexed),
-            PackedRows.empty(down, bits, group_size, device),
+            PackedRows.empty(gate_up, bits, group_size, device, indexed=indexed, codebook=codebook),
+            PackedRows.empty(down, bits, group_size, device, codebook=codebook),
             None if gate_up_bias is None else gate_up_bias.to(device).contiguous(),
             None if down_bias is None else down_bias.to(device).contiguous(),
         )
@@ -105,12 +109,20 @@ class LowBitExperts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales and biases."""
+        """Bytes of codes, scales, codebooks and biases."""
         biases = (b.nbytes for b in (self.gate_up_bias, self.down_bias) if b is not None)
         return self.gate_up.num_bytes + self.down.num_bytes + sum(biases)
 
+    def takes(self, draft: DraftForm) -> bool:
+        """Whether `set_expert` takes matrices of this form: those of its own, and, with codebooks, 4-bit
+        integers whose groups are multiples of its own."""
+        same = (draft.bits, draft.group_size) == (self.bits, self.group_size)
+        if self.gate_up.codebooks is None:
+            return same and not draft.codebook
+        return same or (draft.bits == 4 and not draft.codebook and draft.group_size % self.group_size == 0)
+
     def set_expert(self, expert: int, gate_up: CodeMatrix, down: CodeMatrix) -> None:
-        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device.
+        """Fill one expert: gate_up (2I, H) with rows [gate; up], down (H, I), on any device; see `takes`.
 
         Raises:
             ValueError: a matrix's columns are not in the order of the input features.
@@ -130,7 +142,11 @@ class LowBitExperts:
         for packed in (self.gate_up, self.down):
             packed.words.view(torch.uint8).random_(0, 256, generator=generator)
             packed.top_bits.view(torch.uint8).random_(0, 256, generator=generator)
-            spread = (1 << self.bits) / 12**0.5 * packed.in_features**0.5  # of a sum of K codes
+            spread = packed.in_features**0.5  # of a sum of K codes
+            if packed.codebooks is None:
+                spread *= (1 << self.bits) / 12**0.5
+            else:
+                packed.codebooks.normal_(0, 1, generator=generator)
             packed.scales.normal_(0, 1 / spread, generator=generator)
         for bias in (self.gate_up_bias, self.down_bias):
             if bias is not None:
@@ -155,7 +171,7 @@ def pack_experts(
     assert len(gate_up) == len(down) > 0
     experts = LowBitExperts.empty(
         len(gate_up), gate_up[0].in_features, down[0].in_features, gate_up[0].bits, gate_up[0].group_size,
-        device, gate_up_bias=gate_up_bias, down_bias=down_bias,
+        device, gate_up_bias=gate_up_bias, down_bias=down_bias, codebook=gate_up[0].codebook is not None,
     )  # fmt: skip
     for expert, (up_matrix, down_matrix) in enumerate(zip(gate_up, down, strict=True)):
         experts.set_expert(expert, up_matrix, down_matrix)

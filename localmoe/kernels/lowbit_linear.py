@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from localmoe.kernels.codebook import as_bytes
 from localmoe.kernels.codes import CodeMatrix, dequantize
 
 # torch's fused INT4 kernel for CPUs
@@ -21,8 +22,9 @@ class LowBitLinear:
     On CPU it uses torch's fused INT4 kernel where the shape allows: activations and scales are bfloat16 there
     (with float32 activations that kernel takes a path about 50 times slower). Codes of 2 and 3 bits are INT4
     codes of the same values; 8 bits are two INT4 matrices side by side, of the high and the low nibbles,
-    that multiply x twice and sum in the kernel. Elsewhere it dequantises W at every call and multiplies in
-    x's dtype. A draft's results need not be exact, so both will do.
+    that multiply x twice and sum in the kernel. Codes of a table run there too, as the 8-bit numbers next to
+    its values (off by at most 1/254 of a group's largest weight). Elsewhere it dequantises W at every call
+    and multiplies in x's dtype. A draft's results need not be exact, so both will do.
     """
 
     def __init__(self, matrix: CodeMatrix, device: torch.device | str = "cpu") -> None:
@@ -34,11 +36,13 @@ class LowBitLinear:
         self._matrix: CodeMatrix | None = None
         self._columns: Tensor | None = None
         self._packed = self._scales_and_zeros = torch.empty(0)
-        self._copies = 2 if matrix.bits == 8 else 1  # of x
+        self._copies = 1  # of x
         if device.type == "cpu" and _fits_fused_kernel(matrix):
             matrix = matrix.to(device)
             self._columns = matrix.columns
-            codes, self._scales_and_zeros = _as_int4(matrix)
+            codes, scales, bits = _as_integers(matrix)
+            codes, self._scales_and_zeros = _as_int4(codes, scales, bits)
+            self._copies = 2 if bits == 8 else 1
             self._packed = torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
         else:
             self._matrix = matrix.to(device)
@@ -72,15 +76,23 @@ def _fits_fused_kernel(matrix: CodeMatrix) -> bool:
     return matrix.group_size in _FUSED_GROUP_SIZES and matrix.out_features % _FUSED_ROWS == 0
 
 
-def _as_int4(matrix: CodeMatrix) -> tuple[Tensor, Tensor]:
+def _as_integers(matrix: CodeMatrix) -> tuple[Tensor, Tensor, int]:
+    """Codes that are integers, scales and bits: the matrix's own, or 8 bits close to its table's values."""
+    if matrix.codebook is None:
+        return matrix.codes, matrix.scales, matrix.bits
+    codes, scale = as_bytes(matrix.codebook)
+    return codes[matrix.codes.int()], matrix.scales * scale, 8
+
+
+def _as_int4(codes: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """INT4 codes (N, columns) of the same values, and the bfloat16 (groups, N, 2) scales and zeros for them;
     with 8 bits twice as many columns and groups."""
-    scales = matrix.scales.t().bfloat16()
+    scales = scales.t().bfloat16()
     zeros = torch.zeros_like(scales)
-    if matrix.bits < 8:
-        codes = matrix.codes + (_FUSED_HALF - (1 << matrix.bits - 1))
+    if bits < 8:
+        codes = codes + (_FUSED_HALF - (1 << bits - 1))
         return codes, torch.stack((scales, zeros), dim=-1).contiguous()
     # code - 128 = 16 (high - 8) + (low - 8) + 8; powers of two times a bfloat16 scale are exact
-    codes = torch.cat((matrix.codes >> 4, matrix.codes & 15), dim=1)
+    codes = torch.cat((codes >> 4, codes & 15), dim=1)
     high, low = torch.stack((16 * scales, zeros), dim=-1), torch.stack((scales, 8 * scales), dim=-1)
     return codes, torch.cat((high, low)).contiguous()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localmoe.kernels.codebook import with_codebook
 from localmoe.kernels.codes import CodeMatrix
 
 _CHUNK_CODES = 1 << 22  # codes that are packed at once: at most about 24 MiB of temporaries
@@ -33,10 +34,11 @@ class PackedRows:
     Attributes:
         words: int32 (E, N, K_padded / codes_per_word).
         top_bits: int16 of the same shape with 3 bits, else empty.
-        scales: float16 (E, N, K_padded / group_size).
+        scales: float16 (E, N, K_padded / group_size); float32 with codebooks.
         in_features: K.
         columns: int32 (E, K): stored column j of expert e multiplies input feature columns[e, j]; None where
             all are in order.
+        codebooks: float32 (E, 16), the values of an expert's 4-bit codes; None where codes are integers.
     """
 
     words: Tensor
@@ -46,6 +48,7 @@ class PackedRows:
     group_size: int
     bits: int
     columns: Tensor | None = None
+    codebooks: Tensor | None = None
 
     @classmethod
     def empty(
@@ -56,19 +59,25 @@ class PackedRows:
         device: torch.device | str,
         *,
         indexed: bool = False,
+        codebook: bool = False,
     ) -> PackedRows:
-        """Uninitialised, for shape (E, N, K). indexed: experts may have columns in an order of their own."""
+        """Uninitialised, for shape (E, N, K). indexed: experts may have columns in an order of their own.
+        codebook: codes of 4 bits stand for the values of a table."""
+        assert bits == 4 or not codebook
         experts, rows, columns = shape
         groups = -(-columns // group_size)
         words = (experts, rows, groups * (group_size // codes_per_word(bits)))
         return cls(
             torch.empty(words, dtype=torch.int32, device=device),
             torch.empty(words if bits == 3 else 0, dtype=torch.int16, device=device),
-            torch.empty((experts, rows, groups), dtype=torch.float16, device=device),
+            torch.empty(
+                (experts, rows, groups), dtype=torch.float32 if codebook else torch.float16, device=device
+            ),
             columns,
             group_size,
             bits,
             torch.empty((experts, columns), dtype=torch.int32, device=device) if indexed else None,
+            torch.empty((experts, 16), dtype=torch.float32, device=device) if codebook else None,
         )
 
     @property
@@ -78,17 +87,21 @@ class PackedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales and columns."""
-        order = 0 if self.columns is None else self.columns.nbytes
-        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes + order
+        """Bytes of codes, scales, columns and codebooks."""
+        others = (part.nbytes for part in (self.columns, self.codebooks) if part is not None)
+        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes + sum(others)
 
     def set_expert(self, expert: int, matrix: CodeMatrix) -> None:
-        """Pack one expert's matrix, which may be on any device, a few rows at a time.
+        """Pack one expert's matrix, which may be on any device, a few rows at a time. Rows with codebooks
+        also take a matrix of 4-bit integers whose groups are multiples of their own.
 
         Raises:
             ValueError: its columns are not in the order of the input features, and there is no room for
             theirs.
         """
+        if self.codebooks is not None:
+            matrix = with_codebook(matrix, self.group_size)
+        assert (matrix.codebook is None) == (self.codebooks is None), "matrix of another kind"
         found = (matrix.bits, matrix.group_size, matrix.in_features)
         assert found == (self.bits, self.group_size, self.in_features), "matrix of another format"
         assert matrix.scales.shape == self.scales.shape[1:], "matrix of another shape"
@@ -101,6 +114,8 @@ class PackedRows:
                 "the matrix has its columns in the order of activations, and these rows keep no order"
             )
         self.scales[expert].copy_(matrix.scales)
+        if self.codebooks is not None and matrix.codebook is not None:
+            self.codebooks[expert].copy_(matrix.codebook)
         step = max(1, _CHUNK_CODES // (self.scales.shape[2] * self.group_size))
         for start in range(0, self.out_features, step):
             rows = slice(start, start + step)
@@ -136,7 +151,10 @@ class PackedRows:
 
     def dequantize(self, expert: int) -> Tensor:
         """W (N, K) in float32, input features in their true order."""
-        values = self.codes(expert).float() - (1 << self.bits - 1)
+        if self.codebooks is None:
+            values = self.codes(expert).float() - (1 << self.bits - 1)
+        else:
+            values = self.codebooks[expert][self.codes(expert).int()]
         values = values.view(self.out_features, -1, self.group_size) * self.scales[expert].float()[..., None]
         values = values.view(self.out_features, -1)[:, : self.in_features]
         if self.columns is None:

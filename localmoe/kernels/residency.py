@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 # how an expert was found: the low byte of a log entry (0: not asked for); the rest holds the detail
-HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED = 1, 2, 3, 4, 5
+HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED, CPU = 1, 2, 3, 4, 5, 6
 ON_HOST = -1  # ticket of an expert whose address is its host record
 
 
@@ -22,7 +22,8 @@ class ResidencyView:
         landing: int64 (R,), free slots that this layer may fill with what it misses; 0 ends the list.
         done: int64 (1,), number of the last copy that is complete. Written by the copy stream.
         log: int32 (E,), how each expert was found: kind | detail << 8; detail of MISS_KEPT is the index
-            in `landing`, of MISS_REPLACED the expert whose slot was taken.
+            in `landing`, of MISS_REPLACED the expert whose slot was taken, of MISS the inner columns
+            that the CPU computed; CPU: it computed all of them.
     """
 
     address: Tensor

@@ -22,6 +22,7 @@ from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
@@ -41,6 +42,8 @@ class DevicePassState:
     rows: RowPadding
     window: DeviceWindow
     draft: list[LowBitExperts] | None = None
+    lane: DeviceLane | None = None  # None: no expert is computed on the CPU
+    lanes: str = "VRAM and PCIe"  # for people: where experts come from
     phase: Phase = "prefill"
     stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
     forced: Tensor | None = None  # int64 (T, L, K) in place of the routers' choices
@@ -50,6 +53,11 @@ class DevicePassState:
     counters: GenerationCounters = field(default_factory=GenerationCounters)
     synthetic: SyntheticModel | None = None
     recorder: RoutingRecorder | None = None
+
+    @property
+    def lane_is_on(self) -> bool:
+        """Whether the window's pass at hand takes the CPU lane."""
+        return self.lane is not None and self.lane.on
 
 
 class DeviceRoutedExperts:
@@ -75,10 +83,12 @@ class DeviceRoutedExperts:
         if state.stream is not None:
             return self._streamed(state.stream, hidden, index, top_k_weights)
         residency = state.memory.block.view(layer)
-        groups = group_pairs(index, state.window.live, residency)
+        lane = state.lane.block.view(layer) if state.lane is not None and state.lane.on else None
+        groups = group_pairs(index, state.window.live, residency, lane)
         return routed_experts(
             hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
+            lane=lane,
         )  # fmt: skip
 
     def _streamed(

@@ -6,7 +6,6 @@ recognised keeps its own code. Knows no architecture by name.
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,15 +19,13 @@ from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope
 from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
-from localmoe.kernels.gpu.shared_gate import add_gated
 from localmoe.model.device_linear import KERNEL_DTYPES, KernelMode, join_rows
+from localmoe.model.device_shared_experts import forward_names, has_gated_shared_expert, shared_expert_forward
+from localmoe.model.side_stream import SideStream
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _MLP_NAMES = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-# a block whose shared expert is gated, and what else its forward may name
-_SHARED_NAMES = {"gate", "experts", "shared_expert", "shared_expert_gate", "sigmoid"}
-_SHAPE_NAMES = {"shape", "view", "reshape", "F", "torch", "nn", "functional"}
 _SILU = Activation("silu")
 _TRIAL_ROWS = 5
 
@@ -41,6 +38,7 @@ def install(model: Any, context: int) -> KernelMode:
         context: positions that the rotary embedding is tabulated for.
     """
     mode = KernelMode()
+    side = SideStream(next(model.parameters()).device)
     for module in list(model.modules()):
         name = type(module).__name__
         if name.endswith("RMSNorm"):
@@ -56,10 +54,10 @@ def install(model: Any, context: int) -> KernelMode:
             _replace_rope(module)
         if _is_gated_mlp(module):
             _replace_mlp(module, mode)
-        if _SHARED_NAMES <= _forward_names(module) <= _SHARED_NAMES | _SHAPE_NAMES:
-            module.forward = partial(_shared_expert_forward, module)
+        if has_gated_shared_expert(module):
+            module.forward = partial(shared_expert_forward, module, side)
     for module in list(model.modules()):  # once the norms are known
-        if _forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
+        if forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
             module.forward = partial(_decoder_forward, module)
     return mode
 
@@ -69,11 +67,6 @@ def uninstall(model: Any) -> None:
     for module in model.modules():
         for name in ("forward", "localmoe_norm", "localmoe_window", "localmoe_layer"):
             vars(module).pop(name, None)
-
-
-def _forward_names(module: nn.Module) -> set[str]:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return set() if code is None else set(code.co_names)
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
@@ -265,20 +258,11 @@ def _same_routing(weights: Tensor, index: Tensor, wanted_weights: Tensor, wanted
     return _close(weights.gather(1, order)[same], wanted_weights.gather(1, wanted_order)[same])
 
 
-# -- gated MLPs, shared experts
-
-
-def _shared_expert_forward(block: Any, hidden_states: Tensor) -> Tensor:
-    """experts(x) + sigmoid(shared_expert_gate(x)) * shared_expert(x)."""
-    x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    _, weights, index = block.gate(x)
-    routed = block.experts(x, index, weights)
-    gated = add_gated(routed, block.shared_expert(x), x, block.shared_expert_gate.weight)
-    return gated.view_as(hidden_states)
+# -- gated MLPs
 
 
 def _is_gated_mlp(module: Any) -> bool:
-    if _forward_names(module) != _MLP_NAMES or not isinstance(module.act_fn, nn.Module):
+    if forward_names(module) != _MLP_NAMES or not isinstance(module.act_fn, nn.Module):
         return False
     parts = (module.gate_proj, module.up_proj, module.down_proj)
     if not all(isinstance(part, nn.Linear) for part in parts) or module.gate_proj.bias is not None:

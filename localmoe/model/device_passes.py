@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import Phase
+from localmoe.experts.lane_block import LaneBlock, LaneReport
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_experts import DevicePassState
@@ -22,8 +23,8 @@ from localmoe.model.device_modules import uninstall
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
-_ONE_TALL_TILE = 32  # rows that fill one tile of the taller kind, for which products are compiled apart
-_DRY_PROMPT = 130  # tokens from which a prompt's products use their tallest tiles
+# tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
+_DRY_PROMPTS = (130, 144)
 _LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
 
 
@@ -36,12 +37,14 @@ class WindowReport:
         experts: int (L, T, K), what the routers chose.
         choices: the argmax after each token.
         tokens: the tokens after the first, as the pass read them.
+        lane: what became of the CPU lane's jobs; None of a pass without it.
     """
 
     log: NDArray[np.int32]
     experts: NDArray[np.int32]
     choices: list[int]
     tokens: list[int]
+    lane: LaneReport | None = None
 
 
 class DevicePasses:
@@ -73,21 +76,25 @@ class DevicePasses:
         window.visible = self._visible(WINDOW_BUCKETS[-1])
         self._state.memory.open_pass()
         self._state.phase = "verify"
-        for rows in (1, _ONE_TALL_TILE, WINDOW_BUCKETS[-1]):
-            report = self._window_body(rows).report
+        for lane_is_on in (False, True) if self._state.lane is not None else (False,):
+            if self._state.lane is not None:
+                self._state.lane.on = lane_is_on
+            for rows in WINDOW_BUCKETS:
+                report = self._window_body(rows).report
         self._state.memory.close_pass(self.read_window(report.cpu().numpy(), WINDOW_BUCKETS[-1]).log)
         if self._state.draft is not None:
             self._state.phase, self._mode.one_row = "draft", True
             self._draft_body()
             self._mode.one_row = False
         if self.on_gpu:
-            self._run_dry_prompt()
+            self._run_dry_prompts()
             torch.cuda.synchronize()
 
-    def _run_dry_prompt(self) -> None:
+    def _run_dry_prompts(self) -> None:
         """Compile what only long prompts use, without their copies. Results are garbage, and are wiped."""
-        count = min(_DRY_PROMPT, self._last_position + 1)
-        self._prompt([0] * count, 0, DryStream(self._state.memory))
+        for count in _DRY_PROMPTS:
+            count = min(count, self._last_position + 1)
+            self._prompt([0] * count, 0, DryStream(self._state.memory))
         self._cache.wipe()
 
     @property
@@ -160,7 +167,7 @@ class DevicePasses:
         rows = _bucket(count)
         self._state.window.visible = self._visible(start + rows)
         self._state.phase = "verify"
-        key = ("window", rows, self._state.window.visible)
+        key = ("window", rows, self._state.window.visible, self._state.lane_is_on)
         return self._graphs.run(key, lambda: self._window_body(rows))
 
     def _window_body(self, rows: int) -> PassOutput:
@@ -172,19 +179,22 @@ class DevicePasses:
         logits = self._forward(window.tokens[:rows], positions, keep=0)
         numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
         numbers += [logits.argmax(-1).int(), window.tokens[:rows].int()]
+        if self._state.lane is not None and self._state.lane.on:
+            numbers.append(self._state.lane.block.numbers())
         return PassOutput(logits, torch.cat(numbers))
 
     def read_window(self, report: NDArray[np.int32], count: int) -> WindowReport:
-        """The report of a window of `count` tokens."""
+        """The report of a window of `count` tokens, the last one that was issued."""
         layers, experts, rows = self._num_layers, self._num_experts, _bucket(count)
-        log, routed, choices, tokens = np.split(
-            report, np.cumsum([layers * experts, layers * rows * self._top_k, rows])
+        log, routed, choices, tokens, lane = np.split(
+            report, np.cumsum([layers * experts, layers * rows * self._top_k, rows, rows])
         )
         return WindowReport(
             log.reshape(layers, experts),
             routed.reshape(layers, rows, self._top_k)[:, :count],
             choices[:count].tolist(),
             tokens[1:count].tolist(),
+            LaneBlock.read(lane) if lane.size else None,
         )
 
     # -- a long prompt

@@ -6,6 +6,7 @@ steps are device_steps'.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,8 +22,19 @@ from localmoe.model.device_clock import Landing
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses, WindowReport
 from localmoe.model.pass_counts import count_window
+from localmoe.model.step_graphs import PassOutput
 
 STREAM_FROM = 65  # tokens of a prompt from which nearly every expert is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWindow:
+    """A window's pass that was issued: `count` tokens from `start` on."""
+
+    count: int
+    start: int
+    output: PassOutput
+    report: Landing
 
 
 class DeviceRunner:
@@ -101,10 +113,27 @@ class DeviceRunner:
         count = len(tokens)
         self.passes.window.set(start, count, tokens)
         self.issue.force(phase, start, count)
-        self.passes.memory.open_pass()
-        output = self.issue.window(count, start)
-        self.take_over(self.issue.read_window(Landing(output.report).wait(), count), phase)
+        output, report = self.land_window(self.issue_window(count, start))
+        self.take_over(report, phase)
         return output.logits[:count]
+
+    def issue_window(self, count: int, start: int) -> PendingWindow:
+        """Issue a window's pass, whose tokens are on the device already."""
+        memory, lane = self.passes.memory, self.passes.lane
+        memory.open_pass()
+        if lane is not None:
+            lane.open_pass(memory)
+        output = self.issue.window(count, start)
+        return PendingWindow(count, start, output, Landing(output.report))
+
+    def land_window(self, pending: PendingWindow) -> tuple[PassOutput, WindowReport]:
+        """Wait for a window's pass. One that the CPU lane failed is run again without it."""
+        report = self.issue.read_window(pending.report.wait(), pending.count)
+        lane = self.passes.lane
+        if report.lane is None or lane is None or lane.close_pass(report.lane):
+            return pending.output, report
+        self.passes.memory.close_pass(report.log)  # what it put into slots is right, what it computed is not
+        return self.land_window(self.issue_window(pending.count, pending.start))
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
         logits, experts = self.issue.stream(tokens, start)
@@ -144,4 +173,6 @@ class DeviceRunner:
         """After an interrupted pass: go back to `length` tokens; slots that it may have filled are
         emptied."""
         self.passes.memory.abandon_pass()
+        if self.passes.lane is not None and self.passes.lane.on:
+            self.passes.lane.abandon_pass()
         self.sequence.truncate(min(length, self.sequence.length))

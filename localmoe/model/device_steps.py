@@ -12,7 +12,7 @@ import torch
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_passes import WindowReport
-from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.device_runner import DeviceRunner, PendingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Step:
     count: int
     clock: Clock
     drafts: list[Landing]
-    report: Landing | None = None
+    window: PendingWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class DeviceSteps:
         assert step is not None, "begin comes first"
         try:
             ready = self._hear_drafts(step)
-            decided = step.report is None
+            decided = step.window is None
             if decided:
                 self._passes.scheduler.notify(DraftFinished(step.count))
                 self._issue_verify(step)
-            assert step.report is not None
-            done = self._issue.read_window(step.report.wait(), step.count + 1)
+            assert step.window is not None
+            _, done = self._runner.land_window(step.window)
         except BaseException:
             self._rewind(step.start)
             raise
@@ -107,8 +107,8 @@ class DeviceSteps:
             return self._close_books()
         for draft in step.drafts:
             draft.wait()  # the window's staging is in use until then
-        if step.report is not None:
-            found = self._issue.read_window(step.report.wait(), step.count + 1)
+        if step.window is not None:
+            _, found = self._runner.land_window(step.window)
             self._runner.take_over(found, "verify", wanted=False)
 
     def _hear_drafts(self, step: _Step) -> float:
@@ -118,14 +118,13 @@ class DeviceSteps:
             report = draft.wait()
             ready = time.perf_counter()
             self._runner.tell_draft(token, report)
-            if step.report is None:
+            if step.window is None:
                 self._passes.memory.pump()
         return ready
 
     def _issue_verify(self, step: _Step) -> None:
         self._issue.force("verify", step.start, step.count + 1)
-        self._passes.memory.open_pass()
-        step.report = Landing(self._issue.window(step.count + 1, step.start).report)
+        step.window = self._runner.issue_window(step.count + 1, step.start)
         step.clock.tick()
 
     def _close_books(self) -> None:

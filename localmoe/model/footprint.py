@@ -3,10 +3,13 @@ memory."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import transformers
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
@@ -18,9 +21,14 @@ _MEASURE_ONLY = "localmoe_measure_only"
 
 
 def measure_footprint(
-    name: str, stored: torch.dtype, skeleton: Skeleton, group_size: int = 128, draft_bits: int = 4
+    name: str,
+    stored: torch.dtype,
+    skeleton: Skeleton,
+    draft: DraftForm | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> ModelFootprint:
-    """Counts and bytes of a model whose weights are kept in the dtype `stored`, and of its draft."""
+    """Counts and bytes of a model whose weights are kept in the dtype `stored`, and of its draft (None: 4-bit
+    integers in groups of 128) on a device."""
     layout = skeleton.experts[0].layout
     weight_bytes = stored.itemsize
     expert_bytes = layout.elements * weight_bytes
@@ -40,7 +48,7 @@ def measure_footprint(
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes,
         kv_bytes_per_token=_kv_elements_per_token(skeleton) * weight_bytes,
-        draft_expert_bytes=_draft_expert_bytes(layout, group_size, draft_bits),
+        draft_expert_bytes=_draft_expert_bytes(layout, draft or DraftForm(), device),
         max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
@@ -58,18 +66,23 @@ def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
     return names.get(main, torch.bfloat16)
 
 
-def _draft_expert_bytes(layout: RecordLayout, group_size: int, bits: int) -> int:
+def _draft_expert_bytes(layout: RecordLayout, draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
     gate_up, down = layout.gate_up_shape, layout.down_shape
     if layout.transposed:
         gate_up, down = (gate_up[1], gate_up[0]), (down[1], down[0])
-    return sum(_code_bytes(out, inner, group_size, bits) for out, inner in (gate_up, down))
+    return sum(_code_bytes(out, inner, draft, device) for out, inner in (gate_up, down))
 
 
-def _code_bytes(out: int, inner: int, group_size: int, bits: int) -> int:
+def _code_bytes(out: int, inner: int, draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
     """Codes, and two 16-bit numbers (scale and zero point) a group, as the CPU kernel keeps them, which also
-    keeps fewer than 4 bits as 4."""
-    groups = -(-inner // group_size)
-    return out * groups * (group_size * max(4, bits) // 8 + 4)
+    keeps fewer than 4 bits as 4. With a codebook, a float32 scale a group and 16 values; the CPU's kernel
+    keeps them as 8 bits, two such matrices of 4 bits."""
+    groups = -(-inner // draft.group_size)
+    if not draft.codebook:
+        return out * groups * (draft.group_size * max(4, draft.bits) // 8 + 4)
+    if device == "cpu":
+        return out * groups * (draft.group_size + 8)
+    return out * groups * (draft.group_size // 2 + 4) + 16 * 4
 
 
 def _kv_elements_per_token(skeleton: Skeleton) -> int:

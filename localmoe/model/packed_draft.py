@@ -20,11 +20,13 @@ def empty_layer(
     device: torch.device,
     *,
     indexed: bool = False,
+    codebook: bool = False,
 ) -> LowBitExperts:
     """Room for a layer's experts, with copies of the module's own biases in the kernels' order.
 
     Args:
         indexed: whether gate_up may have its columns in an order of its own.
+        codebook: whether codes stand for the values of a table.
 
     Raises:
         DraftError: there is no kernel for that many bits or groups of that size.
@@ -47,6 +49,7 @@ def empty_layer(
         gate_up_bias=gate_up_bias,
         down_bias=getattr(module, "down_proj_bias", None),
         indexed=indexed,
+        codebook=codebook,
     )
 
 

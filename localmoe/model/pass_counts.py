@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
-from localmoe.experts.device_memory import PassReport
+from localmoe.experts.pass_report import PassReport
 
 
 def count_window(
@@ -22,6 +22,7 @@ def count_window(
     counters.hits += int(found.hits.sum())
     counters.late += int(found.late.sum())
     counters.misses += int(found.misses.sum())
+    counters.computed += int(found.computed.sum())
     layers, exists = np.arange(len(experts))[:, None, None], (experts >= 0) & (experts < found.hits.shape[1])
     counters.token_demands += int(exists.sum())
     counters.token_hits += int((found.hits[layers, np.where(exists, experts, 0)] & exists).sum())

@@ -1,4 +1,4 @@
-"""INT4 drafts of a model's routed experts: build, write, read. Runs no model."""
+"""Low-bit drafts of a model's routed experts: build, write, read. Runs no model."""
 
 from localmoe.quant.builder import DraftCancelledError, ExpertSource, build_rtn_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError, DraftError, ModelNotFoundError, UnsupportedModelError
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.weight_files import read_json_object
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
+from localmoe.quant.draft_layout import read_draft_layout
 from localmoe.quant.expert_names import ExpertNaming, Projection, find_naming
 from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader, damaged
-from localmoe.quant.gptq_layout import GptqLayout, read_layout
+from localmoe.quant.matrix_layout import MatrixLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class DraftCheckpoint:
 
     folder: Path
     provenance: DraftProvenance | None
-    layout: GptqLayout
+    layout: MatrixLayout
     _checkpoint: Checkpoint
 
     @classmethod
@@ -36,8 +38,8 @@ class DraftCheckpoint:
         """Check the folder's JSON files and the headers of its weight files; reads no weights.
 
         Raises:
-            DraftError: the draft is missing, damaged, truncated, or not in symmetric GPTQ format of 2, 3, 4
-                or 8 bits.
+            DraftError: the draft is missing, damaged, truncated, or neither in symmetric GPTQ format of 2, 3,
+                4 or 8 bits nor in bitsandbytes' NF4.
         """
         try:
             checkpoint = Checkpoint.open(folder)
@@ -50,7 +52,7 @@ class DraftCheckpoint:
         except CheckpointError as error:
             raise damaged(folder, str(error)) from error
         provenance = _read_provenance(folder)
-        layout = read_layout(folder, checkpoint.config, ready_made=provenance is None)
+        layout = read_draft_layout(folder, checkpoint.config, ready_made=provenance is None)
         if provenance is not None:
             described = (provenance.bits, provenance.group_size)
             if described != (layout.bits, layout.stored_group_size):
@@ -68,6 +70,11 @@ class DraftCheckpoint:
         return self.layout.group_size
 
     @property
+    def form(self) -> DraftForm:
+        """What its experts take in memory."""
+        return DraftForm(self.bits, self.group_size, self.layout.codebook)
+
+    @property
     def config(self) -> dict[str, object]:
         """What its config.json says."""
         return self._checkpoint.config
@@ -78,11 +85,12 @@ class DraftCheckpoint:
         Raises:
             DraftError: no expert has tensors of its own.
         """
-        found = find_naming(self._checkpoint.tensors, "qweight")
+        part = self.layout.code_part
+        found = find_naming(self._checkpoint.tensors, part)
         if found is None:
             raise DraftError(
                 f"The draft in {self.folder} has no quantised experts (tensors such as "
-                "model.layers.0.mlp.experts.0.gate_proj.qweight): build one with 'localmoe draft MODEL'."
+                f"model.layers.0.mlp.experts.0.gate_proj.{part}): build one with 'localmoe draft MODEL'."
             )
         return found
 

@@ -133,10 +133,10 @@ def quantization_config(group_size: int, bits: int = 4) -> dict[str, Any]:
     }
 
 
-def draft_config(base_config: Mapping[str, Any], group_size: int, bits: int = 4) -> dict[str, Any]:
-    """The base model's config with the quantization config, without paths of this machine."""
+def draft_config(base_config: Mapping[str, Any], quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """The base model's config with a quantization config, without paths of this machine."""
     config = _without_private(base_config)
-    config["quantization_config"] = quantization_config(group_size, bits)
+    config["quantization_config"] = dict(quantization)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Writes a draft folder in the standard GPTQ checkpoint format, layer by layer: all of it or nothing that
+"""Writes a draft folder in the checkpoint format of its method, layer by layer: all of it or nothing that
 counts as a draft. Chooses no codes and no place."""
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from localmoe.quant.draft_format import (
     QUANTIZE_CONFIG_FILE,
     DraftProvenance,
     draft_config,
-    quantization_config,
 )
+from localmoe.quant.draft_layout import layout_of
 from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming
 from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader
-from localmoe.quant.gptq_layout import GptqLayout
-from localmoe.quant.packing import pack_matrix
 from localmoe.quant.shard_writer import write_json
 
 __all__ = ["DraftProvenance", "DraftWriter", "ExpertMatrices", "ExpertNaming"]
@@ -63,6 +61,7 @@ class DraftWriter:
         self._config = config
         self._naming = naming
         self._provenance = provenance
+        self._layout = layout_of(provenance)
         self._keep_on = keep_on
         self._folder.create(estimated_bytes, free_bytes)
         self._published = False
@@ -91,17 +90,14 @@ class DraftWriter:
 
         Raises:
             DraftError: the disk is full or not writable.
-            ValueError: a matrix does not fit the GPTQ format.
+            ValueError: a matrix does not fit the format.
         """
-        expected = (self._provenance.bits, self._provenance.group_size)
         tensors: dict[str, Tensor] = {}
         for expert, matrices in enumerate(experts):
             for projection, matrix in zip(PROJECTIONS, matrices, strict=True):
-                assert (matrix.bits, matrix.group_size) == expected
-                assert matrix.columns is None, "the draft's config says that columns are in order"
                 module = self._naming.module(decoder_layer, expert, projection)
-                packed = pack_matrix(matrix).named(module)  # where the matrix is: a GPU packs faster
-                tensors |= {name: tensor.cpu() for name, tensor in packed.items()}
+                packed = self._layout.pack(matrix)  # where the matrix is: a GPU packs faster
+                tensors |= {f"{module}.{part}": tensor.cpu() for part, tensor in packed.items()}
         with write_errors(self._folder.out):
             self._folder.progress.add(decoder_layer, tensors)
 
@@ -112,8 +108,7 @@ class DraftWriter:
         assert decoder_layer in self.finished_layers
         header = read_file_header(self._folder.progress.shard(decoder_layer))
         tensors = {tensor.name: tensor for tensor in header.tensors}
-        layout = GptqLayout(self._provenance.bits, self._provenance.group_size)
-        reader = ExpertReader(self._folder.out, tensors, layout, self._naming)
+        reader = ExpertReader(self._folder.out, tensors, self._layout, self._naming)
         return reader.layer(decoder_layer, num_experts, gate_shape)
 
     def publish(self) -> Path:
@@ -122,12 +117,12 @@ class DraftWriter:
         Raises:
             DraftError: the disk is full or not writable, or `out` has been taken meanwhile.
         """
-        group_size, bits = self._provenance.group_size, self._provenance.bits
+        quantization = self._layout.config()
         folder = self._folder.path
         with write_errors(self._folder.out):
             self._folder.progress.complete()
-            write_json(folder / CONFIG_NAME, draft_config(self._config, group_size, bits))
-            write_json(folder / QUANTIZE_CONFIG_FILE, quantization_config(group_size, bits))
+            write_json(folder / CONFIG_NAME, draft_config(self._config, quantization))
+            write_json(folder / QUANTIZE_CONFIG_FILE, quantization)
             write_json(folder / PROVENANCE_FILE, self._provenance.to_json())
         path = self._folder.publish()
         self._published = True

@@ -17,11 +17,10 @@ from localmoe.core.errors import DraftError
 from localmoe.hub.safetensors_header import TensorHeader
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming, Projection
-from localmoe.quant.gptq_layout import GptqLayout
-from localmoe.quant.packing import GPTQ_DTYPES, GptqTensors
+from localmoe.quant.matrix_layout import MatrixLayout, Part
 
 ExpertMatrices = tuple[CodeMatrix, CodeMatrix, CodeMatrix]  # gate, up, down
-_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
+_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16", torch.uint8: "U8", torch.float32: "F32"}
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 _DOWNLOAD_ADVICE = re.compile(r"[;:,] (download|get|give|remove) [^;:]*$")  # wrong for a draft made here
 
@@ -45,7 +44,7 @@ class ExpertReader:
 
     folder: Path
     tensors: Mapping[str, TensorHeader]
-    layout: GptqLayout
+    layout: MatrixLayout
     naming: ExpertNaming
 
     def matrix(
@@ -78,27 +77,30 @@ class ExpertReader:
                 yield gate, up, down
 
     def _matrix(self, file: _OpenFile, module: str, shape: tuple[int, int]) -> CodeMatrix:
-        parts = self.layout.shapes(*shape)
-        headers = {part: self._header(f"{module}.{part}", part, parts[part]) for part in parts}
+        parts = self.layout.parts(*shape)
+        headers = {name: self._header(f"{module}.{name}", part) for name, part in parts.items()}
         found = {
-            part: torch.frombuffer(file.read(header), dtype=GPTQ_DTYPES[part]).reshape(header.shape)
-            for part, header in headers.items()
+            name: torch.frombuffer(file.read(header), dtype=parts[name][0]).reshape(header.shape)
+            for name, header in headers.items()
         }
         self._check_bias(file, f"{module}.bias")
         try:
-            return self.layout.unpack(GptqTensors(**found))
+            return self.layout.unpack(found, shape)
         except ValueError as error:
             raise DraftError(
                 f"The draft in {self.folder} cannot be used: of its matrix {module}, {error}; build one with "
                 "'localmoe draft MODEL'."
             ) from None
 
-    def _header(self, name: str, part: str, shape: tuple[int, ...]) -> TensorHeader:
+    def _header(self, name: str, part: Part) -> TensorHeader:
         header = self.tensors.get(name)
         if header is None:
             raise damaged(self.folder, f"it has no tensor {name}, so it is incomplete or of another model")
-        dtype = _DTYPE_NAMES[GPTQ_DTYPES[part]]
-        if header.shape != shape or header.dtype != dtype:
+        dtype, shape = _DTYPE_NAMES[part[0]], part[1]
+        fits = len(header.shape) == len(shape) and all(
+            wanted in (-1, found) for wanted, found in zip(shape, header.shape, strict=True)
+        )
+        if not fits or header.dtype != dtype or header.num_bytes == 0:
             raise DraftError(
                 f"The draft in {self.folder} does not fit the model: tensor {name} is {header.dtype} "
                 f"{list(header.shape)} and should be {dtype} {list(shape)}; build it again with 'localmoe "

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.nn import functional
+from torch import Tensor
 
 from localmoe.core.errors import CheckpointError, DraftError
 from localmoe.hub.weight_files import checked_file, read_json_object
+from localmoe.kernels.codebook import cut_groups
 from localmoe.kernels.codes import BITS, DEFAULT_GROUP_SIZE, CodeMatrix, check_group_size
-from localmoe.quant.draft_format import QUANTIZE_CONFIG_FILE
-from localmoe.quant.packing import GptqTensors, GptqVersion, gptq_shapes, unpack_matrix
+from localmoe.quant.draft_format import QUANTIZE_CONFIG_FILE, quantization_config
+from localmoe.quant.matrix_layout import Part
+from localmoe.quant.packing import (
+    GPTQ_DTYPES,
+    GptqTensors,
+    GptqVersion,
+    check_packable,
+    gptq_num_bytes,
+    gptq_shapes,
+    pack_matrix,
+    unpack_matrix,
+)
 
 _VERSIONS: dict[str, GptqVersion] = {"gptq": 1, "gptq_v2": 2}
 _WHOLE_ROW = -1  # group size of files with one scale a row
@@ -24,7 +35,7 @@ _LARGEST_GROUP = 256  # that the GPU's kernels know
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """How the matrices of a checkpoint lie in its files.
+    """How the matrices of a checkpoint lie in its files. See MatrixLayout.
 
     Attributes:
         stored_group_size: input features that share a scale in the files; -1: all of a row.
@@ -44,19 +55,42 @@ class GptqLayout:
         wide = self.stored_group_size == _WHOLE_ROW or self.stored_group_size > _LARGEST_GROUP
         return DEFAULT_GROUP_SIZE if wide else self.stored_group_size
 
-    def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of an (N, K) matrix."""
-        return gptq_shapes(out_features, in_features, self._stored_group(in_features), self.bits)
+    @property
+    def codebook(self) -> bool:
+        """Codes are integers."""
+        return False
 
-    def unpack(self, tensors: GptqTensors) -> CodeMatrix:
-        """The matrix of tensors whose shapes are right.
+    @property
+    def code_part(self) -> str:
+        """GPTQ's own name."""
+        return "qweight"
 
-        Raises:
-            ValueError: as `unpack_matrix`.
-        """
-        stored = self._stored_group(tensors.g_idx.shape[0])
-        matrix = unpack_matrix(tensors, stored, self.version, self.bits)
-        return matrix if stored == self.group_size else _cut_groups(matrix, self.group_size)
+    def config(self) -> dict[str, Any]:
+        """Of the checkpoints that localmoe writes: format v1, columns in order."""
+        return quantization_config(self.stored_group_size, self.bits)
+
+    def parts(self, out_features: int, in_features: int) -> dict[str, Part]:
+        """Codes, zero points, scales and groups."""
+        shapes = gptq_shapes(out_features, in_features, self._stored_group(in_features), self.bits)
+        return {part: (GPTQ_DTYPES[part], shape) for part, shape in shapes.items()}
+
+    def num_bytes(self, out_features: int, in_features: int) -> int:
+        """Raises ValueError: a side does not fill whole words."""
+        check_packable(out_features, in_features, self.bits)
+        return gptq_num_bytes(out_features, in_features, self._stored_group(in_features), self.bits)
+
+    def pack(self, matrix: CodeMatrix) -> dict[str, Tensor]:
+        """Raises ValueError: a side does not fill whole words."""
+        assert (matrix.bits, matrix.group_size) == (self.bits, self.stored_group_size)
+        assert matrix.columns is None, "the draft's config says that columns are in order"
+        tensors = pack_matrix(matrix, self.version)
+        return {part: getattr(tensors, part) for part in GPTQ_DTYPES}
+
+    def unpack(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> CodeMatrix:
+        """Raises ValueError: as `unpack_matrix`."""
+        stored = self._stored_group(shape[1])
+        matrix = unpack_matrix(GptqTensors(**parts), stored, self.version, self.bits)
+        return matrix if stored == self.group_size else cut_groups(matrix, self.group_size)
 
     def _stored_group(self, in_features: int) -> int:
         return in_features if self.stored_group_size == _WHOLE_ROW else self.stored_group_size
@@ -114,13 +148,3 @@ def _check_stored_group(group_size: object) -> None:
     check_group_size(group_size)
     if group_size > _LARGEST_GROUP and group_size % DEFAULT_GROUP_SIZE:
         raise ValueError(f"group size {group_size} is neither up to {_LARGEST_GROUP} nor a multiple of 128")
-
-
-def _cut_groups(matrix: CodeMatrix, group_size: int) -> CodeMatrix:
-    """The same weights in groups of `group_size`: the matrix's own are multiples of it, or one whole row."""
-    columns, half = matrix.in_features, 1 << matrix.bits - 1
-    groups = -(-columns // group_size)
-    per_stored = -(-matrix.group_size // group_size)
-    scales = matrix.scales.repeat_interleave(per_stored, dim=1)[:, :groups].contiguous()
-    codes = functional.pad(matrix.codes[:, :columns], (0, groups * group_size - columns), value=half)
-    return CodeMatrix(codes, scales, columns, group_size, matrix.bits, matrix.columns)

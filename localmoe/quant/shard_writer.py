@@ -18,7 +18,7 @@ from localmoe.hub.safetensors_header import read_file_header
 from localmoe.hub.weight_files import INDEX_NAME, SINGLE_NAME
 
 _ALIGNMENT = 8  # a header's length is padded to this many bytes, so that tensors start aligned
-_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
+_DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16", torch.uint8: "U8", torch.float32: "F32"}
 _READ_BYTES = 1 << 20
 
 

@@ -108,8 +108,9 @@ class SpeculativeLoop:
         drafted = len(done.drafted)
         self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s)
         counters.steps += 1
-        counters.drafted += drafted
-        counters.accepted += done.accepted
+        if done.verified:
+            counters.drafted += drafted
+            counters.accepted += done.accepted
         counters.draft_s += done.draft_s
         counters.verify_s += done.verify_s
         return self._emit(history, [*done.drafted[: done.accepted], done.token], done.accepted, room)

@@ -26,13 +26,14 @@ if TYPE_CHECKING:  # needs Triton
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a step drafted, how many of those are kept, the target's own token after them, and how long it
-    took."""
+    took. verified: whether the target had a say in what is kept."""
 
     drafted: list[int]
     accepted: int
     token: int
     draft_s: float
     verify_s: float
+    verified: bool = True
 
 
 class Stepper(Protocol):

@@ -221,7 +221,7 @@ def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> Non
     assert "tiny demo model" not in page.text("#lm-header")
     page.choose_model("demo")
     page.apply("")
-    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Settings")
+    page.wait_text("#lm-header", "a tiny demo model; choose a real one under Models")
 
 
 def test_every_control_has_a_label(page: PageDriver) -> None:
@@ -296,6 +296,8 @@ def test_no_request_leaves_the_computer(tmp_path: Path, playwright: Any) -> None
             for message in ("hello", "show me markdown", "attack"):
                 driver.send(message)
                 driver.wait_idle()
+            driver.page.click("#lm-tab-models-button")
+            driver.wait_text("#lm-suggestions", "This computer")
             driver.settings()
             driver.theme("dark")
             time.sleep(1.0)

@@ -9,6 +9,7 @@ from conftest import wait_for
 from fake_engine import FakeLoader
 from starlette.testclient import TestClient
 
+from app.models.service import ModelsService
 from app.server import make_app
 from app.service import ChatService
 from app.settings import LoadSettings
@@ -23,7 +24,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     service = ChatService(tmp_path_factory.mktemp("home"), FakeLoader(), lambda: [("demo", "demo")])
     service.start()
     wait_for(lambda: service.holder.status().phase == "ready")
-    with TestClient(make_app(service, PORT), base_url=f"http://{GOOD}") as made:
+    with TestClient(
+        make_app(service, ModelsService(service.home, service, {}), PORT), base_url=f"http://{GOOD}"
+    ) as made:
         yield made
     service.close()
 
@@ -120,6 +123,8 @@ def test_the_page_names_no_other_server_that_a_browser_would_ask(client: TestCli
 def test_a_load_error_is_a_status_and_not_the_end(service: ChatService) -> None:
     service.apply_load(LoadSettings(model="missing"))
     wait_for(lambda: service.holder.status().phase == "error")
-    with TestClient(make_app(service, PORT), base_url=f"http://{GOOD}") as other:
+    with TestClient(
+        make_app(service, ModelsService(service.home, service, {}), PORT), base_url=f"http://{GOOD}"
+    ) as other:
         assert other.get("/health").json()["status"] == "error"
         assert other.get("/").status_code == 200

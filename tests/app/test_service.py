@@ -248,7 +248,7 @@ def test_a_load_that_fails_says_why_and_is_not_kept(service: ChatService, tmp_pa
     service.apply_load(LoadSettings(model="missing"))
     wait_for(lambda: service.holder.status().phase == "error")
     assert service.holder.status().error.startswith("There is no model 'missing'")
-    with pytest.raises(EngineNotReadyError, match="Settings"):
+    with pytest.raises(EngineNotReadyError, match="Models"):
         service.send(None, "hello")
     assert not (tmp_path / "settings.json").exists()
     service.apply_load(LoadSettings())

@@ -11,7 +11,7 @@ import pytest
 from localmoe.cli import report
 from localmoe.cli.main import main
 from localmoe.cli.output import ProgressBars
-from localmoe.core.draft_config import DraftSettings, GptqSettings
+from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
 from localmoe.core.types import Progress
 
 FEW = ("--calibration-tokens", "4096", "--device", "cpu")
@@ -101,10 +101,22 @@ def test_every_option_reaches_the_settings(
     assert (code, calls) == (0, [("some/model", Path("x"), expected)])
 
 
+def test_nf4_brings_its_own_bits_and_groups_and_takes_no_others(
+    capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    assert run(capsys, "draft", "demo", "--method", "nf4")[0] == 0
+    assert run(capsys, "draft", "demo", "--method", "nf4", "--bits", "4", "--group-size", "64")[0] == 0
+    assert calls == [("demo", None, nf4_settings())] * 2
+    for option in (("--bits", "3"), ("--group-size", "128")):
+        code, out, err = run(capsys, "draft", "demo", "--method", "nf4", *option)
+        assert (code, out) == (1, "") and "NF4 has 4 bits and groups of 64" in err
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--method", "nf4"), ("--bits", "5"), ("--bits", "four"), ("--group-size", "100"),
+        ("--method", "awq"), ("--bits", "5"), ("--bits", "four"), ("--group-size", "100"),
         ("--device", "tpu"), ("--vram-budget", "0"), ("--calibration-tokens", "many"), ("--seed", "1.5"),
     ],
 )  # fmt: skip

@@ -27,8 +27,10 @@ def test_an_answer_worked_by_hand() -> None:
     # 12 tokens after a prompt of 7; 4 steps drafted 5, 5, 3 and 3 tokens and kept 10 of them
     stats = GenerationCounters(
         prompt_tokens=7, reused_tokens=3, new_tokens=12, steps=4, drafted=16, accepted=10,
-        hits=30, late=6, misses=4, token_hits=45, token_demands=60, routed_pairs=32, matched_pairs=24,
+        hits=30, late=6, misses=3, computed=1, token_hits=45, token_demands=60,
+        routed_pairs=32, matched_pairs=24,
         prefetched=20, wasted=5, prefill_h2d_bytes=1000, decode_h2d_bytes=3300,
+        cpu_bytes=700, cpu_busy_s=0.25, cpu_jobs=9, cpu_waited=2,
         ttft_s=0.5, decode_s=2.2, draft_s=0.7, verify_s=1.3, stall_s=0.1,
         peak_device_bytes=123, vram_budget_bytes=456,
     ).freeze()  # fmt: skip
@@ -37,12 +39,14 @@ def test_an_answer_worked_by_hand() -> None:
         "tpot_s": 0.2,  # 2.2 s for the 11 tokens after the first
         "tokens_per_s": 5.0, "steps": 4, "drafted": 16, "accepted": 10,
         "acceptance_rate": 0.625, "mean_draft_length": 4.0,
-        "expert_demands": 40, "hits": 30, "late": 6, "misses": 4,
+        "expert_demands": 40, "hits": 30, "late": 6, "misses": 3, "computed": 1,
         "hit_rate": 0.75,  # a late expert is not a hit
         "token_hit_rate": 0.75, "expert_match_rate": 0.75,
         "prefetched": 20, "wasted": 5, "h2d_bytes": 4300, "prefill_h2d_bytes": 1000,
         "h2d_bytes_per_token": 300.0,  # decode copies only, over the tokens that decode steps made
+        "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2,
         "draft_s": 0.7, "verify_s": 1.3, "stall_s": 0.1, "peak_device_bytes": 123, "vram_budget_bytes": 456,
+        "approximate": False,
     }  # fmt: skip
     assert stats.as_dict() == pytest.approx(expected)
     assert list(stats.as_dict()) == [field.name for field in fields(GenerationStats)]

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from localmoe.core.config import EngineConfig, GenerationRequest
-from localmoe.core.draft_config import GptqSettings
+from localmoe.core.draft_config import GptqSettings, nf4_settings
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.drafting import build_draft
 from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.sources import RandomSource
 from localmoe.experts.host_store import HostStore
@@ -82,18 +83,22 @@ def answers(engine: Engine) -> list[list[int]]:
     return found
 
 
+@pytest.mark.parametrize("first", ["INT4 RTN, group 128", "NF4, group 64"])
 def test_a_better_draft_takes_over_while_the_engine_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
+    model = own_demo(tmp_path)
+    if first.startswith("NF4"):
+        pytest.importorskip("bitsandbytes")
+        build_draft(str(model), settings=nf4_settings())
     budget = 3 * GIB
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    with Engine.load(
-        str(own_demo(tmp_path)), EngineConfig(device="cuda", vram_budget_bytes=budget)
-    ) as engine:
+    config = EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True)
+    with Engine.load(str(model), config) as engine:
         expected, slots = answers(engine), engine.plan.num_slots
-        assert engine.info().draft == "INT4 RTN, group 128" and not engine.why_no_better_draft()
+        assert engine.info().draft == first and not engine.why_no_better_draft()
         addresses = [layer.gate_up.words.data_ptr() for layer in engine._loaded.passes.draft or ()]
         codes = [layer.gate_up.words.clone() for layer in engine._loaded.passes.draft or ()]
         thread = threading.Thread(target=engine.improve_draft)
@@ -107,7 +112,7 @@ def test_a_better_draft_takes_over_while_the_engine_answers(
         assert not any(torch.equal(a, b.gate_up.words) for a, b in zip(codes, layers, strict=True))
         assert answers(engine) == expected and engine.plan.num_slots == slots
         assert torch.cuda.max_memory_reserved() <= budget
-    with Engine.load(str(tmp_path / "own"), EngineConfig(device="cuda", vram_budget_bytes=budget)) as engine:
+    with Engine.load(str(model), config) as engine:
         assert engine.info().draft == "INT4 GPTQ, group 128" and answers(engine) == expected
 
 

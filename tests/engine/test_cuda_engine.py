@@ -31,7 +31,7 @@ Tiny16 = Callable[[str], Path]
 
 
 def on_gpu(budget: int | None = None, **settings: Any) -> EngineConfig:
-    return EngineConfig(device="cuda", vram_budget_bytes=budget, **settings)
+    return EngineConfig(device="cuda", vram_budget_bytes=budget, **{"strict": True, **settings})
 
 
 def shallow(name: str, layers: int) -> ModelShape:

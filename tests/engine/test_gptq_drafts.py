@@ -196,7 +196,7 @@ def test_a_gpu_whose_memory_runs_out_costs_a_sentence_and_no_finished_layer(
 
     with monkeypatch.context() as patch:
         patch.setattr(DraftWriter, "add_layer", full)
-        with pytest.raises(DraftError, match="memory ran out .* smaller --vram-budget") as refusal:
+        with pytest.raises(DraftError, match=r"memory ran out .* smaller --vram-budget") as refusal:
             build(folder, tmp_path / "draft")
     assert "\n" not in str(refusal.value)
     assert build(folder, tmp_path / "draft")[1][0] == 8

@@ -72,6 +72,6 @@ def test_a_draft_that_a_small_budget_cannot_hold_is_refused_within_seconds(
     with_ram(monkeypatch, 400 * GIB)
     config = EngineConfig(device="cpu", dtype="bfloat16", vram_budget_bytes=8 * GIB, draft_length=4)
     start = time.perf_counter()
-    with pytest.raises(BudgetError, match=r"the INT4 draft .* give a budget of at least \d+MiB"):
+    with pytest.raises(BudgetError, match=r"the low-bit draft .* give a budget of at least \d+MiB"):
         Engine.load(str(folders["mixtral-8x7b"]), config)
     assert time.perf_counter() - start < LIMIT_S

@@ -103,7 +103,7 @@ def test_a_budget_that_is_too_small_is_refused_with_numbers_before_any_weight_is
     assert not reports
     message = str(refusal.value)
     assert "2.0 MiB is too small" in message and "at least" in message and "\n" not in message
-    for part in ("shared weights", "KV cache", "INT4 draft", "workspace", "expert slots"):
+    for part in ("shared weights", "KV cache", "low-bit draft", "workspace", "expert slots"):
         assert part in message
 
 

@@ -153,7 +153,7 @@ def test_a_draft_that_does_not_fit_is_left_out_with_a_reason_in_numbers() -> Non
 
 
 def test_a_draft_that_must_fit_and_does_not_is_refused_by_name() -> None:
-    with pytest.raises(BudgetError, match="INT4 draft"):
+    with pytest.raises(BudgetError, match="low-bit draft"):
         plan(QWEN, 7 * GIB, drafting_required=True)
 
 

@@ -23,6 +23,7 @@ from localmoe.hub.part_file import PartFile
 from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.transfer_meter import WINDOW_S, TransferMeter
+from localmoe.hub.unfinished import PENDING_FILE
 
 DATA = st.binary(max_size=300)
 
@@ -213,5 +214,6 @@ def test_a_publication_that_was_cut_short_is_hashed_again_and_finished(
     (folder.path / "stray").write_bytes(b"x")
     folder.whole(file).write_bytes(b"12")  # checked once, and shorter now
     folder.prepare([file])
-    assert [path.name for path in folder.path.iterdir()] == [folder.part(file).name]
+    kept = {path.name for path in folder.path.iterdir()}
+    assert kept == {folder.part(file).name, PENDING_FILE}
     assert folder.held_bytes([file]) == {"a.bin": 4}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
-from localmoe.experts.device_memory import PassReport
+from localmoe.experts.pass_report import PassReport
 from localmoe.model.pass_counts import count_window
 
 EXPERTS = 6
@@ -32,7 +32,7 @@ def test_a_pass_is_counted_as_a_loop_would(
     for layer, token in np.argwhere(agrees[:, :tokens]):  # the same experts in another order
         draft[layer, token] = chance.permutation(experts[layer, token])
     kind = chance.integers(0, 4, (layers, EXPERTS))
-    found = PassReport(kind == 1, kind == 2, kind == 3)
+    found = PassReport(kind == 1, kind == 2, kind == 3, kind == 6)
     lookahead = LookaheadBuffer(layers)
     for token in range(drafted):
         lookahead.record_token(draft[:, token], np.zeros((layers, top_k), dtype=np.float32))
@@ -58,5 +58,5 @@ def test_without_a_draft_no_pair_is_counted() -> None:
     counters = GenerationCounters()
     nothing = np.zeros((2, EXPERTS), dtype=np.bool_)
     experts = np.zeros((2, 3, 1), dtype=np.int32)
-    count_window(counters, LookaheadBuffer(2), PassReport(nothing, nothing, nothing), experts)
+    count_window(counters, LookaheadBuffer(2), PassReport(nothing, nothing, nothing, nothing), experts)
     assert (counters.routed_pairs, counters.token_demands, counters.token_hits) == (0, 6, 0)

@@ -26,8 +26,8 @@ def test_no_more_lives_at_once_than_the_budget_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With an expert that every token chooses."""
-    monkeypatch.setattr(codes, "_CHUNK_ELEMENTS", 1 << 12)  # so that the search's share is small here too
-    monkeypatch.setattr(gptq_memory, "_SEARCH_BYTES", 8 * 4 * (1 << 12))
+    monkeypatch.setattr(codes, "_CHUNK_ELEMENTS", 1 << 14)  # so that the search's share is small here too
+    monkeypatch.setattr(gptq_memory, "_SEARCH_BYTES", 8 * 4 * (1 << 14))
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:

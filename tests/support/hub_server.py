@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
-from urllib.parse import unquote, urlsplit
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_of_the_tests"
 _PIECE_BYTES = 1 << 14
@@ -61,6 +61,8 @@ class Repo:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    tags: tuple[str, ...] = ()
+    licence: str = ""
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -164,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(self.asked)
         if self.kind == "cdn":
             self._from_cdn(path)
+        elif path == "/api/models":
+            self._search(parse_qs(urlsplit(self.path).query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._about(match[1], match[2])
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -188,8 +192,24 @@ class _Handler(BaseHTTPRequestHandler):
                 entry["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 134}
             siblings.append(entry)
         gated = "auto" if repo.gated else False
-        info = {"id": repo_id, "sha": commit, "private": repo.private, "gated": gated, "siblings": siblings}
+        info = {
+            "id": repo_id, "sha": commit, "private": repo.private, "gated": gated, "siblings": siblings,
+            "tags": list(repo.tags), "cardData": {"license": repo.licence} if repo.licence else {},
+        }  # fmt: skip
         self._answer(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _search(self, asked: dict[str, list[str]]) -> None:
+        """Public repos whose names hold the words, or that have the tag; as the Hub lists them."""
+        if self.hub.api_faults:
+            return self._refuse(self.hub.api_faults.popleft(), "")
+        words, tag = asked.get("search", [""])[0].lower(), asked.get("filter", [""])[0]
+        found = [
+            _listed(repo_id, repo)
+            for repo_id, repo in self.hub.repos.items()
+            if words in repo_id.lower() and (not tag or tag in repo.tags) and not repo.private
+        ]
+        limit = int(asked.get("limit", ["1000"])[0])
+        self._answer(200, json.dumps(found[:limit]).encode(), {"Content-Type": "application/json"})
 
     def _file(self, repo_id: str, commit: str, name: str) -> None:
         self.hub.on_file(name)
@@ -257,3 +277,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.asked.sent += len(piece)
             if self.hub.rate:
                 time.sleep(len(piece) / self.hub.rate)
+
+
+def _listed(repo_id: str, repo: Repo) -> dict[str, Any]:
+    """An entry of a search."""
+    files = list(repo.commits.values())[-1]
+    config = json.loads(files.get("config.json", b"{}"))
+    kept = ("model_type", "quantization_config", "auto_map")
+    entry: dict[str, Any] = {
+        "id": repo_id, "tags": list(repo.tags), "gated": "auto" if repo.gated else False, "downloads": 7,
+        "config": {name: config[name] for name in kept if name in config},
+        "cardData": {"license": repo.licence} if repo.licence else {},
+    }  # fmt: skip
+    weights = [data for name, data in files.items() if name.endswith(".safetensors")]
+    if weights:
+        entry["safetensors"] = {"parameters": {"BF16": 1}, "total": sum(map(len, weights)) // 2}
+    return entry

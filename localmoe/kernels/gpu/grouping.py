@@ -12,13 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.residency import ResidencyView
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Pairs sorted by expert, and one tile an expert: those that are missing first (the link is the long
-    pole), then those in slots, last those whose copy is still running.
+    """Pairs sorted by expert, and one tile an expert that the GPU computes: those that are missing first (the
+    link is the long pole), then those in slots, last those whose copy is still running.
 
     Attributes:
         pairs: int32 (P,), token * K + k, sorted by expert.
@@ -27,6 +28,9 @@ class Groups:
         address: int64 (A,), of the weights.
         ticket: int64 (A,), the copy to wait for, or 0.
         landing: int64 (A,), slot that the weights are also written to while they are read, or 0.
+        skipped: int32 (A,), inner columns that the CPU computes instead, from 0 on; None where there is no
+            CPU
+            lane.
     """
 
     pairs: Tensor
@@ -36,47 +40,93 @@ class Groups:
     address: Tensor
     ticket: Tensor
     landing: Tensor
+    skipped: Tensor | None = None
 
     @staticmethod
-    def empty(num_pairs: int, num_tiles: int, device: torch.device) -> Groups:
+    def empty(num_pairs: int, num_tiles: int, device: torch.device, *, lane: bool = False) -> Groups:
         """Room for the groups of `num_pairs` pairs."""
 
         def make(size: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
-        tiles = [make(num_tiles, torch.int32) for _ in range(3)]
-        places = [make(num_tiles, torch.int64) for _ in range(3)]
-        return Groups(make(num_pairs, torch.int32), *tiles, *places)
+        begin, end, expert = (make(num_tiles, torch.int32) for _ in range(3))
+        address, ticket, landing = (make(num_tiles, torch.int64) for _ in range(3))
+        skipped = make(num_tiles, torch.int32) if lane else None
+        pairs = make(num_pairs, torch.int32)
+        return Groups(pairs, begin, end, expert, address, ticket, landing, skipped)
 
 
-def group_pairs(index: Tensor, live: Tensor, residency: ResidencyView) -> Groups:
+def group_pairs(
+    index: Tensor, live: Tensor, residency: ResidencyView, lane: LaneView | None = None
+) -> Groups:
     """Group the choices of a window's router.
 
     Args:
         index: int64 (T, K), chosen experts; an index outside the experts means "none".
         live: int32 (1,), tokens after these are padding and demand nothing.
         residency: the layer's part of the table; its log is overwritten.
+        lane: takes its part of what is missing; its `share` and `count` are written, and the entries of a
+            job into its mailbox (`post` makes the job known).
     """
     tokens, top_k = index.shape
     num_experts = residency.address.shape[0]
     num_pairs = tokens * top_k
-    groups = Groups.empty(num_pairs, min(num_experts, num_pairs), index.device)
+    groups = Groups.empty(num_pairs, min(num_experts, num_pairs), index.device, lane=lane is not None)
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
     _group[(1,)](
         index, index.stride(0), index.stride(1), live,
         residency.address, residency.ticket, residency.score, residency.landing, residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
+        groups.skipped, *_lane_arguments(lane),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
         num_warps=4 if padded_pairs <= 256 else 16,
     )  # fmt: skip
     return groups
 
 
+def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
+    """share, count, words, issued, rates, address of the job's entries, inner columns, quantum of a split."""
+    if lane is None:
+        return (None, None, None, None, None, 0, 0, 0)
+    entries = lane.box + lane.layout.entry
+    return (lane.share, lane.count, lane.words, lane.issued, lane.rates, entries, lane.inner, lane.quantum)
+
+
 @triton.jit
+def _shares(miss, count, busy, rotation, rates, I: tl.constexpr, Q: tl.constexpr, E_PAD: tl.constexpr):
+    """Inner columns of each missing expert that the CPU computes, such that it ends when the link does.
+
+    Taken in a fixed order, the CPU gets whole experts as long as its sum of costs stays below what is left
+    for the link, and a part of the next one. `busy` copies hold the link up. rates: microseconds to hand a
+    job over, of an expert on the CPU for one token, for each further one, and of an expert over the link.
+    """
+    e = tl.arange(0, E_PAD)
+    handover, first, further, link = (
+        tl.load(rates), tl.load(rates + 1), tl.load(rates + 2), tl.load(rates + 3)
+    )  # fmt: skip
+    cost = tl.where(miss, first + further * (count - 1).to(tl.float32), 0.0)
+    # the order begins at another expert each time, so that none is always left to the CPU, and never kept
+    early = miss & (e < rotation)
+    total, before = tl.sum(cost, 0), tl.sum(tl.where(early, cost, 0.0), 0)
+    num_miss, num_before = tl.sum(miss.to(tl.int32), 0), tl.sum(early.to(tl.int32), 0)
+    spent = tl.cumsum(cost, 0) - cost + tl.where(e < rotation, total - before, -before)
+    place = tl.cumsum(miss.to(tl.int32), 0) - 1 + tl.where(e < rotation, num_miss - num_before, -num_before)
+    left = (busy + num_miss - place).to(tl.float32) * link
+    part = (left - spent - handover) / (cost + link)
+    part = tl.minimum(tl.maximum(part, 0.0), 1.0)
+    if Q > 0:
+        share = tl.minimum(((part * I) / Q + 0.5).to(tl.int32) * Q, I)
+    else:
+        share = tl.where(part >= 0.5, I, 0)
+    return tl.where(miss, share, 0)
+
+
+@triton.jit(do_not_specialize=["tokens", "tiles", "num_landing"])
 def _group(
     index, index_stride, index_stride_k, live, table, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
+    skips, shares, job_count, lane_words, issued, rates, entries, I: tl.constexpr, Q: tl.constexpr,
     K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr,
 ):  # fmt: skip
     p = tl.arange(0, P_PAD)
@@ -98,6 +148,26 @@ def _group(
     miss = asked & (ticket < 0)
     late = asked & (ticket > done)
     hit = asked & (ticket >= 0) & (ticket <= done)
+    share = tl.zeros_like(count)
+    by_cpu = asked & (count < 0)  # none
+    if shares is not None:
+        posted = tl.load(lane_words)
+        if tl.load(lane_words + 1) == 0:  # nobody has failed to answer
+            busy = tl.maximum(tl.load(issued) - done, 0).to(tl.int32)
+            share = _shares(miss, count, busy, (posted * 7 % E).to(tl.int32), rates, I, Q, E_PAD)
+        by_cpu = share == I
+        job = share > 0
+        num_jobs = tl.sum(job.to(tl.int32), 0)
+        entry = tl.cumsum(job.to(tl.int32), 0) - 1
+        at = entries.to(tl.pointer_type(tl.int32)) + entry
+        tl.store(at, e, mask=job)
+        tl.store(at + E, begin, mask=job)
+        tl.store(at + 2 * E, begin + count, mask=job)
+        tl.store(at + 3 * E, share, mask=job)
+        tl.store(job_count, num_jobs)
+        tl.store(lane_words, posted + (num_jobs > 0).to(tl.int64))
+        tl.store(shares + e, share, mask=exists)
+        miss = miss & (share < I)
     num_miss = tl.sum(miss.to(tl.int32), 0)
     num_hit = tl.sum(hit.to(tl.int32), 0)
     num_late = tl.sum(late.to(tl.int32), 0)
@@ -107,10 +177,12 @@ def _group(
 
     # a place for what is missing: free slots first, then the worst of this layer's experts that nobody asked
     # for. Only this layer reads them, and it runs once a pass, so they may be overwritten at once.
-    landing = tl.load(free_slots + miss_rank, mask=miss & (miss_rank < num_landing), other=0)
-    homeless = miss & (landing == 0)
-    kind = tl.where(miss, tl.where(landing != 0, 4 | (miss_rank << 8), 3), 0)
-    kind = tl.where(hit, 1, tl.where(late, 2, kind))
+    whole = miss & (share == 0)  # of what the CPU does a part of, no slot gets all
+    place = tl.cumsum(whole.to(tl.int32), 0) - 1
+    landing = tl.load(free_slots + place, mask=whole & (place < num_landing), other=0)
+    homeless = whole & (landing == 0)
+    kind = tl.where(miss, tl.where(landing != 0, 4 | (place << 8), 3 | (share << 8)), 0)
+    kind = tl.where(hit, 1, tl.where(late, 2, tl.where(by_cpu, 6, kind)))
     replaceable = exists & (count == 0) & (ticket >= 0) & (ticket <= done)
     score = tl.load(scores + e, mask=exists, other=float("inf"))
     score = tl.where(replaceable, score, float("inf"))
@@ -128,12 +200,15 @@ def _group(
         i += 1
     tl.store(log + e, kind, mask=exists)
 
-    tl.store(begins + rank, begin, mask=asked)
-    tl.store(ends + rank, begin + count, mask=asked)
-    tl.store(experts + rank, e, mask=asked)
-    tl.store(addresses + rank, address, mask=asked)
-    tl.store(waits + rank, tl.maximum(ticket, 0), mask=asked)
-    tl.store(landings + rank, landing, mask=asked)
+    tiled = asked & (by_cpu == 0)
+    tl.store(begins + rank, begin, mask=tiled)
+    tl.store(ends + rank, begin + count, mask=tiled)
+    tl.store(experts + rank, e, mask=tiled)
+    tl.store(addresses + rank, address, mask=tiled)
+    tl.store(waits + rank, tl.maximum(ticket, 0), mask=tiled)
+    tl.store(landings + rank, landing, mask=tiled)
+    if shares is not None:
+        tl.store(skips + rank, share, mask=tiled)
     unused = (e >= num_miss + num_hit + num_late) & (e < tiles)
     tl.store(begins + e, tl.zeros_like(begin), mask=unused)
     tl.store(ends + e, tl.zeros_like(begin), mask=unused)

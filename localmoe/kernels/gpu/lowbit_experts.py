@@ -147,6 +147,7 @@ def _constants(
         "BN": tile.rows,
         "NL": tile.vectors,
         "DEPTH": tile.depth,
+        "TABLE": packed.codebooks is not None,
         "PTX": ptx,
     }
 
@@ -157,9 +158,10 @@ def _vectors(packed: PackedRows) -> int:
     return packed.words.shape[2] // (4 if per_group % 4 == 0 else 2)
 
 
-def _tensors(packed: PackedRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, top bits (the codes again where there are none) and scales."""
-    return packed.words, packed.top_bits if packed.bits == 3 else packed.words, packed.scales
+def _tensors(packed: PackedRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, top bits, scales and codebooks; another of them in the place of one that is not there."""
+    top_bits = packed.top_bits if packed.bits == 3 else packed.words
+    return packed.words, top_bits, packed.scales, _or_other(packed.codebooks, packed.scales)
 
 
 def _or_other(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -52,6 +52,13 @@ def _base(j: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _codebook_value(word, j: tl.constexpr, codebook):
+    """The codebook's value of the j-th 4 bits of word; codebook: pointers that broadcast to word. Its 64
+    bytes lie in one line of the cache, in banks of their own, so a warp's reads never collide."""
+    return tl.load(codebook + ((word >> (4 * j)) & 15), eviction_policy="evict_last")
+
+
+@triton.jit
 def _load(pointers, mask, UNMASKED: tl.constexpr):
     """Values that are read once, 0 where masked; unmasked loads need no register cleared before them."""
     if UNMASKED:
@@ -63,14 +70,15 @@ def _load(pointers, mask, UNMASKED: tl.constexpr):
 
 @triton.jit
 def _row_products(
-    words, top_bits, scales, x, columns, row_mask, x_mask, acc,
+    words, top_bits, scales, codebook, x, columns, row_mask, x_mask, acc,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr,
-    ALL_ROWS: tl.constexpr, INDEXED: tl.constexpr, PTX: tl.constexpr,
+    ALL_ROWS: tl.constexpr, INDEXED: tl.constexpr, TABLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """acc plus the products of whole rows with x, one partial sum a vector of the step.
 
-    words, top_bits, scales: pointers (1, KB, R) to the start of each row; x: pointers (1, KB, 1); masks of
-    the same shapes as words and x; acc: (NL, KB, R) float32. INDEXED: stored column j is that of
+    words, top_bits, scales: pointers (1, KB, R) to the start of each row; x, codebook: pointers (1, KB, 1);
+    masks of the same shapes as words and x; acc: (NL, KB, R) float32. TABLE: codes stand for the values of
+    codebook, which is read in any case then; else it is not. INDEXED: stored column j is that of
     x[columns[j]], columns being a scalar pointer; else columns is not read. Triton deals threads out to the
     dimensions of a load from the left, after the one that is contiguous: vectors come first, so that
     neighbours read neighbouring memory, and rows last, so that a thread uses its activations for many of
@@ -115,8 +123,11 @@ def _row_products(
                 else:
                     from_x = x[:, :, :, None] + column + j * PER_GROUP
                 value = tl.load(from_x, mask, 0.0).to(tl.float32)
-                dot += value * _code_as_float(loaded[d], j, WIDTH, 1, PTX)
-                offset += value * (_base(j, WIDTH, 1) + ZERO)
+                if TABLE:
+                    dot += value * _codebook_value(loaded[d], j, codebook[:, :, :, None])
+                else:
+                    dot += value * _code_as_float(loaded[d], j, WIDTH, 1, PTX)
+                    offset += value * (_base(j, WIDTH, 1) + ZERO)
                 if BITS == 3:
                     dot += value * _code_as_float(loaded_top[d], j, 1, 4, PTX)
                     offset += value * _base(j, 1, 4)
@@ -126,15 +137,16 @@ def _row_products(
 
 @triton.jit
 def gate_up_kernel(
-    x, index, words, top_bits, scales, columns, bias, gated,
+    x, index, words, top_bits, scales, codebooks, columns, bias, gated,
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, CLAMP: tl.constexpr,
-    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, INDEXED: tl.constexpr, PTX: tl.constexpr,
+    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, INDEXED: tl.constexpr, TABLE: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """gated (T K, I) = act(gate) * up of BN hidden values of one pair: rows n of gate and I + n of up.
 
-    x (T, H), index (T, K), columns (E, H), read if INDEXED, bias (E, 2I). A pair with no expert writes
-    nothing.
+    x (T, H), index (T, K), codebooks (E, 16), read if TABLE, columns (E, H), read if INDEXED, bias (E, 2I).
+    A pair with no expert writes nothing.
     """
     INNER: tl.constexpr = ROWS // 2
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
@@ -152,9 +164,10 @@ def gate_up_kernel(
             words + begin * stride + row * stride,
             top_bits + begin * stride + row * stride,
             scales + begin * GROUPS + row * GROUPS,
+            codebooks + expert * 16 + tl.zeros([1, 1, 1], tl.int32),
             x + (pair // K) * COLUMNS + tl.zeros([1, 1, 1], tl.int32), columns + expert * COLUMNS,
             row_mask, tl.full([1, 1, 1], True, tl.int1), tl.zeros([NL, 1, 2 * BN], tl.float32),
-            COLUMNS, GROUP, BITS, NL, DEPTH, INNER % BN == 0, INDEXED, PTX,
+            COLUMNS, GROUP, BITS, NL, DEPTH, INNER % BN == 0, INDEXED, TABLE, PTX,
         )  # fmt: skip
         sums = tl.sum(tl.reshape(acc, [NL, 2 * BN]), 0)
         if BIASED:
@@ -167,14 +180,15 @@ def gate_up_kernel(
 
 @triton.jit
 def down_kernel(
-    gated, index, weights, words, top_bits, scales, bias, out,
+    gated, index, weights, words, top_bits, scales, codebooks, bias, out,
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KB: tl.constexpr,
-    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, PTX: tl.constexpr,
+    BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, TABLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """out (T, H): BN values of one token, the weighted sum of its experts, KB at a time in their order.
 
-    gated (T K, I), index and weights (T, K), bias (E, H). Without an expert, gated is not read.
+    gated (T K, I), index and weights (T, K), codebooks (E, 16), read if TABLE, bias (E, H). Without an
+    expert, gated is not read.
     """
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
@@ -192,9 +206,10 @@ def down_kernel(
         row_mask = known[None, :, None] & (n < ROWS)[None, None, :]
         acc = _row_products(
             words + row * stride, top_bits + row * stride, scales + row * GROUPS,
+            codebooks + (tl.where(known, expert, 0) * 16)[None, :, None],
             gated + ((token * K + k).to(tl.int64) * COLUMNS)[None, :, None], words,
             row_mask, known[None, :, None], tl.zeros([NL, KB, BN], tl.float32),
-            COLUMNS, GROUP, BITS, NL, DEPTH, False, False, PTX,
+            COLUMNS, GROUP, BITS, NL, DEPTH, False, False, TABLE, PTX,
         )  # fmt: skip
         total += acc * weight[None, :, None]
         if BIASED:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.grouping import Groups
+from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
+from localmoe.kernels.lanes import LaneView
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ def down_launch(shape: ExpertShape, rows: int) -> Launch:
     return Launch(64, _block_k(shape.inner), 4, 4)
 
 
+def split_quantum(inner: int) -> int:
+    """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
+    aligned; 0: not at all."""
+    return next((quantum for quantum in (64, 16) if inner % quantum == 0), 0)
+
+
 def _block_k(length: int) -> int:
     """The largest block that divides the summed dimension; the last one is masked where none does."""
     return next((block for block in (128, 64, 32, 16) if length % block == 0), 16)
@@ -75,6 +83,7 @@ def routed_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     block_rows: int = 16,
+    lane: LaneView | None = None,
 ) -> Tensor:
     """sum_k weights[:, k] * expert_k(x), for one layer.
 
@@ -82,16 +91,19 @@ def routed_experts(
         x: (T, H) bfloat16 or float16. index: int64 (T, K). weights: (T, K). live: int32 (1,).
         groups: of `index`. done: int64 (1,), see ResidencyView.
         gate_up_bias: (E, 2I) in the record's order. down_bias: (E, H).
+        lane: the one that `groups` were made with.
 
     Returns:
         (T, H) in x.dtype; rows from `live` on are zero.
     """
     tokens, hidden = x.shape
     top_k = index.shape[1]
+    if lane is not None:
+        post_job(x, groups, live, lane, top_k)
     inner = x.new_empty(tokens * top_k, shape.inner)
     out = x.new_empty(tokens * top_k, hidden, dtype=torch.float32)
     run_groups(x, groups, top_k, done, shape, inner, out, gate_up_bias, down_bias, block_rows)
-    return combine(out, index, weights, live, num_experts, x.dtype)
+    return combine(out, index, weights, live, num_experts, x.dtype, lane)
 
 
 def run_groups(
@@ -113,7 +125,7 @@ def run_groups(
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
     launch = gate_up_launch(shape, block_rows)
     gate_up_kernel[(tiles * triton.cdiv(shape.inner, launch.block_n),)](
-        x, x.stride(0), *common, groups.landing, done, gate_up_bias, inner,
+        x, x.stride(0), *common, groups.landing, groups.skipped, done, gate_up_bias, inner,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
         BM=block_rows, BN=launch.block_n, BK=launch.block_k,
@@ -121,7 +133,7 @@ def run_groups(
     )  # fmt: skip
     launch = down_launch(shape, block_rows)
     down_kernel[(tiles * triton.cdiv(shape.hidden, launch.block_n),)](
-        inner, *common, groups.landing, done, down_bias, out,
+        inner, *common, groups.landing, groups.skipped, done, down_bias, out,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         BM=block_rows, BN=launch.block_n, BK=launch.block_k,
         num_warps=launch.warps, num_stages=launch.stages,
@@ -129,13 +141,20 @@ def run_groups(
 
 
 def combine(
-    out: Tensor, index: Tensor, weights: Tensor, live: Tensor, num_experts: int, dtype: torch.dtype
+    out: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    live: Tensor,
+    num_experts: int,
+    dtype: torch.dtype,
+    lane: LaneView | None = None,
 ) -> Tensor:
     """Weighted sum of each token's experts, in ascending expert order, in float32, rounded once.
 
     Args:
         out: float32 (T * K, H). index, weights: (T, K); an index outside the experts adds nothing.
         live: int32 (1,).
+        lane: waits for its answer and adds it: rows of `out` that it computes all of are not read.
 
     Returns:
         (T, H) in `dtype`; rows from `live` on are zero.
@@ -146,6 +165,15 @@ def combine(
     block = min(1024, triton.next_power_of_2(hidden))
     combine_kernel[(tokens, triton.cdiv(hidden, block))](
         out, index, *index.stride(), weights, *weights.stride(), live, result,
+        *_lane_arguments(lane),
         K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, num_warps=4,
     )  # fmt: skip
     return result
+
+
+def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
+    """share, count, words, addresses of the answer's number and rows, patience, I."""
+    if lane is None:
+        return (None, None, None, 0, 0, 0, 0)
+    answer, rows = lane.box + lane.layout.answered, lane.box + lane.layout.out
+    return (lane.share, lane.count, lane.words, answer, rows, lane.patience, lane.inner)

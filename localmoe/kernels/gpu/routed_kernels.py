@@ -83,7 +83,7 @@ def _gate_up_tile(
 
 @triton.jit
 def gate_up_kernel(
-    x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, done, bias, inner,
+    x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, inner,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -92,6 +92,10 @@ def gate_up_kernel(
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
     begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    if skips is not None:
+        if begin < end:
+            if (nb + 1) * BN <= tl.load(skips + tile):
+                end = begin  # the CPU computes these columns
     if begin < end:
         _wait_for(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
@@ -128,7 +132,7 @@ def gate_up_kernel(
 
 @triton.jit
 def _down_tile(
-    inner, pair, ok, w, keep, nb,
+    inner, pair, ok, w, keep, nb, skipped, SPLIT: tl.constexpr,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -145,8 +149,9 @@ def _down_tile(
         at = n_read[:, None] * I + k[None, :]
         kept = inside[:, None] & (k >= 0)[None, :]
     acc = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, I, BK):
-        if I % BK == 0 and not TRANSPOSED:
+    for step in range(0, I, BK):
+        start = step + skipped
+        if I % BK == 0 and not TRANSPOSED and not SPLIT:
             a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
             b = tl.load(w + at + start * advance, eviction_policy="evict_first")
         else:
@@ -162,7 +167,7 @@ def _down_tile(
 
 @triton.jit
 def down_kernel(
-    inner, pairs, begins, ends, experts, addresses, tickets, landings, done, bias, out,
+    inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -174,6 +179,11 @@ def down_kernel(
         w = _at(inner, tl.load(addresses + tile)) + 2 * I * H
         landing = tl.load(landings + tile)
         keep = _at(inner, landing) + 2 * I * H
+        SPLIT: tl.constexpr = skips is not None
+        QUANTUM: tl.constexpr = 64 if I % 64 == 0 else 16
+        skipped = 0
+        if SPLIT:
+            skipped = tl.multiple_of(tl.load(skips + tile), QUANTUM)  # so that loads stay wide
         n = nb * BN + tl.arange(0, BN)
         first = begin
         while first < end:
@@ -181,11 +191,15 @@ def down_kernel(
             ok = m < end
             pair = tl.load(pairs + m, mask=ok, other=0).to(tl.int64)
             if (landing != 0) & (first == begin):
-                acc = _down_tile(inner, pair, ok, w, keep, nb, H, I, TRANSPOSED, True, BM, BN, BK)
+                acc = _down_tile(
+                    inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, True, BM, BN, BK
+                )
                 tl.debug_barrier()
                 w = keep
             else:
-                acc = _down_tile(inner, pair, ok, w, keep, nb, H, I, TRANSPOSED, False, BM, BN, BK)
+                acc = _down_tile(
+                    inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, False, BM, BN, BK
+                )
             if bias is not None:
                 row = bias + tl.load(experts + tile).to(tl.int64) * H
                 acc += tl.load(row + n, mask=n < H, other=0.0).to(tl.float32)[None, :]
@@ -194,8 +208,28 @@ def down_kernel(
 
 
 @triton.jit
+def _await_answer(words, answer, patience, counts):
+    """Until the CPU has answered the last job that was posted, or nobody will; the latter is noted for all
+    that come later."""
+    job = tl.load(words)
+    at = answer.to(tl.pointer_type(tl.int64))
+    if tl.load(words + 1, volatile=True) == 0:
+        seen = tl.load(at, volatile=True)
+        if counts & (seen != job):
+            tl.store(words + 2, tl.load(words + 2) + 1)
+        looks = 0
+        while (seen >= 0) & (seen < job) & (looks < patience):
+            seen = tl.load(at, volatile=True)
+            looks += 1
+        if seen != job:
+            tl.store(words + 1, tl.full([], 1, tl.int64))
+    tl.debug_barrier()
+
+
+@triton.jit
 def combine_kernel(
     out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
+    shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
     K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
@@ -207,10 +241,23 @@ def combine_kernel(
         smaller = expert[None, :] < expert[:, None]
         before = smaller | ((expert[None, :] == expert[:, None]) & (k[None, :] < k[:, None]))
         rank = tl.sum(before.to(tl.int32), 1)
-        for i in range(K):
+        if shares is not None:
+            share = tl.load(shares + expert, mask=(expert >= 0) & (expert < E), other=0)
+            if tl.load(job_count) > 0:
+                _await_answer(words, answer, patience, token + tl.program_id(1) == 0)
+        for i in tl.static_range(K):  # unrolled: all loads are on their way before the first is added
             at = tl.sum(tl.where(rank == i, k, 0), 0)
             which = tl.sum(tl.where(rank == i, expert, 0), 0)
             weight = tl.load(weights + token * weight_stride + at * weight_stride_k).to(tl.float32)
             there = (h < H) & (which >= 0) & (which < E)
-            total += weight * tl.load(out + (token * K + at).to(tl.int64) * H + h, mask=there, other=0.0)
+            place = (token * K + at).to(tl.int64) * H + h
+            if shares is not None:
+                part = tl.sum(tl.where(rank == i, share, 0), 0)
+                answers = by_cpu.to(tl.pointer_type(tl.float32)) + tl.multiple_of(place, 4)
+                value = tl.load(out + place, mask=there & (part < I), other=0.0)
+                # past all caches, as the CPU has just written it
+                value += tl.load(answers, mask=there & (part > 0), other=0.0, cache_modifier=".cv")
+                total += weight * value
+            else:
+                total += weight * tl.load(out + place, mask=there, other=0.0)
     tl.store(result + token.to(tl.int64) * H + h, total.to(result.dtype.element_ty), mask=h < H)

@@ -1,6 +1,6 @@
 """Compiles what the dense launchers would launch, for GPUs that are not there; prints a JSON line a kernel.
 
-    python compile_launches.py CAPABILITY LAUNCH...      e.g. 80 few split
+    python compile_launches.py CAPABILITY=LAUNCH,...      e.g. 80=few,split 89=prompt
 
 Runs without TRITON_INTERPRET. Launchers get CPU tensors of real shapes whose memory is never touched; a
 launch is turned into a compilation with the arguments' types, alignments and constants.
@@ -69,6 +69,7 @@ def compile_instead(target: GPUTarget) -> Callable[..., None]:
         )
         ptx = compiled.asm["ptx"]
         report = {
+            "capability": target.arch,
             "kernel": kernel.__name__,
             "shared": compiled.metadata.shared,
             "mma": "mma.sync.aligned.m16n8k16" in ptx,
@@ -152,11 +153,12 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    capability, names = int(sys.argv[1]), sys.argv[2:]
-    JITFunction.run = compile_instead(GPUTarget("cuda", capability, 32))
     linear_module.num_multiprocessors = lambda device: 132  # type: ignore[assignment]
-    for name in names:
-        LAUNCHES[name]()
+    for wish in sys.argv[1:]:
+        capability, names = wish.split("=")
+        JITFunction.run = compile_instead(GPUTarget("cuda", int(capability), 32))
+        for name in names.split(","):
+            LAUNCHES[name]()
 
 
 if __name__ == "__main__":

@@ -34,16 +34,17 @@ def random_experts(
     seed: int,
     biased: bool = False,
     indexed: bool = False,
+    codebook: bool = False,
 ) -> LowBitExperts:
     """Experts of sizes (E, H, I) with random codes, padding included, and biases of a product's size;
-    indexed: input features in a random order of each expert."""
+    indexed: input features in a random order of each expert; codebook: a random table for each."""
     num_experts, hidden, inner = sizes
     generator = torch.Generator(DEVICE).manual_seed(seed)
     experts = LowBitExperts.empty(
         num_experts, hidden, inner, bits, group_size, DEVICE,
         gate_up_bias=torch.zeros(num_experts, 2 * inner) if biased else None,
         down_bias=torch.zeros(num_experts, hidden, dtype=torch.bfloat16) if biased else None,
-        indexed=indexed,
+        indexed=indexed, codebook=codebook,
     )  # fmt: skip
     if experts.gate_up.columns is not None:
         orders = torch.rand(num_experts, hidden, generator=generator, device=DEVICE).argsort(1)

@@ -20,11 +20,19 @@ ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
 OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_split", "_router_choice"}
 
 
-def compiled(capability: int, launches: tuple[str, ...], cache: Path) -> list[dict[str, Any]]:
+WHOLE = (80, 90, 120)  # capabilities for which every launch is compiled
+PROMPTS = (86, 89)  # relatives of 80: the launches with the most shared memory
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """One report a kernel, from a process in which Triton compiles."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    cache = tmp_path_factory.mktemp("triton")
+    wishes = [f"{capability}={','.join(EVERYTHING)}" for capability in WHOLE]
+    wishes += [f"{capability}=prompt" for capability in PROMPTS]
     done = subprocess.run(
-        [sys.executable, str(HERE / "compile_launches.py"), str(capability), *launches],
+        [sys.executable, str(HERE / "compile_launches.py"), *wishes],
         env={**kept, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
@@ -33,17 +41,17 @@ def compiled(capability: int, launches: tuple[str, ...], cache: Path) -> list[di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 120])
-def test_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
-    reports = compiled(capability, EVERYTHING, tmp_path)
+@pytest.mark.parametrize("capability", WHOLE)
+def test_kernels_compile_and_fit(capability: int, compiled: list[dict[str, Any]]) -> None:
+    reports = [report for report in compiled if report["capability"] == capability]
     assert {report["kernel"] for report in reports} == PRODUCTS | ONE_ROW | OTHERS
     check(reports)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [86, 89])
-def test_products_of_prompts_compile_and_fit(capability: int, tmp_path: Path) -> None:
-    check(compiled(capability, ("prompt",), tmp_path))
+@pytest.mark.parametrize("capability", PROMPTS)
+def test_products_of_prompts_compile_and_fit(capability: int, compiled: list[dict[str, Any]]) -> None:
+    check([report for report in compiled if report["capability"] == capability])
 
 
 def check(reports: list[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ def compile(kernel, constants, bits, capability, dtype):
     warps = constants.pop("num_warps")
     types = dict.fromkeys(("x", "gated", "out", "bias"), f"*{dtype}")
     types |= {"index": "*i64", "weights": "*fp32", "words": "*i32", "scales": "*fp16"}
+    types["codebooks"] = "*fp32" if constants["TABLE"] else "*fp16"
     types["top_bits"] = "*i16" if bits == 3 else "*i32"
     types["columns"] = "*i32" if constants.get("INDEXED") else "*i64"
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -33,22 +34,24 @@ def compile(kernel, constants, bits, capability, dtype):
         target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
     )
     ptx = built.asm["ptx"]
-    indexed = int(constants.get("INDEXED", False))
+    single = int(constants.get("INDEXED", False) or constants["TABLE"])
     counts = ptx.count("v4.b32"), ptx.count("ld.global")
-    print(kernel.__name__, capability, built.metadata.shared, *counts, indexed)
+    print(kernel.__name__, capability, built.metadata.shared, *counts, single)
 
 gpt = Activation("swiglu_oai", 1.702, 7.0)
 silu = Activation("silu")
-for capability, dtype, (E, H, I), K, bits, biased, activation, indexed in (
-    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, False),
-    (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False),
-    (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt, False),
-    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, True),
-    (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False),
+for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook in (
+    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, False),
+    (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False, False),
+    (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt, False, False),
+    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
+    (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False, False),
+    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, True),
 ):
     up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
     biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
-    experts = LowBitExperts.empty(E, H, I, bits, 128, "meta", **biases, indexed=indexed)
+    group = 64 if codebook else 128
+    experts = LowBitExperts.empty(E, H, I, bits, group, "meta", **biases, indexed=indexed, codebook=codebook)
     up, down = launch.choose_gate_up_tile(experts), launch.choose_down_tile(experts, K)
     up_constants = launch.gate_up_constants(experts, K, activation, up, ptx=True)
     down_constants = launch.down_constants(experts, K, down, ptx=True)
@@ -57,6 +60,7 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed in (
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_every_generation_with_wide_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,9 +71,10 @@ def test_kernels_compile_for_every_generation_with_wide_loads(
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 10
-    for name, capability, shared, wide_loads, loads, indexed in lines:
+    assert len(lines) == 12
+    for name, capability, shared, wide_loads, loads, single in lines:
         assert int(shared) <= 99 << 10, (name, capability)
         assert int(wide_loads) >= 4, f"{name} for sm_{capability} reads its codes in small pieces"
-        limit = 240 if indexed == "1" else 120  # indexed activations are read one by one
+        # indexed activations and a table's values are read one by one
+        limit = 1200 if single == "1" else 120
         assert int(loads) < limit, f"{name} for sm_{capability} reads activations or scales in small pieces"

@@ -1,0 +1,13 @@
+"""The Chinese of the page, beside the English texts that it stands for. A test finds texts without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from app.chinese.chat import CHAT
+from app.chinese.models import MODELS
+from app.chinese.panel import PANEL
+from app.chinese.settings import SETTINGS
+
+CHINESE: Mapping[str, str] = MappingProxyType({**CHAT, **MODELS, **PANEL, **SETTINGS})

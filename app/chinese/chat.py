@@ -1,0 +1,83 @@
+"""Texts of the conversation, the list of chats, and the line above: English and Chinese."""
+
+from __future__ import annotations
+
+CHAT = {
+    "Chat": "聊天",
+    "New chat": "新聊天",
+    "Chats": "聊天列表",
+    "No chats yet.": "还没有聊天。",
+    '<p class="lm-empty">No chats yet.</p>': '<p class="lm-empty">还没有聊天。</p>',
+    "Rename": "重命名",
+    "Delete": "删除",
+    "Delete?": "确认删除？",
+    "New title": "新标题",
+    "being answered": "正在回答",
+    "Show earlier messages": "显示更早的消息",
+    "Earlier messages of this chat": "本次聊天中更早的消息",
+    "Last question and answer": "最近的问题与回答",
+    "### What would you like to talk about?\n"
+    "Everything runs on this computer; nothing you write leaves it.": (
+        "### 想聊点什么？\n一切都在这台电脑上运行；您写的内容不会离开它。"
+    ),
+    "Message": "消息",
+    "Write a message": "写一条消息",
+    "Send": "发送",
+    "Stop": "停止",
+    "not answered yet: press Retry": "尚未回答：请按“重试”",
+    "an empty answer": "空的回答",
+    "stopped before the first token": "在第一个词元之前已停止",
+    "first token {time}": "首个词元 {time}",
+    "{count} tokens": "{count} 个词元",
+    "hits {share}": "命中 {share}",
+    "accepted {share}": "接受 {share}",
+    "stopped": "已停止",
+    "cut at the token limit": "达到词元上限而截断",
+    "interrupted": "被中断",
+    "Continued in a copy: the chat you edited is kept as it was.": "已在副本中继续：您编辑的聊天保持原样。",
+    "The model is still loading: send the message when it is ready.": "模型仍在加载：请在就绪后再发送。",
+    "No model is loaded: choose one under Models.": "尚未加载模型：请在“模型”中选择一个。",
+    "The message is empty: write something first.": "消息是空的：请先写点什么。",
+    "There is no message to answer yet.": "还没有可以回答的消息。",
+    "An answer is still being written: wait for its end, or press Stop first.": (
+        "仍在写回答：请等待结束，或先按“停止”。"
+    ),
+    "Something went wrong inside localmoe; the terminal window shows the details.": (
+        "localmoe 内部出错；详情见终端窗口。"
+    ),
+    "Language": "语言",
+    "Theme": "主题",
+    "Live": "实时",
+    "auto": "自动",
+    "light": "浅色",
+    "dark": "深色",
+    "Show or hide the chats": "显示或隐藏聊天列表",
+    "Show or hide the live panel": "显示或隐藏实时面板",
+    "ready": "就绪",
+    "loading": "加载中",
+    "not loaded": "未加载",
+    "starting": "正在开始",
+    "Loading was stopped.": "加载已停止。",
+    "Stop loading": "停止加载",
+    "a tiny demo model; choose a real one under Models": "一个很小的演示模型；请在“模型”中选择真正的模型",
+    "Choose a model under Models, or change the budget under Settings.": (
+        "请在“模型”中选择模型，或在“设置”中更改预算。"
+    ),
+    "Use {size} and load": "使用 {size} 并加载",
+    "Use a context of {count} tokens and load": "使用 {count} 个词元的上下文并加载",
+    "{size} budget": "预算 {size}",
+    "drafting on": "草稿已开启",
+    "drafting off": "草稿已关闭",
+    "switched off": "已关闭",
+    "{done} of {total}": "{done} / {total}",
+    "about {time} left": "约剩 {time}",
+    "Loading weights": "加载权重",
+    "Loading the draft": "加载草稿",
+    "Building the 4-bit draft by rounding to nearest": "正在以就近取整生成 4 位草稿",
+    "Building the 4-bit GPTQ draft": "正在生成 4 位 GPTQ 草稿",
+    "Preparing": "准备中",
+    "download": "下载",
+    "experts": "个专家",
+    "layers": "层",
+    "files": "个文件",
+}

@@ -1,0 +1,61 @@
+"""Texts of the live panel: English and Chinese."""
+
+from __future__ import annotations
+
+PANEL = {
+    "answering": "正在回答",
+    "last answer": "上一个回答",
+    "no answer yet": "还没有回答",
+    "Speed": "速度",
+    "tokens/s": "词元/秒",
+    "First token": "首个词元",
+    "time to first token": "到首个词元的时间",
+    "Tokens": "词元",
+    "Prompt": "提示",
+    "{count} ({reused} reused)": "{count}（复用 {reused})",
+    "tokens of the prompt; reused: still in the KV cache from the last turn": (
+        "提示的词元数；复用：上一轮仍在 KV 缓存中的部分"
+    ),
+    "tokens a second over the answer, at most {top}": "回答过程中每秒词元数，最高 {top}",
+    "Expert cache": "专家缓存",
+    "Hit rate": "命中率",
+    "hits {hits}, late {late}, misses {misses}": "命中 {hits}，迟到 {late}，未命中 {misses}",
+    "already in a slot": "已在槽位中",
+    "copy in flight": "正在复制",
+    "fetched on demand": "按需获取",
+    "Drafting": "草稿",
+    "Accepted": "接受率",
+    "share of the drafted tokens that the 16-bit model agreed with": "16 位模型同意的草稿词元比例",
+    "Mean draft length": "平均草稿长度",
+    "Expert match": "专家一致率",
+    "share of (token, layer) where draft and target chose the same experts": (
+        "草稿与目标选择相同专家的（词元，层）比例"
+    ),
+    "Better draft": "更好的草稿",
+    "building a better draft": "正在生成更好的草稿",
+    "It pauses while an answer is written.": "写回答时会暂停。",
+    "Paused while the answer is written.": "正在写回答，已暂停。",
+    "A better draft is being built in the background: {share} % done.": (
+        "正在后台生成更好的草稿：已完成 {share} %。"
+    ),
+    "The better draft was not built.": "未能生成更好的草稿。",
+    "Device memory": "设备内存",
+    "Emulated device memory": "模拟的设备内存",
+    "emulated device memory": "模拟的设备内存",
+    "nothing loaded": "未加载任何内容",
+    "Used": "已用",
+    "shared weights": "共享权重",
+    "INT4 draft": "INT4 草稿",
+    "KV cache": "KV 缓存",
+    "expert slots": "专家槽位",
+    "workspace": "工作区",
+    "kept free for activations": "为激活值预留",
+    "Copied to the device": "复制到设备",
+    "This answer": "本次回答",
+    "Per token": "每个词元",
+    "Waited for copies": "等待复制",
+    "Through": "经由",
+    "emulated link": "模拟链路",
+    "memory copy": "内存复制",
+    "PCIe": "PCIe",
+}

@@ -1,0 +1,89 @@
+"""Texts of the Settings tab: English and Chinese."""
+
+from __future__ import annotations
+
+SETTINGS = {
+    "Settings": "设置",
+    "<h2>Model and memory</h2>": "<h2>模型与内存</h2>",
+    "Model": "模型",
+    "A model on this computer, or a folder with its safetensors files.": (
+        "这台电脑上的模型，或含有其 safetensors 文件的文件夹。"
+    ),
+    "VRAM budget": "显存预算",
+    "auto, or a size such as 12GiB: what the engine may use of the device memory.": (
+        "auto（自动），或 12GiB 这样的大小：引擎可以使用的设备内存。"
+    ),
+    "Context": "上下文",
+    "auto, or the number of tokens that question and answer may have together.": (
+        "auto（自动），或问题与回答合计的词元数。"
+    ),
+    "Build a better draft in the background": "在后台生成更好的草稿",
+    "Between answers, for minutes to hours, it calibrates a second draft, which takes disk space and, on a "
+    "GPU, meanwhile part of the budget; then more drafted tokens are accepted, and answers stay the same.": (
+        "在回答之间用几分钟到几小时校准第二份草稿；它占用磁盘空间，在 GPU 上期间还占用部分预算；"
+        "之后会有更多草稿词元被接受，回答保持不变。"
+    ),
+    "Advanced": "高级",
+    "Emulated link": "模拟链路",
+    "Slows copies, e.g. to 2GB/s, to study a slower machine (CPU only). Empty: off.": (
+        "放慢复制（例如 2GB/s），以研究较慢的机器（仅 CPU）。留空：关闭。"
+    ),
+    "off": "关闭",
+    "Apply": "应用",
+    "<h2>Answers</h2><p>Kept at once; they hold from the next answer on.</p>": (
+        "<h2>回答</h2><p>立即保存；从下一个回答起生效。</p>"
+    ),
+    "System prompt": "系统提示",
+    "Given to the model before every chat. Empty: none.": "在每次聊天之前交给模型。留空：无。",
+    "Draft length": "草稿长度",
+    "How many tokens the draft writes ahead. It changes the speed, never the quality.": (
+        "草稿提前写多少个词元。它只影响速度，从不影响质量。"
+    ),
+    "Auto": "自动",
+    "Off": "关闭",
+    "Fixed": "固定",
+    "Drafted tokens a step": "每步草稿词元数",
+    "1 to 64": "1 到 64",
+    "Temperature": "温度",
+    "0: always the likeliest token": "0：总是最可能的词元",
+    "Top-p": "Top-p",
+    "Top-k": "Top-k",
+    "Min-p": "Min-p",
+    "1: off": "1：关闭",
+    "0: off": "0：关闭",
+    "Max new tokens": "最多新词元",
+    "An answer ends here at the latest": "回答最晚在此结束",
+    "Repetition penalty": "重复惩罚",
+    "Seed": "随机种子",
+    "Empty: another one every time": "留空：每次都不同",
+    "Prefetch policy": "预取策略",
+    "Which experts are fetched, and when. It changes the speed, never the answer.": (
+        "获取哪些专家以及何时获取。它只影响速度，从不影响回答。"
+    ),
+    "{share} of the experts stay in {place} ({here} of {total})": (
+        "{share} 的专家留在{place}中（{here} / {total})"
+    ),
+    "The model is loading: {progress}.": "模型正在加载：{progress}。",
+    "Architecture": "架构",
+    "Device": "设备",
+    "Computed in": "计算精度",
+    "Draft": "草稿",
+    "Copies": "复制",
+    "Exactness": "精确性",
+    "Steps": "步骤",
+    "Chat template": "聊天模板",
+    "none: messages are given to the model as plain text": "无：消息以纯文本交给模型",
+    "exact: the same bits for any draft length, policy and VRAM budget": (
+        "精确：任何草稿长度、策略和显存预算下比特都相同"
+    ),
+    "Saved: it holds from the next answer on.": "已保存：从下一个回答起生效。",
+    "Saved: a better draft is built in the pauses between answers.": (
+        "已保存：在回答之间的空闲时生成更好的草稿。"
+    ),
+    "Saved: no better draft is built; what was finished of one is kept.": (
+        "已保存：不再生成更好的草稿；已完成的部分会保留。"
+    ),
+    "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft.": (
+        "已保存。加载模型时草稿是关闭的：按“应用”以连同草稿一起加载。"
+    ),
+}

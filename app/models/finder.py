@@ -1,0 +1,122 @@
+"""What the user searched for on the Hub, and what is known of each model found. Asks only when the user
+does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from localmoe.core.errors import LocalMoeError
+from localmoe.core.model_facts import ModelFacts
+from localmoe.hub.search import SearchHit, find_repo
+
+MAX_LOOKED_AT = 12  # models of a search whose config is read
+_PARALLEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """kind: the error's class, which says what ways on there are."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The state of a search. facts: by repo id, or why there are none; a repo without an entry is still
+    looked at, or was not."""
+
+    query: str = ""
+    phase: Literal["idle", "searching", "done", "failed"] = "idle"
+    hits: tuple[SearchHit, ...] = ()
+    facts: Mapping[str, ModelFacts | Failure] = field(default_factory=lambda: MappingProxyType({}))
+    failure: Failure | None = None
+    revision: int = 0
+
+
+class Finder:
+    """One search at a time; a new one takes the old one's place."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        """call: `HubClient.call`."""
+        self._call = call
+        self._lock = threading.Lock()
+        self._found = Found()
+        self._known: dict[tuple[str, str | None], ModelFacts] = {}  # what was learnt since the start
+        self._generation = 0
+
+    def view(self) -> Found:
+        """How far it is."""
+        with self._lock:
+            return self._found
+
+    def search(self, text: str) -> None:
+        """Begin: words, a repo id, or the address of a model's page. Returns at once.
+
+        Raises:
+            DownloadError: an address that is no model's.
+        """
+        repo = find_repo(text)
+        with self._lock:
+            self._generation += 1
+            revision = self._found.revision + 1
+            self._found = Found(query=text.strip(), phase="searching", revision=revision)
+            args = (self._generation, text.strip(), repo)
+        threading.Thread(target=self._search, args=args, name="hub-search", daemon=True).start()
+
+    def look_again(self, repo_id: str) -> None:
+        """Ask about one model once more, as after a token was given."""
+        with self._lock:
+            facts = {name: known for name, known in self._found.facts.items() if name != repo_id}
+            self._found = replace(self._found, facts=facts, revision=self._found.revision + 1)
+            generation = self._generation
+        threading.Thread(target=self._look, args=(generation, repo_id, None), daemon=True).start()
+
+    def facts_of(self, repo_id: str) -> ModelFacts | None:
+        """What the search learnt of a repo."""
+        found = self.view().facts.get(repo_id)
+        return found if isinstance(found, ModelFacts) else None
+
+    def _search(self, generation: int, query: str, repo: tuple[str, str | None] | None) -> None:
+        try:
+            if repo is None:
+                hits = tuple(SearchHit(**values) for values in self._call("search", {"query": query}))
+            else:
+                hits = (SearchHit(repo[0], "", None, "", False, 0, ""),)
+        except LocalMoeError as error:
+            failure = Failure(type(error).__name__, str(error))
+            self._update(generation, phase="failed", failure=failure)
+            return
+        self._update(generation, phase="done", hits=hits)
+        revision = None if repo is None else repo[1]
+        candidates = [hit.repo_id for hit in hits if not hit.refusal][:MAX_LOOKED_AT]
+        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="hub-look") as pool:
+            list(pool.map(lambda repo_id: self._look(generation, repo_id, revision), candidates))
+
+    def _look(self, generation: int, repo_id: str, revision: str | None) -> None:
+        with self._lock:
+            if generation != self._generation:
+                return  # another search began
+            known = self._known.get((repo_id, revision))
+        entry: ModelFacts | Failure
+        try:
+            given = {"repo_id": repo_id, "revision": revision}
+            entry = known or ModelFacts.from_dict(self._call("repo_facts", given))
+        except LocalMoeError as error:
+            entry = Failure(type(error).__name__, str(error))
+        with self._lock:
+            if isinstance(entry, ModelFacts):
+                self._known[repo_id, revision] = entry
+            if generation == self._generation:
+                facts = {**self._found.facts, repo_id: entry}
+                self._found = replace(self._found, facts=facts, revision=self._found.revision + 1)
+
+    def _update(self, generation: int, **changes: Any) -> None:
+        with self._lock:
+            if generation == self._generation:
+                self._found = replace(self._found, **changes, revision=self._found.revision + 1)

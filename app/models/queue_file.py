@@ -1,0 +1,94 @@
+"""One entry of the download queue, and the file that keeps the queue over a restart. Downloads nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.files import set_aside, write_json
+from localmoe.hub.names import is_repo_id
+
+SCHEMA = 1
+State = Literal["queued", "running", "paused", "failed", "cancelled", "done"]
+Role = Literal["model", "draft"]
+_STATES = ("queued", "running", "paused", "failed", "cancelled", "done")
+_NOT_KEPT = ("rate", "seconds_left")
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A repo to bring here.
+
+    Attributes:
+        role: "draft": a ready-made GPTQ checkpoint for the model `for_model`.
+        then_chat: load it when it is here, and open the chat.
+        draft: which draft it is loaded with: "background", "instant", or a folder.
+        done_bytes, total_bytes: when last told; the disk knows better.
+        error_kind: class of the error, which says what ways on there are.
+        rate, seconds_left: while it runs, for people.
+    """
+
+    id: str
+    repo_id: str
+    revision: str | None = None
+    state: State = "queued"
+    role: Role = "model"
+    for_model: str = ""
+    then_chat: bool = False
+    draft: str = "background"
+    done_bytes: int = 0
+    total_bytes: int = 0
+    error_kind: str = ""
+    error: str = ""
+    rate: str = ""
+    seconds_left: float | None = None
+
+
+def new_id() -> str:
+    """Of an entry."""
+    return secrets.token_hex(8)
+
+
+class QueueFile:
+    """Reads and writes the queue; `report` is a sentence if it could not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.report = ""
+
+    def read(self) -> list[Download]:
+        """The queue as it was kept; what ran goes on."""
+        if not self._path.exists():
+            return []
+        try:
+            entries = json.loads(self._path.read_text(encoding="utf-8"))["downloads"]
+            return [_entry(values) for values in entries]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            kept = set_aside(self._path)
+            self.report = f"The download queue could not be read, so it is empty; kept as {kept.name}."
+            return []
+
+    def write(self, downloads: Sequence[Download]) -> None:
+        """Replace the file whole."""
+        entries = [asdict(download) for download in downloads if download.state != "done"]
+        for entry in entries:
+            for name in _NOT_KEPT:
+                del entry[name]
+        write_json(self._path, {"schema": SCHEMA, "downloads": entries})
+
+
+def _entry(values: dict[str, Any]) -> Download:
+    download = Download(**values)
+    texts = (download.id, download.repo_id, download.for_model, download.draft, download.error)
+    numbers = (download.done_bytes, download.total_bytes)
+    if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
+        raise ValueError("a value of another type")
+    if not is_repo_id(download.repo_id) or download.state not in _STATES or not download.id.isalnum():
+        raise ValueError("no download")
+    if download.role not in ("model", "draft") or not isinstance(download.revision, str | None):
+        raise ValueError("no download")
+    return download

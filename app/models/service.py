@@ -1,0 +1,238 @@
+"""What the Models tab can ask for: find, get, load, delete, token. Knows no widget; every refusal is a
+LocalMoeError of one sentence."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from app.engine_import import import_engine
+from app.models.download_queue import DownloadQueue
+from app.models.finder import Finder
+from app.models.fits import Fits
+from app.models.hub_client import HubClient, online_environment
+from app.models.queue_file import Download
+from app.models.shelf import Shelf
+from app.service import ChatService
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.core.model_facts import ModelFacts
+from localmoe.core.units import format_bytes
+from localmoe.hub.catalogue import resolve_model
+from localmoe.hub.names import is_repo_id
+from localmoe.hub.search import find_repo
+from localmoe.hub.token import forget_token, hub_token, save_token
+
+_POLL_S = 0.25
+BACKGROUND, INSTANT = "background", "instant"  # else a draft is a folder
+
+
+class ModelsService:
+    """The state behind the Models tab of every open page."""
+
+    def __init__(self, home: Path, chats: ChatService, environment: Mapping[str, str]) -> None:
+        """environment: that of a process that may ask the Hub, as the user started localmoe."""
+        self.chats = chats
+        self.client = HubClient(online_environment(environment))
+        self.finder = Finder(self.client.call)
+        self.shelf = Shelf(_local_facts)
+        self.queue = DownloadQueue(home / "downloads.json", self.client.call, self._arrived)
+        self.fits = Fits(home / "hardware.json", chats.holder.status, self._load_config, self._busy)
+        self._lock = threading.Lock()
+        self._opening = ""  # the model whose load leads to the chat
+        self._waiting: Download | None = None  # has arrived, and is loaded when the running answer has ended
+        self._closed = threading.Event()
+        self.opened = 0  # loads that led to the chat
+        self.notice: tuple[str, bool] = ("", True)  # a sentence on what happened without a click
+
+    def start(self) -> None:
+        """Go on with the queue."""
+        self.queue.start()
+        self.shelf.refresh()
+
+    def close(self) -> None:
+        """End what runs; the queue is kept."""
+        self._closed.set()
+        self.fits.close()
+        self.queue.close()
+        self.client.close()
+
+    # --- getting --------------------------------------------------------------------------------------------
+
+    def search(self, text: str) -> str:
+        """Begin a search of the Hub."""
+        self.finder.search(text)
+        return ""
+
+    def get(self, repo_id: str, *, then_chat: bool, draft: str = BACKGROUND) -> str:
+        """Download a model, and load it if wanted; one that is here already is loaded at once."""
+        if not is_repo_id(repo_id):
+            raise ConfigError("This is no model of the Hub.")
+        draft = self.draft_for(repo_id, draft)
+        if then_chat and any(model.name == repo_id for model in self.shelf.view().models):
+            return self.chat_with(repo_id, draft)
+        facts = self.finder.facts_of(repo_id)
+        revision = facts.revision or None if facts is not None else None
+        self.queue.add(repo_id, revision, then_chat=then_chat, draft=draft)
+        return ""
+
+    def draft_for(self, repo_id: str, draft: str) -> str:
+        """The folder of a ready-made draft; one that is named by its repo is put in the queue, before the
+        model."""
+        text = draft.strip()
+        if text in ("", BACKGROUND, INSTANT):
+            return text or BACKGROUND
+        if os.path.isdir(os.path.expanduser(text)):
+            return os.path.abspath(os.path.expanduser(text))
+        named = find_repo(text)
+        if named is None:
+            raise ConfigError(
+                f"'{text[:100]}' is neither a folder nor a repo of a ready-made draft: give a GPTQ "
+                "checkpoint of the same model."
+            )
+        try:
+            return str(resolve_model(named[0]).folder)
+        except LocalMoeError:
+            self.queue.add(named[0], named[1], role="draft", for_model=repo_id)
+            return named[0]
+
+    def chat_with(self, model: str, draft: str = BACKGROUND) -> str:
+        """Load a model of this computer; the page goes to the chat when it is ready."""
+        if find_repo(draft) is not None and not os.path.isdir(draft):
+            draft = str(resolve_model(draft).folder)  # has arrived meanwhile, or says that it has not
+        ready_made = "" if draft in (BACKGROUND, INSTANT) else draft
+        load = replace(
+            self.chats.load_settings, model=model, draft=ready_made,
+            better_draft="on" if draft == BACKGROUND else "off",
+        )  # fmt: skip
+        status = self.chats.holder.status()
+        if load == self.chats.load_settings and status.phase == "ready" and status.model == model:
+            with self._lock:
+                self.opened += 1
+            return ""
+        sentence = self.chats.apply_load(load)
+        with self._lock:
+            self._opening = model
+        return sentence
+
+    def load_anew(self, *, budget_bytes: int | None = None, context: int | None = None) -> str:
+        """Load the model that failed with the budget or context that would work."""
+        load = self.chats.load_settings
+        if budget_bytes is not None:
+            load = replace(load, vram_budget=typed_size(budget_bytes))
+        if context is not None:
+            load = replace(load, context=str(context))
+        with self._lock:
+            self._opening = load.model
+        return self.chats.apply_load(load)
+
+    def stop_load(self) -> None:
+        """Cancel the load under way."""
+        with self._lock:
+            self._opening = ""
+        self.chats.holder.cancel_load()
+
+    def progress_flow(self) -> int:
+        """Called by every refresh of a page: notes that a load has led to the chat; how many have."""
+        status = self.chats.holder.status()
+        with self._lock:
+            if self._opening and status.phase != "loading" and status.model == self._opening:
+                if status.phase == "ready":
+                    self.opened += 1
+                self._opening = ""
+            return self.opened
+
+    def _arrived(self, download: Download) -> None:
+        """In the queue's thread: list the model, and load it if that was wanted."""
+        self.shelf.refresh()
+        if not download.then_chat or download.role == "draft":
+            return
+        while self.chats.runner.running():
+            if self._closed.wait(_POLL_S):
+                return
+        try:
+            self.notice = (self.chat_with(download.repo_id, download.draft), True)
+        except LocalMoeError as error:
+            self.notice = (str(error), False)
+
+    # --- the rest -------------------------------------------------------------------------------------------
+
+    def delete(self, name: str) -> str:
+        """Remove a model and say what that freed."""
+        status = self.chats.holder.status()
+        if status.model == name and status.phase in ("loading", "ready"):
+            raise ConfigError(f"{name} is loaded: load another model first, then delete it.")
+        waiting = self.queue.find(name)
+        if waiting is not None:
+            self.queue.cancel(waiting.id)
+            return ""
+        return f"Deleted {name}: {format_bytes(self.shelf.delete(name))} are free again."
+
+    def set_token(self, text: str) -> str:
+        """Keep a token and ask again for what was refused without one."""
+        save_token(text)
+        found = self.finder.view()
+        for repo_id, known in found.facts.items():
+            if not isinstance(known, ModelFacts) and known.kind in ("GatedModelError", "RepoNotFoundError"):
+                self.finder.look_again(repo_id)
+        for download in self.queue.view():
+            if download.state == "failed" and download.error_kind in ("GatedModelError", "RepoNotFoundError"):
+                self.queue.resume(download.id)
+        return "Kept. It is sent to the Hub alone, and only with what you ask of it."
+
+    def remove_token(self) -> str:
+        """Forget the token that localmoe keeps."""
+        forget_token()
+        if hub_token() is not None:
+            return "Forgotten here; the Hugging Face library or HF_TOKEN has another one, which is used now."
+        return "Forgotten."
+
+    def open_folder(self, text: str) -> str:
+        """Load a folder of the user's."""
+        folder = os.path.abspath(os.path.expanduser(text.strip())) if text.strip() else ""
+        if not folder or not os.path.isdir(folder):
+            raise ConfigError(f"'{text.strip()[:200]}' is no folder on this computer.")
+        resolve_model(folder)
+        return self.chat_with(folder)
+
+    def download_bytes(self, repo_id: str, facts: ModelFacts) -> int:
+        """What is still to be written of a model."""
+        held = [one.held_bytes for one in self.shelf.view().unfinished if one.repo_id == repo_id]
+        return max(0, facts.num_bytes - sum(held))
+
+    def first_start(self) -> bool:
+        """Whether there is no model yet but the embedded one, and no chat either."""
+        shelf = self.shelf.view()
+        only_demo = all(model.source == "demo" for model in shelf.models)
+        return shelf.revision > 0 and only_demo and not self.queue.view() and not self.chats.chats.list()
+
+    def moves(self) -> bool:
+        """Whether something here changes by itself soon."""
+        running = any(one.state in ("running", "cancelled") for one in self.queue.view())
+        return running or self.finder.view().phase == "searching" or bool(self._opening)
+
+    def reports(self) -> list[str]:
+        """Sentences on files that could not be read or written."""
+        return [text for text in (self.queue.report, self.queue.save_error) if text]
+
+    def _load_config(self) -> EngineConfig:
+        return self.chats.load_settings.engine_config(self.chats.answers)
+
+    def _busy(self) -> bool:
+        return self.chats.runner.running() or self.chats.holder.status().phase == "loading"
+
+
+def typed_size(num_bytes: int) -> str:
+    """A size as a user would type it, not more than it is."""
+    return f"{num_bytes >> 20}MiB" if num_bytes >= 64 << 20 else str(num_bytes)
+
+
+def _local_facts(folder: str) -> ModelFacts:
+    """Imported in the shelf's thread, because torch takes seconds."""
+    import_engine()
+    from localmoe.engine.facts import local_facts
+
+    return local_facts(folder)

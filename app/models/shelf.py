@@ -1,0 +1,101 @@
+"""The models and unfinished downloads on this computer, with what is known of each. Deletes what the user
+says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from app.models.finder import Failure
+from localmoe.core.errors import LocalMoeError
+from localmoe.core.model_facts import ModelFacts
+from localmoe.hub.catalogue import LocalModel, list_models, models_folder, remove_model
+from localmoe.hub.unfinished import UnfinishedDownload, list_unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfView:
+    """facts: by model name; one without an entry is still looked at."""
+
+    models: tuple[LocalModel, ...] = ()
+    unfinished: tuple[UnfinishedDownload, ...] = ()
+    facts: tuple[tuple[str, ModelFacts | Failure], ...] = ()
+    revision: int = 0
+
+    def facts_of(self, name: str) -> ModelFacts | Failure | None:
+        """What is known of a model."""
+        return dict(self.facts).get(name)
+
+
+class Shelf:
+    """Looks in a thread of its own, as reading configs takes time; `refresh` says when."""
+
+    def __init__(
+        self, facts: Callable[[str], ModelFacts], models: Callable[[], list[LocalModel]] = list_models
+    ):
+        """facts: `engine.facts.local_facts`, which imports torch when it is called."""
+        self._facts, self._models = facts, models
+        self._lock = threading.Lock()
+        self._view = ShelfView()
+        self._known: dict[tuple[str, str, int], ModelFacts | Failure] = {}
+        self._wanted = self._looking = self._closely = False
+
+    def view(self) -> ShelfView:
+        """As last seen."""
+        with self._lock:
+            return self._view
+
+    def refresh(self, *, closely: bool = False) -> None:
+        """Look again, in the background; closely: also at what is known of each model, from now on."""
+        with self._lock:
+            self._wanted = True
+            self._closely = self._closely or closely
+            if self._looking:
+                return
+            self._looking = True
+        threading.Thread(target=self._look, name="shelf", daemon=True).start()
+
+    def delete(self, name: str) -> int:
+        """Remove a model, its drafts and what an unfinished download of it left; the bytes freed.
+
+        Raises:
+            LocalMoeError: it is not localmoe's to delete, or the disk refuses.
+        """
+        try:
+            return remove_model(name)
+        finally:
+            self.refresh()
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._looking = False
+                    return
+                self._wanted = False
+                closely = self._closely
+            models, unfinished = tuple(self._models()), tuple(list_unfinished(models_folder()))
+            self._show(models, unfinished)
+            for model in models if closely else ():
+                key = (model.name, str(model.folder), model.num_bytes)
+                if key not in self._known:
+                    self._known[key] = self._look_at(model)
+                    self._show(models, unfinished)
+
+    def _look_at(self, model: LocalModel) -> ModelFacts | Failure:
+        try:
+            return self._facts(str(model.folder))
+        except LocalMoeError as error:
+            return Failure(type(error).__name__, str(error))
+
+    def _show(self, models: tuple[LocalModel, ...], unfinished: tuple[UnfinishedDownload, ...]) -> None:
+        known = {
+            model.name: self._known[key]
+            for model in models
+            if (key := (model.name, str(model.folder), model.num_bytes)) in self._known
+        }
+        new = ShelfView(models, unfinished, tuple(known.items()))
+        with self._lock:
+            if replace(self._view, revision=0) != new:
+                self._view = replace(new, revision=self._view.revision + 1)

@@ -1,0 +1,92 @@
+"""What an open page shows of the Models tab, and what of it has changed since it was last told. It has a
+timer of its own, which runs while the tab is open: what is out of sight costs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app import words
+from app.models.service import ModelsService
+from app.models_html import queue_html
+from app.models_view import results_html, shelf_html, suggestions_html
+from app.screen import parse_seen
+from app.tabs.models import ModelsWidgets
+from app.texts import texts_for
+from app.view import Seen, Updates, View
+
+MOVING_S, STILL_S = 0.3, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsScreen:
+    """Computes updates; `seen` as in `Screen`. welcome: the first start's proposals, in the chat. tab: the
+    one that is open; apart from the view, as the user may open one before the page's first answer is here."""
+
+    models: ModelsService
+    widgets: ModelsWidgets
+    welcome: gr.HTML
+    tabs: gr.Tabs
+    timer: gr.Timer
+    seen: gr.Textbox
+    tab: gr.State
+
+    def outputs(self) -> list[Any]:
+        """What a refresh may change."""
+        parts = self.widgets
+        lists = [parts.queue, parts.suggestions, parts.results, parts.shelf]
+        return [self.seen, self.welcome, self.tabs, self.timer, *lists]
+
+    def inputs(self) -> list[Any]:
+        """What `refresh` needs beside the view."""
+        return [self.seen, self.tab]
+
+    def refresh(self, view: View, seen: Seen, open_tab: str) -> Updates:
+        """What changed since `seen`."""
+        parts = self._parts(view, open_tab)
+        shown, updates = parse_seen(seen), Updates()
+        for name, (key, make) in parts.items():
+            first = name == "opened" and name not in shown  # a page that opens stays where its user goes
+            if shown.get(name) != repr(key) and not first:
+                updates.update(make())
+        told = {name: repr(key) for name, (key, _) in parts.items()}
+        updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
+        return updates
+
+    def _parts(self, view: View, open_tab: str) -> dict[str, tuple[Any, Callable[[], Updates]]]:
+        models, tab, t = self.models, self.widgets, texts_for(view.language)
+        opened = models.progress_flow()
+        welcome = open_tab == "chat" and models.first_start()
+        looking = welcome or open_tab == "models"
+        unknown = looking and models.fits.hardware() is None
+        waiting = tuple((one.repo_id, one.state) for one in models.queue.view())
+        what = (models.shelf.view().revision, models.fits.epoch, waiting, view.language)
+        pace = (looking, MOVING_S if models.moves() or unknown else STILL_S)
+        parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
+            "opened": (opened, lambda: {self.tabs: gr.Tabs(selected="chat")}),
+            "timer": (pace, lambda: {self.timer: gr.Timer(pace[1], active=pace[0])}),
+            "welcome": (
+                what if welcome else None,
+                lambda: {self.welcome: suggestions_html(models, t) if welcome else ""},
+            ),
+        }
+        if open_tab != "models":
+            return parts
+        status = models.chats.holder.status()
+        draft = status.info.draft if status.info is not None else ""
+        loaded = (status.model, status.phase, draft, words.improvement_news(status))
+        found = models.finder.view().revision
+        return {
+            **parts,
+            "suggestions": (what, lambda: {tab.suggestions: suggestions_html(models, t)}),
+            "results": ((found, *what), lambda: {tab.results: results_html(models, t)}),
+            "shelf": ((loaded, *what), lambda: {tab.shelf: shelf_html(models, t)}),
+            "queue": (
+                (models.queue.revision, view.language),
+                lambda: {tab.queue: queue_html(models.queue.view(), t)},
+            ),
+        }

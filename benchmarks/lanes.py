@@ -1,0 +1,148 @@
+"""Decoding by all lanes (VRAM, PCIe, CPU) beside two of them, each figure beside what the lanes' rates allow.
+
+python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform] [--lengths 0]
+
+Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
+bytes and hit rates are measured. The limit is the experts that were not in VRAM, in bytes, over the rates
+of link and CPU measured alone in the same run, plus what is read from VRAM over its bandwidth; nothing for
+kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from steps import read_bandwidth
+
+from localmoe.core.config import EngineConfig, GenerationRequest, parse_draft_length
+from localmoe.core.stats import GenerationStats
+from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.engine import Engine
+from localmoe.hardware.probe import probe_hardware
+from localmoe.model.device_runner import DeviceRunner
+
+
+def answer(engine: Engine, length: int | str, strict: bool, tokens: int, prompt: int = 80) -> GenerationStats:
+    """Statistics of the second of two answers; the first one captures graphs and fills slots."""
+    for seed in (0, 1):
+        ids = np.random.default_rng(seed).integers(0, engine.footprint.vocab_size, prompt).tolist()
+        request = GenerationRequest(
+            prompt_token_ids=tuple(ids), max_new_tokens=tokens, draft_length=length, strict=strict
+        )
+        for event in engine.stream(request):
+            stats = event.stats
+    return stats
+
+
+def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, float], tokens: int) -> None:
+    """One line."""
+    s = answer(engine, length, strict, tokens)
+    footprint, decoded = engine.footprint, max(1, s.new_tokens - 1)
+    seconds = (s.tpot_s or 0.0) * decoded
+    link_bytes = s.h2d_bytes - s.prefill_h2d_bytes
+    shared = footprint.shared_bytes - 2 * footprint.vocab_size * footprint.hidden_size
+    resident = s.hits + s.late
+    vram = s.steps * shared + resident * footprint.expert_bytes
+    drafts = s.drafted * (
+        shared + footprint.num_layers * footprint.experts_per_token * footprint.draft_expert_bytes
+    )
+    both = rates["link"] + (0.0 if strict else rates["cpu"])
+    limit = (link_bytes + s.cpu_bytes) / both + (vram + drafts) / rates["vram"]
+    lanes = "VRAM+link    " if strict else "VRAM+link+CPU"
+    together = (link_bytes + s.cpu_bytes) / max(seconds, 1e-9)
+    print(
+        f"synthetic: {lanes} draft length {length!s:>4}: {s.tokens_per_s or 0:6.1f} tok/s, limit "
+        f"{decoded / limit:6.1f}; hit rate {100 * (s.hit_rate or 0):5.1f} %, CPU {s.computed} + link "
+        f"{s.misses} of {s.expert_demands} experts; link {link_bytes / seconds / 1e9:5.1f} GB/s, CPU "
+        f"{s.cpu_bytes / seconds / 1e9:5.1f} (busy {100 * s.cpu_busy_s / seconds:3.0f} %, "
+        f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy), together "
+        f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
+        f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step",
+        flush=True,
+    )
+
+
+def prompt_speed(engine: Engine, length: int) -> None:
+    """Time to the first token of fresh prompts."""
+    seconds = []
+    for seed in range(3):
+        ids = np.random.default_rng(seed).integers(0, engine.footprint.vocab_size, length).tolist()
+        request = GenerationRequest(prompt_token_ids=tuple(ids), max_new_tokens=1, draft_length=0)
+        for event in engine.stream(request):
+            seconds.append(event.stats.ttft_s)
+    print(f"synthetic: prompt of {length} tokens: {length / min(seconds):.0f} tok/s ({seconds})", flush=True)
+
+
+def draft_alone(engine: Engine, tokens: int) -> None:
+    """Approximate answers, by the draft."""
+    ids = tuple(np.random.default_rng(0).integers(0, engine.footprint.vocab_size, 80).tolist())
+    request = GenerationRequest(prompt_token_ids=ids, max_new_tokens=tokens, draft_only=True)
+    for _ in range(2):
+        for event in engine.stream(request):
+            stats = event.stats
+    print(f"synthetic: draft alone (approximate): {stats.tokens_per_s or 0:.1f} tok/s", flush=True)
+
+
+def measured_rates(engine: Engine) -> dict[str, float]:
+    """Bytes a second of each lane alone."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner)
+    link = probe_hardware().gpus[0].h2d_bytes_per_s or 1.0
+    rates = {"link": link, "vram": read_bandwidth(), "cpu": 0.0}
+    lane = runner.passes.lane
+    if lane is not None:
+        cpu, store = lane.lane, engine._loaded.store
+        x = torch.full((1, cpu.layout.hidden), 0.5, dtype=store.dtype)
+        count = min(store.num_experts, 16)
+        before = cpu.counters()
+        for layer in range(store.num_layers):
+            cpu.compute(layer, x, [(e, [0], store.layouts[layer].inner) for e in range(count)])
+        after = cpu.counters()
+        lane.block.restart(int(cpu.mailbox.posted[0]))
+        rates["cpu"] = (after.num_bytes - before.num_bytes) / (after.busy_s - before.busy_s)
+        print(f"measured at load: {lane.measured}; {engine.info().lanes}")
+    print("synthetic: rates alone: " + ", ".join(f"{k} {v / 1e9:.1f} GB/s" for k, v in rates.items()))
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
+    parser.add_argument("--budgets", type=float, nargs="*", default=[16.0, 5.0])
+    parser.add_argument("--lengths", nargs="*", default=["0"])
+    parser.add_argument("--routing", default="uniform")
+    parser.add_argument("--acceptance", type=float, default=0.97)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--lanes", default="auto")
+    parser.add_argument("--prompt", type=int, default=0)
+    parser.add_argument("--no-strict", action="store_true")
+    args = parser.parse_args()
+    lengths = [parse_draft_length(text) for text in args.lengths]
+    settings = SyntheticSettings(parse_routing(args.routing), args.acceptance, 0.9)
+    config = EngineConfig(
+        device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
+        cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0,
+    )  # fmt: skip
+    started = time.perf_counter()
+    with Engine.load_shape(args.shape, config, settings) as engine:
+        print(f"synthetic: {args.shape}, {args.routing}, ready in {time.perf_counter() - started:.1f} s")
+        rates = measured_rates(engine)
+        for gib in args.budgets:
+            plan = engine.resize(int(gib * 2**30))
+            print(f"synthetic: {gib:g} GiB, {100 * plan.resident_share:.0f} % of the experts in slots")
+            if args.prompt:
+                prompt_speed(engine, args.prompt)
+            if plan.drafting:
+                draft_alone(engine, args.tokens)
+            for length in lengths:
+                for strict in (True, False) if not args.no_strict else (False,):
+                    report(engine, length, strict, rates, args.tokens)
+        print(engine.info().lanes)
+
+
+if __name__ == "__main__":
+    main()

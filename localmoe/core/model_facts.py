@@ -1,0 +1,68 @@
+"""What has to be known of a model to tell whether it fits a machine, and the answer. Finds out neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from localmoe.core.types import ModelFootprint
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model that the engine can run.
+
+    Attributes:
+        weight_bytes: of one weight in the checkpoint.
+        num_bytes: of the files to download, or of the weights in the folder.
+        unsuited: why steps cannot run whole in the GPU's kernels; "" if they can.
+        licence: short name, "" where none is known.
+        revision: commit on the Hub; "" for a folder.
+    """
+
+    footprint: ModelFootprint
+    weight_bytes: int
+    num_bytes: int
+    unsuited: str = ""
+    licence: str = ""
+    gated: bool = False
+    revision: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelFacts:
+        """The facts that `as_dict` gave."""
+        return cls(**{**values, "footprint": ModelFootprint(**values["footprint"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a model would lie in a machine's memory.
+
+    Attributes:
+        fits: whether it can be loaded.
+        reason: why not, or "".
+        vram_bytes: of GPU memory that the plan takes; 0 without a GPU.
+        ram_bytes: of host RAM, the experts' records and, without a GPU, the rest.
+        drafting: whether the draft fits too.
+        tokens_per_s: predicted upper limit; None where the rates were not measured.
+        context: tokens.
+        budget_bytes, better_context: what would make it fit, where the plan names that.
+        missing_disk_bytes: that a download lacks on the disk.
+    """
+
+    fits: bool
+    reason: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+    vram_bytes: int = 0
+    ram_bytes: int = 0
+    drafting: bool = False
+    tokens_per_s: float | None = None
+    context: int = 0
+    budget_bytes: int | None = None
+    better_context: int | None = None
+    missing_disk_bytes: int = 0

@@ -1,0 +1,102 @@
+"""What has to be known of a model to tell whether it fits: from a repo's config on the Hub, or a folder here.
+Reads no weights, divides no memory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
+from localmoe.core.model_facts import ModelFacts
+from localmoe.engine.device_support import why_not_in_kernels
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
+from localmoe.hub.http_errors import TransientError
+from localmoe.hub.local_models import resolve_model
+from localmoe.hub.remote_repo import RemoteRepo
+from localmoe.hub.weight_files import CONFIG_NAME
+from localmoe.model.footprint import checkpoint_dtype, measure_footprint
+from localmoe.model.skeleton import Skeleton, build_skeleton
+
+
+def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
+    """Ask the Hub.
+
+    Raises:
+        DownloadError: no such repo, no access, or no network.
+        UnsupportedModelError: the engine cannot run it.
+    """
+    repo = RemoteRepo(repo_id)
+    try:
+        about = repo.about(revision)
+        snapshot = about.snapshot
+        file = snapshot.find(CONFIG_NAME)
+        if file is None:
+            raise DownloadError(f"{repo_id} has no {CONFIG_NAME}, so it is no model that localmoe can run.")
+        config = repo.read_json(file, snapshot.commit)
+        check_is_moe(repo_id, config)
+        skeleton = config_skeleton(repo_id, config)
+        index = needs_index(snapshot)
+        entries = None if index is None else repo.read_json(index, snapshot.commit)
+        num_bytes = sum(file.num_bytes for file in choose_files(snapshot, entries))
+    except TransientError as error:
+        raise HubUnreachableError(
+            f"The Hub cannot be reached ({error}): check the connection and try again."
+        ) from error
+    stored = _stored_dtype(skeleton)
+    return ModelFacts(
+        footprint=measure_footprint(repo_id, stored, skeleton),
+        weight_bytes=stored.itemsize,
+        num_bytes=num_bytes,
+        unsuited=why_not_in_kernels(skeleton),
+        licence=about.licence,
+        gated=about.gated,
+        revision=snapshot.commit,
+    )
+
+
+def local_facts(model: str) -> ModelFacts:
+    """Look at a model on this machine.
+
+    Raises:
+        LocalMoeError: it is not there, damaged, or the engine cannot run it.
+    """
+    found = resolve_model(model)
+    checkpoint = Checkpoint.open(found.folder)
+    stored = checkpoint_dtype(checkpoint)
+    skeleton = build_skeleton(checkpoint, stored)
+    return ModelFacts(
+        footprint=measure_footprint(found.name, stored, skeleton),
+        weight_bytes=stored.itemsize,
+        num_bytes=checkpoint.total_bytes,
+        unsuited=why_not_in_kernels(skeleton),
+    )
+
+
+def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:
+    """Build the model of a config without weights, as loading would.
+
+    Raises:
+        UnsupportedModelError: as `build_skeleton`, naming the repo.
+    """
+    with tempfile.TemporaryDirectory(prefix="localmoe-") as name:
+        folder = Path(name)
+        (folder / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
+        checkpoint = Checkpoint(folder, dict(config), MappingProxyType({}), (), 0, ())
+        try:
+            return build_skeleton(checkpoint, torch.bfloat16)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(str(error).replace(str(folder), repo_id)) from error
+
+
+def _stored_dtype(skeleton: Skeleton) -> torch.dtype:
+    """What the config says of the published weights; 16 bits where it says nothing that they can be."""
+    dtype = getattr(skeleton.config, "dtype", None) or getattr(skeleton.text_config, "dtype", None)
+    known = {str(one).removeprefix("torch."): one for one in (torch.bfloat16, torch.float16, torch.float32)}
+    return known.get(str(dtype).removeprefix("torch."), torch.bfloat16)

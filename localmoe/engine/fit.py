@@ -1,0 +1,103 @@
+"""Whether a model fits this machine as it is now, in which tiers, and how fast it may be at most: the
+planner's own answer for a model that need not be here. Probes nothing, loads nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import BudgetError, LocalMoeError
+from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.units import format_bytes
+from localmoe.engine.planning import divide_memory
+from localmoe.engine.settings import ComputeSettings
+from localmoe.hardware.facts import Hardware
+from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
+
+DISK_MARGIN_BYTES = 64 << 20  # what a download leaves free
+_DTYPE_BY_BYTES = ((2, torch.bfloat16), (4, torch.float32))
+
+
+def fit_model(
+    facts: ModelFacts,
+    hardware: Hardware,
+    rates: Rates | None,
+    config: EngineConfig | None = None,
+    *,
+    download_bytes: int = 0,
+) -> Fit:
+    """Ask the planner.
+
+    Args:
+        hardware: with what is free now, and what a load gives back first (see `with_given_back`).
+        rates: measured, None if they were not.
+        config: budget, context and draft length; the default is what the page starts with.
+        download_bytes: still to be written to the disk.
+    """
+    config = config or EngineConfig()
+    context = config.context
+    if context is not None:  # chosen for another model: this one may be made for less
+        config = replace(config, context=min(context, facts.footprint.max_context))
+    compute = _compute(facts, hardware)
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    missing = max(0, download_bytes + DISK_MARGIN_BYTES - hardware.disk_free_bytes) if download_bytes else 0
+    try:
+        plan = divide_memory(facts.footprint, config, compute, facts.weight_bytes, hardware=hardware)
+    except BudgetError as error:
+        return Fit(
+            False, str(error), device, budget_bytes=error.budget_bytes, better_context=error.context,
+            missing_disk_bytes=missing,
+        )  # fmt: skip
+    except LocalMoeError as error:
+        return Fit(False, str(error), device, missing_disk_bytes=missing)
+    reason = "" if not missing else f"The disk has {format_bytes(missing)} too little room for the download."
+    return Fit(
+        fits=not missing,
+        reason=reason,
+        device=device,
+        vram_bytes=plan.total_bytes if device == "cuda" else 0,
+        ram_bytes=plan.host_bytes + (0 if device == "cuda" else plan.total_bytes),
+        drafting=plan.drafting,
+        tokens_per_s=_speed(facts, plan, rates, compute),
+        context=plan.context,
+        missing_disk_bytes=missing,
+    )
+
+
+def with_given_back(hardware: Hardware, vram_bytes: int, ram_bytes: int) -> Hardware:
+    """The machine once the model that is loaded has given its memory back."""
+    gpus = tuple(
+        replace(gpu, free_bytes=min(gpu.total_bytes, gpu.free_bytes + vram_bytes)) if gpu.index == 0 else gpu
+        for gpu in hardware.gpus
+    )
+    ram = min(hardware.ram_total_bytes, hardware.ram_available_bytes + ram_bytes)
+    return replace(hardware, gpus=gpus, ram_available_bytes=ram)
+
+
+def _compute(facts: ModelFacts, hardware: Hardware) -> ComputeSettings:
+    """As `engine.settings.choose_compute` chooses on that machine."""
+    stored = dict(_DTYPE_BY_BYTES).get(facts.weight_bytes, torch.float32)
+    if not hardware.gpus:
+        return ComputeSettings(torch.device("cpu"), torch.float32, by_layers_because="there is no GPU")
+    unsuited = facts.unsuited or ("its weights have 32 bits" if stored == torch.float32 else "")
+    return ComputeSettings(torch.device("cuda", 0), stored, not unsuited, unsuited)
+
+
+def _speed(
+    facts: ModelFacts, plan: MemoryPlan, rates: Rates | None, compute: ComputeSettings
+) -> float | None:
+    if rates is None:
+        return None
+    limits = predict_limits(
+        facts.footprint, plan, rates, compute_bytes=compute.dtype.itemsize, acceptance=ASSUMED_ACCEPTANCE
+    )
+    speeds = [limits.on_demand.tokens_per_s]
+    if limits.speculative is not None:
+        speeds.append(limits.speculative.tokens_per_s)
+    finite = [speed for speed in speeds if math.isfinite(speed) and speed > 0]
+    return max(finite, default=None)

@@ -1,0 +1,163 @@
+"""Set up the CPU lane of a model whose passes run whole on a GPU: threads, measured rates, and whether it
+pays. Runs no pass."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import HardwareError, sentence_of
+from localmoe.core.types import ExpertKey
+from localmoe.experts.cpu_lane import CpuLane
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.hardware.cpu import core_counts
+from localmoe.kernels.activations import detect_activation
+from localmoe.model.skeleton import Skeleton
+
+if TYPE_CHECKING:  # needs Triton
+    from localmoe.model.device_lane import DeviceLane
+
+_LEAST_THREADS = 2
+_MANY_CORES = 8
+_LEAST_SHARE = 0.15  # of the link's rate, below which handing over costs more than the CPU gains
+_HANDOVER_US = 15.0  # posting and answering, both ways over PCIe
+_LINK_KERNEL = 0.92  # rate of kernels that read over the link, beside a copy's
+_JOBS = 12
+
+
+def make_lane(
+    skeleton: Skeleton, store: HostStore, memory: DeviceExpertMemory, config: EngineConfig, rows: int
+) -> tuple[DeviceLane | None, str]:
+    """The CPU lane that the settings ask for, or None, and what to tell people of it.
+
+    Args:
+        rows: of the widest window.
+
+    Raises:
+        HardwareError: it was asked for by name and does not work here.
+    """
+    from localmoe.model.device_lane import DeviceLane
+
+    reason = _why_not(store, config)
+    if reason:
+        return None, f"VRAM and PCIe ({reason})"
+    lane: CpuLane | None = None
+    try:
+        lane = _threads(skeleton, store, config, rows)
+        rates = measure_rates(lane, store, memory)
+    except Exception as error:  # numba's compiler may fail in any way; without this lane all works as well
+        if lane is not None:
+            lane.close()
+        if config.lanes != "auto":
+            raise HardwareError(
+                f"The CPU lane does not work here ({sentence_of(error)}): use --lanes vram+link."
+            ) from error
+        return None, f"VRAM and PCIe (the CPU lane does not work here: {sentence_of(error)})"
+    if config.lanes == "auto" and rates.link_us < _LEAST_SHARE * rates.first_us:
+        lane.close()
+        slower = f"{rates.first_us:.0f} us on this CPU and {rates.link_us:.0f} over PCIe"
+        return None, f"VRAM and PCIe (an expert takes {slower})"
+    inner = [layout.inner for layout in store.layouts]
+    block = LaneBlock(lane.mailbox, inner, _quanta(inner), store.num_experts, memory.block.done.device)
+    link = config.lanes != "vram+cpu"
+    memory.may_prefetch = link
+    words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
+    return DeviceLane(lane, block, rates, link=link), f"{words} ({lane.num_threads} threads)"
+
+
+def _why_not(store: HostStore, config: EngineConfig) -> str:
+    if config.strict:
+        return "strict"
+    if config.lanes == "vram+link":
+        return "as set"
+    if len({layout.hidden for layout in store.layouts}) > 1:
+        return "layers differ in width"
+    if config.lanes == "auto" and num_threads(config) < _LEAST_THREADS:
+        return "one core is too few for the CPU lane"
+    return ""
+
+
+def num_threads(config: EngineConfig) -> int:
+    """As asked for, or one for each core but those that the host's own work and other programs need: threads
+    that have to share a core hold all others up."""
+    cores = core_counts()[0]
+    return config.cpu_threads or max(1, cores - (2 if cores >= _MANY_CORES else 1))
+
+
+def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: int) -> CpuLane:
+    module = skeleton.experts[0].module
+    activation = detect_activation(module)
+    assert activation is not None, "device_support comes first"
+    biases = [
+        (_bias(experts.module, "gate_up_proj_bias"), _bias(experts.module, "down_proj_bias"))
+        for experts in skeleton.experts
+    ]
+    return CpuLane(
+        store,
+        activation,
+        biases,
+        tokens=rows,
+        top_k=skeleton.experts_per_token,
+        threads=num_threads(config),
+        pinned=torch.cuda.is_available(),
+    )
+
+
+def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
+    return getattr(module, name, None)
+
+
+def _quanta(inner: list[int]) -> list[int]:
+    from localmoe.kernels.gpu.routed_experts import split_quantum
+
+    return [split_quantum(width) for width in inner]
+
+
+def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:
+    """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
+    expert costs over the link.
+
+    Raises:
+        HardwareError: the lane does not answer.
+    """
+    few, many = 1, min(4, store.num_experts)
+    one, several = _job_us(lane, store, few, 1), _job_us(lane, store, many, 1)
+    first = max((several - one) / (many - few), several / (2 * many)) if many > few else one
+    further = max(0.0, (_job_us(lane, store, many, 4) - several) / (3 * many))
+    handover = _HANDOVER_US + max(0.0, one - few * first)
+    return LaneRates(handover, first, further, _link_us(store, memory))
+
+
+def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> float:
+    """The median of jobs, of other experts each time, so that no cache holds them."""
+    pairs = [lane.layout.top_k * row for row in range(tokens)]
+    x = torch.full((tokens, lane.layout.hidden), 0.5, dtype=store.dtype)
+    times = []
+    for job in range(_JOBS):
+        experts = [(num_experts * job + i) % store.num_experts for i in range(num_experts)]
+        layer = job % store.num_layers
+        before = lane.counters().busy_s
+        lane.compute(layer, x, [(expert, pairs, store.layouts[layer].inner) for expert in experts])
+        times.append((lane.counters().busy_s - before) * 1e6)
+    return sorted(times)[_JOBS // 2]
+
+
+def _link_us(store: HostStore, memory: DeviceExpertMemory) -> float:
+    """Of one record, by copies into a slot that holds nothing yet."""
+    (slot,) = memory.reserve(1)
+    keys = [ExpertKey(0, expert) for expert in range(min(8, store.num_experts))]
+    try:
+        memory.transfers.drain()
+        started = time.perf_counter()
+        for key in keys:
+            memory.slots.write(slot, store.record(key))
+        memory.transfers.wait_for_compute()
+        return (time.perf_counter() - started) / len(keys) * 1e6 / _LINK_KERNEL
+    finally:
+        memory.give_back([slot])

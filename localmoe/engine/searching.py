@@ -1,0 +1,46 @@
+"""A search of the Hub, sorted into what the engine may run and what it cannot, by architecture. Asks for no
+config: `facts.repo_facts` has the last word on a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import transformers
+
+from localmoe.hub.model_folder import EXPERT_COUNTS
+from localmoe.hub.search import SearchHit, search_models
+
+ArchitectureKind = Literal["moe", "dense", "unknown"]
+
+
+def search_runnable(query: str, limit: int = 50) -> list[SearchHit]:
+    """As `search_models`; first what may run, then the rest with the reason.
+
+    Raises:
+        DownloadError: the Hub cannot be asked, or refuses.
+    """
+    hits = [hit if hit.refusal else _judged(hit) for hit in search_models(query, limit)]
+    return sorted(hits, key=lambda hit: bool(hit.refusal))
+
+
+def _judged(hit: SearchHit) -> SearchHit:
+    if not hit.architecture:
+        return hit  # its config tells
+    kind = architecture_kind(hit.architecture)
+    if kind == "dense":
+        return replace(hit, refusal=f"{hit.architecture} is no Mixture of Experts")
+    if kind == "unknown":
+        return replace(hit, refusal=f"{hit.architecture} is an architecture that transformers does not know")
+    return hit
+
+
+def architecture_kind(model_type: str) -> ArchitectureKind:
+    """Whether configs of this model_type count experts, by their defaults."""
+    try:
+        values = transformers.AutoConfig.for_model(model_type).to_dict()
+    except Exception:  # unknown, or a config class that cannot be made from nothing
+        return "unknown"
+    text = values.get("text_config")
+    parts = [values, text] if isinstance(text, dict) else [values]
+    return "moe" if any(key in part for part in parts for key in EXPERT_COUNTS) else "dense"

@@ -1,0 +1,73 @@
+"""How an answer's steps are taken: by which stepper, and how long a step is. Takes none."""
+
+from __future__ import annotations
+
+import threading
+
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import DraftError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.engine.loading import EngineParts
+from localmoe.engine.settings import choose_draft_length
+from localmoe.model.runner import ModelRunner
+from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
+from localmoe.speculative.drafters import Drafter, SelfDrafter
+from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
+from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
+
+_DRAFT_RUN = 7  # tokens that the draft alone writes between two looks of the host, and one
+
+
+def choose_governor(
+    parts: EngineParts, request: GenerationRequest, config: EngineConfig, plan: MemoryPlan, auto: Governor
+) -> Governor:
+    """Who picks the draft length of each step. auto: for where it is left to the engine.
+
+    Raises:
+        DraftError: a draft is needed, and none is loaded or can be.
+    """
+    footprint, has_draft = parts.prepared.footprint, parts.passes.draft is not None
+    if request.draft_only:
+        if not has_draft:
+            raise DraftError(
+                f"No draft is loaded ({plan.drafting_reason}), so it cannot answer alone: leave --draft-only "
+                "out."
+            )
+        return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
+    has_draft = has_draft or _looks_up(parts)
+    wanted = config.draft_length if request.draft_length is None else request.draft_length
+    length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
+    return auto if length == "auto" else FixedGovernor(length)
+
+
+def _looks_up(parts: EngineParts) -> bool:
+    return parts.drafter == "prompt-lookup" and parts.prepared.footprint.can_rollback
+
+
+def make_stepper(
+    parts: EngineParts,
+    request: GenerationRequest,
+    sampler: TokenSampler,
+    end_tokens: frozenset[int],
+    stop: threading.Event | None,
+) -> Stepper:
+    """Whole steps on the GPU where no token has to be chosen by the host."""
+    runner = parts.runner
+    looks_up = _looks_up(parts) and not request.draft_only
+    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
+        from localmoe.model.device_draft_steps import DeviceDraftSteps
+        from localmoe.model.device_steps import DeviceSteps
+
+        if request.draft_only:
+            return DeviceDraftStepper(DeviceDraftSteps(runner))
+        return DeviceStepper(DeviceSteps(runner), end_tokens)
+    if request.draft_only:
+        return DraftStepper(runner, sampler)
+    drafter: Drafter | None = None
+    if looks_up:
+        drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
+    elif parts.passes.draft is not None:
+        drafter = SelfDrafter(runner, end_tokens)
+    return PassStepper(runner, drafter, sampler, stop)

@@ -1,0 +1,87 @@
+"""A few well-known chat models with their sizes, so that a first start can propose some without asking
+anybody.
+Counts are those of the published configs (a test derives them again); fetches nothing, ranks by fit alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.types import ModelFootprint
+
+NUM_PROPOSED = 3
+_FAST_ENOUGH = 5.0  # tokens/s, about what people read at
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """about: what it is good for, in a few words."""
+
+    repo_id: str
+    about: str
+    facts: ModelFacts
+
+
+def _suggestion(
+    repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
+    expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
+    vocabulary: int,
+) -> Suggestion:  # fmt: skip
+    """16-bit weights throughout."""
+    footprint = ModelFootprint(
+        name=repo_id, architecture=architecture, num_layers=layers, num_experts=experts,
+        experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
+        shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
+        draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
+        vocab_size=vocabulary, can_rollback=True,
+    )  # fmt: skip
+    num_bytes = footprint.shared_bytes + footprint.total_experts * footprint.expert_bytes
+    return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
+
+
+SUGGESTIONS = (
+    _suggestion(
+        "ibm-granite/granite-3.1-1b-a400m-instruct", "small and quick", "apache-2.0", "granitemoe",
+        layers=24, experts=32, top=8, expert_params=1_572_864, shared_params=126_668_800, kv_bytes=49_152,
+        draft_expert_bytes=835_584, context=131_072, hidden=1024, vocabulary=49_155,
+    ),
+    _suggestion(
+        "ibm-granite/granite-3.1-3b-a800m-instruct", "for laptops", "apache-2.0", "granitemoe",
+        layers=32, experts=40, top=8, expert_params=2_359_296, shared_params=278_894_592, kv_bytes=65_536,
+        draft_expert_bytes=1_253_376, context=131_072, hidden=1536, vocabulary=49_155,
+    ),
+    _suggestion(
+        "allenai/OLMoE-1B-7B-0924-Instruct", "fully open, English", "apache-2.0", "olmoe",
+        layers=16, experts=64, top=8, expert_params=6_291_456, shared_params=476_710_912, kv_bytes=131_072,
+        draft_expert_bytes=3_342_336, context=4096, hidden=2048, vocabulary=50_304,
+    ),
+    _suggestion(
+        "Qwen/Qwen1.5-MoE-A2.7B-Chat", "English and Chinese", "tongyi-qianwen", "qwen2_moe",
+        layers=24, experts=60, top=4, expert_params=8_650_752, shared_params=1_858_701_312, kv_bytes=196_608,
+        draft_expert_bytes=4_595_712, context=8192, hidden=2048, vocabulary=151_936,
+    ),
+    _suggestion(
+        "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
+        layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
+        draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
+    ),
+    _suggestion(
+        "mistralai/Mixtral-8x7B-Instruct-v0.1", "European languages", "apache-2.0", "mixtral",
+        layers=32, experts=8, top=2, expert_params=176_160_768, shared_params=1_605_636_096,
+        kv_bytes=131_072, draft_expert_bytes=93_585_408, context=32_768, hidden=4096, vocabulary=32_000,
+    ),
+)  # fmt: skip
+
+
+def propose(
+    fit: Callable[[ModelFacts], Fit], suggestions: Sequence[Suggestion] = SUGGESTIONS
+) -> list[tuple[Suggestion, Fit]]:
+    """The largest that fit, at most NUM_PROPOSED, the one to take first: the largest that is not predicted
+    to be slow. Where none fits, the smallest alone, with its reason."""
+    judged = [(suggestion, fit(suggestion.facts)) for suggestion in suggestions]
+    fitting = [pair for pair in judged if pair[1].fits]
+    by_size = sorted(fitting, key=lambda pair: pair[0].facts.num_bytes, reverse=True)[:NUM_PROPOSED]
+    if not by_size:
+        return [min(judged, key=lambda pair: pair[0].facts.num_bytes)] if judged else []
+    return sorted(by_size, key=lambda pair: (pair[1].tokens_per_s or 0.0) < _FAST_ENOUGH)

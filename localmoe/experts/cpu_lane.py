@@ -1,0 +1,232 @@
+"""The CPU lane: threads that compute experts from their host records for passes that run on the GPU. Decides
+neither which experts those are (the pass does, see kernels.gpu.lanes) nor how many threads there should be.
+
+Threads run compiled code outside Python's lock. While jobs come in quick succession they spin; in longer
+pauses they nap, and after a while without a job they wait in Python until a pass is announced.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.core.errors import HardwareError
+from localmoe.core.types import ExpertKey
+from localmoe.experts.host_store import HostStore
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.cpu import worker
+from localmoe.kernels.cpu.products import KINDS
+from localmoe.kernels.mailbox import BEGIN, END, EXPERT, SHARE, Mailbox, MailboxLayout
+
+SPIN_S = 0.0004  # longer than attention takes between two layers' experts
+PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
+_SHORT_S = 0.02  # to measure the clock by
+_LONGEST_JOB_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCounters:
+    """Totals since the lane was made: jobs, bytes of weights that they read, seconds from a job's start to
+    its answer."""
+
+    jobs: int = 0
+    num_bytes: int = 0
+    busy_s: float = 0.0
+
+
+class CpuLane:
+    """Threads, their mailbox, and what they need to know of a model's experts."""
+
+    def __init__(
+        self,
+        store: HostStore,
+        activation: Activation,
+        biases: Sequence[tuple[Tensor | None, Tensor | None]],
+        *,
+        tokens: int,
+        top_k: int,
+        threads: int,
+        pinned: bool,
+    ) -> None:
+        """
+        Args:
+            store: 16-bit records; all layers of one hidden size.
+            biases: for each layer gate_up's (E, 2I) and down's (E, H), in the order of the record.
+            tokens: rows of the widest window. top_k: experts a token.
+            pinned: a GPU is to reach the mailbox.
+        """
+        sizes = [layout.inner for layout in store.layouts]
+        self.layout = MailboxLayout(tokens, top_k, store.num_experts, store.layouts[0].hidden)
+        self.mailbox = Mailbox(self.layout, store.dtype, pinned=pinned)
+        self.num_threads = threads
+        self._store = store
+        self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
+        self._control = np.zeros(worker.CONTROL_WORDS, dtype=np.int64)
+        self._history = np.zeros((worker.HISTORY, 4), dtype=np.int64)
+        self._ticks_per_s = _ticks_per_second()
+        self._arguments = self._worker_arguments(activation, sizes)
+        self._condition = threading.Condition()
+        self._parked = 0
+        self.failure = ""  # one sentence, once a thread has failed
+        self._stopped = False
+        self._compile()
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=f"cpu-lane-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _worker_arguments(self, activation: Activation, sizes: list[int]) -> tuple[Any, ...]:
+        """All that threads share, in the order of worker.run's arguments from `control` on."""
+        box, layout, store = self.mailbox, self.layout, self._store
+        shape = [
+            layout.top_k,
+            store.layouts[0].transposed,
+            activation.interleaved,
+            KINDS.index(activation.kind),
+        ]
+        cells = (3, store.num_layers, store.num_experts)
+        records: NDArray[np.int64] = np.zeros(cells, dtype=np.int64)
+        for layer, pair in enumerate(self._biases):
+            for expert in range(store.num_experts):
+                records[0, layer, expert] = store.record(ExpertKey(layer, expert)).data_ptr()
+                for kind, bias in enumerate(pair):
+                    records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
+        pairs, entries = layout.num_pairs, layout.entries
+        scratch = max(pairs, worker.WIDER * max(2 * worker.GATE_UP_ROWS, worker.DOWN_ROWS))
+        return (
+            self._control,
+            box.address + layout.posted,
+            box.address + layout.answered,
+            *(box.head, box.entries, box.pairs, box.x, box.out),
+            np.array(shape, dtype=np.int64),
+            np.array([activation.alpha, activation.limit], dtype=np.float32),
+            records,
+            np.array(sizes, dtype=np.int64),
+            np.zeros((layout.tokens, layout.hidden), dtype=np.float32),
+            np.zeros((pairs, max(sizes)), dtype=np.float32),
+            np.zeros(pairs, dtype=np.int32),
+            np.zeros((2, entries + 1), dtype=np.int64),
+            np.zeros(entries, dtype=np.int64),
+            np.zeros((self.num_threads, 2, scratch), dtype=np.float32),
+            self._history,
+        )
+
+    def _compile(self) -> None:
+        """Some seconds the first time; later it is read from numba's cache on disk."""
+        self._control[worker.STOP] = 1
+        worker.run(0, 0, 0, *self._arguments)
+        self._control[worker.STOP] = 0
+
+    def _work(self, me: int) -> None:
+        spin, park = int(SPIN_S * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
+        try:
+            while True:
+                if worker.run(me, spin, park, *self._arguments) == worker.STOPPED:
+                    return
+                with self._condition:
+                    self._parked += 1
+                    while not self._control[worker.HOLD] and not self._stopped:
+                        self._condition.wait()
+                    self._parked -= 1
+        except BaseException as error:  # compiling may fail in any way; the passes go on without this lane
+            self.failure = f"{type(error).__name__}: {error}"
+            self._abandon()
+
+    def hold(self) -> None:
+        """Jobs may come any moment now: threads look out for them until `rest`."""
+        with self._condition:
+            self._control[worker.HOLD] = 1
+            if self._parked:
+                self._condition.notify_all()
+
+    def rest(self) -> None:
+        """No job comes until `hold`; threads look out for a little longer, as there may be more soon."""
+        self._control[worker.HOLD] = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every job will be answered."""
+        return not self.failure and not self._stopped and all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all posted jobs are answered."""
+        return int(self.mailbox.answered[0]) == int(self.mailbox.posted[0])
+
+    def counters(self) -> LaneCounters:
+        """Totals."""
+        jobs, busy, num_bytes = (
+            int(self._control[at]) for at in (worker.JOBS, worker.BUSY_TICKS, worker.DONE_BYTES)
+        )
+        return LaneCounters(jobs, num_bytes, busy / self._ticks_per_s)
+
+    # -- jobs of the host itself
+
+    def compute(self, layer: int, x: Tensor, experts: Sequence[tuple[int, Sequence[int], int]]) -> Tensor:
+        """A job posted by the host, while no pass runs: (expert, its pairs, inner columns) each.
+
+        Args:
+            x: (T, H) in the store's dtype.
+
+        Returns:
+            float32 (T * K, H), by pair; other rows are whatever they were.
+
+        Raises:
+            HardwareError: nobody answers.
+        """
+        box = self.mailbox
+        self.hold()
+        box.x[: len(x)] = x.contiguous().view(torch.int16).numpy().view(box.x.dtype)
+        begin = 0
+        for i, (expert, pairs, share) in enumerate(experts):
+            end = begin + len(pairs)
+            box.pairs[begin:end] = pairs
+            for field, number in ((EXPERT, expert), (BEGIN, begin), (END, end), (SHARE, share)):
+                box.entries[field, i] = number
+            begin = end
+        box.head[:] = layer, len(experts), len(x), begin
+        try:
+            job = int(box.posted[0]) + 1
+            box.posted[0] = job
+            deadline = time.perf_counter() + _LONGEST_JOB_S
+            while int(box.answered[0]) != job:
+                if time.perf_counter() > deadline or not self.healthy:
+                    raise HardwareError(f"The CPU lane does not answer ({self.failure or 'it is too slow'}).")
+                time.sleep(0)
+        finally:
+            self.rest()
+        return torch.from_numpy(box.out.copy())
+
+    def close(self) -> None:
+        """End the threads, in the middle of a job if need be. A second call does nothing."""
+        self._stopped = True
+        self._control[worker.STOP] = 1
+        with self._condition:
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self.mailbox.answered[0] = -1  # whoever waits sees that nobody is there
+
+
+def _on_host(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().to("cpu").contiguous()
+
+
+def _ticks_per_second() -> float:
+    worker.now()  # compiled
+    started, before = time.perf_counter(), worker.now()
+    time.sleep(_SHORT_S)
+    return float(worker.now() - before) / (time.perf_counter() - started)

@@ -1,0 +1,97 @@
+"""The CPU lane's words on the device, and the rates by which passes divide work, uploaded before each pass.
+Measures and decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.kernels.lanes import FAILED, LANE_WORDS, POSTED, WAITED, LaneView
+from localmoe.kernels.mailbox import Mailbox
+
+PATIENCE = (
+    2_000_000  # looks at the mailbox, of a microsecond or more over PCIe, before the lane counts as lost
+)
+_NUMBERS = 3  # int64: the last copy issued, and four float32 rates
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRates:
+    """Microseconds: to hand a job over; of an expert on the CPU for one token, and for each further one; of
+    an expert over the link."""
+
+    handover_us: float
+    first_us: float
+    further_us: float
+    link_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """How far the lane is after a pass, since it was made: jobs posted, jobs that the GPU waited for, and
+    whether one was not answered."""
+
+    posted: int
+    waited: int
+    failed: bool
+
+
+class LaneBlock:
+    """Device tensors of the lane for passes over one mailbox."""
+
+    def __init__(
+        self,
+        box: Mailbox,
+        inner: list[int],
+        quanta: list[int],
+        num_experts: int,
+        device: torch.device,
+        patience: int = PATIENCE,
+    ) -> None:
+        """inner: I of each MoE layer. quanta: inner columns by which its experts may be split, 0 for not at
+        all."""
+        self._staging = torch.zeros(_NUMBERS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host: NDArray[np.int64] = self._staging.numpy()
+        self._numbers = torch.zeros(_NUMBERS, dtype=torch.int64, device=device)
+        self.words = torch.zeros(LANE_WORDS, dtype=torch.int64, device=device)
+        self._views = [
+            LaneView(
+                box.address, box.layout, layer, width, quantum, self.words, self._numbers[:1],
+                self._numbers[1:].view(torch.float32), patience,
+                torch.zeros(num_experts, dtype=torch.int32, device=device),
+                torch.zeros(1, dtype=torch.int32, device=device),
+            )
+            for layer, (width, quantum) in enumerate(zip(inner, quanta, strict=True))
+        ]  # fmt: skip
+
+    def view(self, layer: int) -> LaneView:
+        """What the layer's kernels see."""
+        return self._views[layer]
+
+    def upload(self, issued: int, rates: LaneRates) -> None:
+        """In stream order before the pass that comes next; the pass before has ended. issued: number of the
+        last copy."""
+        self._host[0] = issued
+        self._host[1:].view(np.float32)[:] = (
+            rates.handover_us, rates.first_us, rates.further_us, rates.link_us
+        )  # fmt: skip
+        self._numbers.copy_(self._staging, non_blocking=True)
+
+    def restart(self, job: int) -> None:
+        """Go on after job number `job`, which is answered, as is all before."""
+        self.words.zero_()
+        self.words[POSTED] = job
+
+    def numbers(self) -> Tensor:
+        """int32 (3,), for `read`."""
+        return self.words[: WAITED + 1].int()
+
+    @staticmethod
+    def read(numbers: NDArray[np.int32]) -> LaneReport:
+        """The report of a pass, from its `numbers`."""
+        return LaneReport(int(numbers[POSTED]), int(numbers[WAITED]), bool(numbers[FAILED]))

@@ -1,0 +1,155 @@
+"""Searches the Hub for text models, and reads the repo that a pasted text names. Decides from tags alone what
+cannot be loaded; whether the engine knows an architecture is engine.searching's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from huggingface_hub import get_session
+from huggingface_hub.hf_api import ModelInfo
+
+from localmoe.core.errors import DownloadError, HubUnreachableError, sentence_of
+from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, check_status, sorted_error
+from localmoe.hub.names import is_repo_id
+from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, hub_endpoint, licence_of
+from localmoe.hub.safetensors_header import shown
+from localmoe.hub.token import hub_token
+
+MAX_QUERY = 200  # characters
+_QUANTISED_TAGS = frozenset(
+    {
+        "2-bit", "3-bit", "4-bit", "8-bit", "awq", "bitsandbytes", "compressed-tensors", "exl2", "exl3",
+        "fp8", "gptq", "mlx", "modelopt", "mxfp4",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A repo as a search lists it.
+
+    Attributes:
+        architecture: the config's model_type; "" where the Hub tells none.
+        num_params: all parameters; None where the Hub tells none.
+        refusal: why it cannot be loaded, as far as tags tell; "" if they say nothing against it.
+    """
+
+    repo_id: str
+    architecture: str
+    num_params: int | None
+    licence: str
+    gated: bool
+    downloads: int
+    refusal: str
+
+
+def search_models(query: str, limit: int = 50) -> list[SearchHit]:
+    """Text models whose names match, the most downloaded first; with no query, those tagged "moe". Asks
+    once: who searches waits, and can search again.
+
+    Raises:
+        DownloadError: the Hub cannot be asked, or refuses.
+    """
+    words = query.strip()[:MAX_QUERY]
+    asked = {
+        "pipeline_tag": "text-generation", "sort": "downloads", "direction": "-1", "limit": str(limit),
+        "expand": ["cardData", "config", "downloads", "gated", "safetensors", "tags"],
+        **({"search": words} if words else {"filter": "moe"}),
+    }  # fmt: skip
+    url, token = f"{hub_endpoint()}/api/models", hub_token()
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        response = get_session().get(url, params=asked, headers=headers, timeout=METADATA_TIMEOUT_S)
+        check_status(response)
+    except NETWORK_ERRORS as error:
+        failure = sorted_error("The search", error)
+        if isinstance(failure, TransientError):
+            raise HubUnreachableError(
+                f"The Hub cannot be reached ({failure}): check the connection and search again."
+            ) from error
+        raise failure if isinstance(failure, DownloadError) else _refused(error) from error
+    found = [ModelInfo(**entry) for entry in _entries(response.content)]  # type: ignore[no-untyped-call]
+    return [hit_of(info) for info in found if is_repo_id(info.id)]
+
+
+def _entries(raw: bytes) -> list[dict[str, Any]]:
+    try:
+        entries = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, list) or not all(_has_id(entry) for entry in entries):
+        raise DownloadError("The Hub's answer to the search makes no sense: try again later.")
+    return [dict(entry) for entry in entries]
+
+
+def _has_id(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+
+
+def _refused(error: Exception) -> DownloadError:
+    return DownloadError(f"The Hub refused the search: {sentence_of(error)}")
+
+
+def hit_of(info: ModelInfo) -> SearchHit:
+    """One entry of the Hub's list."""
+    config: Mapping[str, Any] = info.config if isinstance(info.config, dict) else {}
+    architecture = config.get("model_type")
+    weights = info.safetensors
+    return SearchHit(
+        repo_id=info.id,
+        architecture=architecture if isinstance(architecture, str) else "",
+        num_params=int(weights.total) if weights is not None and weights.total else None,
+        licence=licence_of(info),
+        gated=bool(info.gated),
+        downloads=int(info.downloads or 0),
+        refusal=_refusal(info, config),
+    )
+
+
+def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
+    tags = set(info.tags or ())
+    quantised = config.get("quantization_config")
+    if quantised or tags & _QUANTISED_TAGS:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        kind = method if isinstance(method, str) else ", ".join(sorted(tags & _QUANTISED_TAGS)) or "unknown"
+        return f"its weights are quantised ({kind}); localmoe needs the original 16-bit weights"
+    if "custom_code" in tags or config.get("auto_map"):
+        return "it needs Python code of its own, which localmoe never runs"
+    if info.safetensors is None and "safetensors" not in tags:
+        return "it has no safetensors weights"
+    return ""
+
+
+def find_repo(text: str) -> tuple[str, str | None] | None:
+    """The repo id and revision that a pasted "owner/name", "owner/name@revision" or address of the Hub's
+    model page names; None if the text names none (so it is words to search for).
+
+    Raises:
+        DownloadError: an address that is no model's.
+    """
+    words = text.strip()
+    if re.match(r"https?://", words, re.IGNORECASE):
+        return _from_address(words)
+    repo_id, _, revision = words.partition("@")
+    if "/" in repo_id and is_repo_id(repo_id):
+        return repo_id, revision or None
+    return None
+
+
+def _from_address(address: str) -> tuple[str, str | None]:
+    parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
+    if parts and parts[0] == "models":
+        parts = parts[1:]
+    repo_id = "/".join(parts[:2])
+    if len(parts) < 2 or parts[0] in ("datasets", "spaces", "docs") or not is_repo_id(repo_id):
+        raise DownloadError(
+            f"{shown(address)} is no address of a model: paste one such as "
+            "https://huggingface.co/Qwen/Qwen1.5-MoE-A2.7B-Chat."
+        )
+    named = len(parts) >= 4 and parts[2] in ("tree", "blob", "resolve")
+    return repo_id, parts[3] if named else None

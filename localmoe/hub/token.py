@@ -1,0 +1,81 @@
+"""The user's access token for the Hub: kept by localmoe in a file that only the user can read, or found where
+huggingface_hub keeps one. Sends it nowhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from huggingface_hub import get_token
+
+from localmoe.core.errors import ConfigError
+from localmoe.core.home import localmoe_home
+
+_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_FORM = re.compile(r"[\x21-\x7e]{8,200}")  # becomes an HTTP header: one visible ASCII word
+
+
+def token_path() -> Path:
+    """Where `save_token` keeps it."""
+    return localmoe_home() / "hub-token"
+
+
+def hub_token() -> str | None:
+    """The token to use: the environment's, else the one kept here, else huggingface_hub's own."""
+    if any(os.environ.get(name) for name in _VARIABLES):
+        return get_token()
+    return _kept() or get_token()
+
+
+def token_hint() -> str:
+    """Where the token in use comes from and its last four characters, never more; "" without one."""
+    token = hub_token()
+    if token is None:
+        return ""
+    if any(os.environ.get(name) for name in _VARIABLES):
+        place = "environment"
+    else:
+        place = "localmoe" if _kept() else "huggingface_hub"
+    return f"{place} …{token[-4:]}"
+
+
+def save_token(text: str) -> None:
+    """Keep a token, readable by this user alone.
+
+    Raises:
+        ConfigError: it does not look like a token, or cannot be written; the text does not repeat it.
+    """
+    token = text.strip()
+    if not _FORM.fullmatch(token):
+        raise ConfigError("This is no access token: paste one word of 8 to 200 letters, such as hf_...")
+    path = token_path()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            stream.write(token)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"The token cannot be kept in {path.parent} ({error.strerror}).") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def forget_token() -> None:
+    """Delete the token that is kept here."""
+    token_path().unlink(missing_ok=True)
+
+
+def _kept() -> str | None:
+    try:
+        token = token_path().read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return token if _FORM.fullmatch(token) else None

@@ -1,0 +1,151 @@
+"""What compiled CPU code needs and numba does not offer: 16-bit floats, ordered access to memory that others
+write, a clock. Operations on one word each; computes nothing.
+
+Addresses are int64. Every operation is a few machine instructions, for x86-64 and AArch64.
+"""
+
+from __future__ import annotations
+
+import sys
+from platform import machine
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+_I32 = ir.IntType(32)
+IS_X86 = machine().lower() in ("x86_64", "amd64")
+IS_ARM = machine().lower() in ("aarch64", "arm64")
+
+
+@intrinsic
+def value(context: Any, word: Any) -> Any:
+    """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half."""
+
+    def of_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        wide = builder.shl(builder.zext(arguments[0], _I32), ir.Constant(_I32, 16))
+        return builder.bitcast(wide, ir.FloatType())
+
+    def of_half(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(word), of_bfloat16 if word == types.uint16 else of_half
+
+
+@intrinsic
+def rounded(context: Any, number: Any, word: Any) -> Any:
+    """The nearest number of `word`'s kind (see `value`; ties to even) to a float32, as a float32."""
+
+    def to_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], _I32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
+        near = builder.add(builder.add(bits, ir.Constant(_I32, 0x7FFF)), odd)
+        near = builder.and_(near, ir.Constant(_I32, 0xFFFF0000))
+        is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        return builder.select(is_nan, arguments[0], builder.bitcast(near, ir.FloatType()))
+
+    def to_half(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.fptrunc(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.float32, word), to_bfloat16 if word == types.uint16 else to_half
+
+
+@intrinsic
+def words_at(context: Any, address: Any, like: Any) -> Any:
+    """A pointer to words of the kind that the array `like` holds, for numba.carray."""
+
+    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(like.dtype.bitwidth).as_pointer())
+
+    return types.CPointer(like.dtype)(types.int64, like), generate
+
+
+@intrinsic
+def load(context: Any, address: Any) -> Any:
+    """The int64 at an address; what its writer stored before it is visible afterwards (acquire)."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(context: Any, address: Any, value: Any) -> Any:
+    """Write an int64; whoever sees it sees all that was stored before (release)."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        builder.store_atomic(arguments[1], pointer, "release", 8)
+        return ir.Constant(ir.IntType(8), 0)
+
+    return types.int8(types.int64, types.int64), generate
+
+
+@intrinsic
+def add(context: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at an address, in one piece; what was there before."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def swap_if(context: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Put `value` where `expected` is, in one piece; whether it was."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        done = builder.cmpxchg(pointer, arguments[1], arguments[2], "acq_rel", "acquire")
+        return builder.extract_value(done, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def pause(context: Any) -> Any:
+    """A moment's rest inside a loop that waits."""
+
+    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
+        if IS_X86:
+            _call(builder, ir.VoidType(), "llvm.x86.sse2.pause")
+        elif IS_ARM:
+            _call(builder, ir.VoidType(), "llvm.aarch64.hint", ir.Constant(_I32, 1))  # yield
+        return ir.Constant(ir.IntType(8), 0)
+
+    return types.int8(), generate
+
+
+@intrinsic
+def ticks(context: Any) -> Any:
+    """A counter that all cores share and that runs at one rate."""
+
+    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
+        # of a core's cycles on x86, where it is constant; on AArch64 programs may not read that one
+        name = "llvm.readsteadycounter" if IS_ARM else "llvm.readcyclecounter"
+        return _call(builder, _I64, name)
+
+    return types.int64(), generate
+
+
+def _call(builder: Any, result: Any, name: str, *arguments: Any) -> Any:
+    """Call one of LLVM's own functions."""
+    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
+
+
+# POSIX alone: a Windows thread that sleeps is back after a millisecond at best
+CAN_NAP = sys.platform != "win32"
+nap: Any = types.ExternalFunction("usleep", types.int32(types.uint32)) if CAN_NAP else None
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where an array's first element lies."""
+    return int(array.ctypes.data)

@@ -1,0 +1,227 @@
+"""A thread of the CPU lane: waits for jobs in a mailbox and computes its share of them, outside Python's
+lock. Chooses no experts.
+
+A job's experts are cut into blocks of gate_up, then blocks of down; threads draw blocks from one counter. The
+counter carries the job's number, so a thread that comes late finds nothing to draw; a block of down waits for
+its expert's gate_up. The thread that ends the last block answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray, njit
+
+from localmoe.kernels.cpu.atoms import CAN_NAP, add, load, nap, pause, store, swap_if, ticks, value, words_at
+from localmoe.kernels.cpu.products import down_block, gate_up_block
+from localmoe.kernels.mailbox import (
+    BEGIN,
+    END,
+    EXPERT,
+    HEAD_ENTRIES,
+    HEAD_LAYER,
+    HEAD_PAIRS,
+    HEAD_TOKENS,
+    SHARE,
+)
+
+# words of the control memory, each in a cache line of its own
+_LINE = 16
+OWNER, TICKET, FINISHED, STOP, HOLD = (_LINE * i for i in range(5))
+TASKS_A, TASKS_B, STARTED, COLUMNS = (
+    _LINE * 5 + i for i in range(4)
+)  # of the job; written before its ticket
+JOBS, BUSY_TICKS, DONE_BYTES = (_LINE * 6 + i for i in range(3))  # totals, written before a job's answer
+CONTROL_WORDS = _LINE * 7
+HISTORY = 1024  # jobs that are remembered: number, ticks at its start and its answer, inner columns computed
+
+STOPPED, PARKED = 0, 1
+GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
+DOWN_ROWS = 16
+WIDER = 8  # times as many columns where weights are transposed, since a block reads a piece of every row
+_SEQUENCE_SHIFT = 24
+_DRAWN = (1 << _SEQUENCE_SHIFT) - 1
+_NAP_US = 30
+
+
+@njit(nogil=True, cache=True)
+def run(
+    me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int,
+    head: Any, entries: Any, pairs: Any, words: Any, out: Any,
+    shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
+    ready: Any, scratch: Any, history: Any,
+) -> int:  # fmt: skip
+    """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0.
+
+    Args:
+        me: this thread's number.
+        control: int64 (CONTROL_WORDS,). posted, answered: addresses of the mailbox's words.
+        head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of 16-bit float.
+        shape: int64: K, transposed, interleaved, activation kind. numbers: float32: alpha, limit.
+        records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
+            none).
+        sizes: int64 (L,): inner size I of each layer.
+        x: float32 (T, H). inner: float32 (P, I). rows: int32 (P,). starts: int64 (2, A + 1). ready: int64
+            (A,).
+        scratch: float32 (threads, 2, n). history: int64 (HISTORY, 4).
+
+    Returns:
+        STOPPED or PARKED.
+    """
+    base = control.ctypes.data
+    last = load(answered)
+    quiet = ticks()
+    while load(base + 8 * STOP) == 0:
+        job = load(posted)
+        if job > last:
+            _job(
+                me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
+                x, inner, rows, starts, ready, scratch, history, control,
+            )  # fmt: skip
+            last = job
+            quiet = ticks()
+            continue
+        waited = ticks() - quiet
+        if waited > park_ticks and load(base + 8 * HOLD) == 0:
+            return PARKED
+        if CAN_NAP and waited > spin_ticks and load(base + 8 * HOLD) == 0:
+            nap(_NAP_US)
+        else:
+            for _ in range(8):
+                pause()
+    return STOPPED
+
+
+@njit(nogil=True, cache=True)
+def _job(
+    me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
+    shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
+    ready: Any, scratch: Any, history: Any, control: Any,
+) -> None:  # fmt: skip
+    owner = load(base + 8 * OWNER)
+    if owner < job and swap_if(base + 8 * OWNER, owner, job):
+        _prepare(base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, control)
+        store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
+    while True:
+        ticket = load(base + 8 * TICKET)
+        if ticket >> _SEQUENCE_SHIFT < job:  # its owner still prepares it
+            if load(base + 8 * STOP) != 0:
+                return
+            pause()
+            continue
+        drawn = ticket & _DRAWN
+        if ticket >> _SEQUENCE_SHIFT > job or drawn >= control[TASKS_A] + control[TASKS_B]:
+            return
+        if not swap_if(base + 8 * TICKET, ticket, ticket + 1):
+            continue
+        if drawn < control[TASKS_A]:
+            _gate_up_task(
+                drawn, base, head, entries, pairs, words, shape, numbers, records, sizes, x, inner, rows,
+                starts, ready, scratch[me],
+            )  # fmt: skip
+        else:
+            _down_task(
+                drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
+                inner, starts, ready, scratch[me],
+            )  # fmt: skip
+            if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
+                ended = ticks()
+                control[JOBS] += 1
+                control[BUSY_TICKS] += ended - control[STARTED]
+                remembered = history[job % HISTORY]
+                remembered[0], remembered[1], remembered[2] = job, control[STARTED], ended
+                remembered[3] = control[COLUMNS]
+                store(answered, job)
+
+
+@njit(nogil=True, cache=True)
+def _prepare(
+    base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any, rows: Any,
+    starts: Any, ready: Any, control: Any,
+) -> None:  # fmt: skip
+    """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
+    control[STARTED] = ticks()
+    layer, hidden = head[HEAD_LAYER], x.shape[1]
+    inner = sizes[layer]
+    columns = num_bytes = 0
+    wider = WIDER if shape[1] != 0 else 1
+    for i in range(head[HEAD_ENTRIES]):
+        share = entries[SHARE, i]
+        starts[0, i + 1] = starts[0, i] + (share + GATE_UP_ROWS * wider - 1) // (GATE_UP_ROWS * wider)
+        starts[1, i + 1] = starts[1, i] + (hidden + DOWN_ROWS * wider - 1) // (DOWN_ROWS * wider)
+        columns += share
+        num_bytes += 6 * hidden * min(share, inner)  # gate, up and down, of 2 bytes a weight
+        store(ready.ctypes.data + 8 * i, 0)
+    control[TASKS_A] = starts[0, head[HEAD_ENTRIES]]
+    control[TASKS_B] = starts[1, head[HEAD_ENTRIES]]
+    control[DONE_BYTES] += num_bytes
+    control[COLUMNS] = columns
+    for p in range(head[HEAD_PAIRS]):
+        rows[p] = pairs[p] // shape[0]
+    for t in range(head[HEAD_TOKENS]):
+        for k in range(hidden):
+            x[t, k] = value(words[t, k])
+    store(base + 8 * FINISHED, 0)
+
+
+@njit(nogil=True, cache=True)
+def _entry_of(starts: Any, task: int, count: int) -> int:
+    for i in range(count):
+        if task < starts[i + 1]:
+            return i
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _gate_up_task(
+    task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
+    records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
+) -> None:  # fmt: skip
+    i = _entry_of(starts[0], task, head[HEAD_ENTRIES])
+    layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
+    width, hidden = sizes[layer], x.shape[1]
+    begin, end = entries[BEGIN, i], entries[END, i]
+    weights = carray(words_at(records[0, layer, expert], words), (2 * width * hidden,))
+    bias_at = records[1, layer, expert]
+    bias = carray(words_at(bias_at, words), (2 * width if bias_at != 0 else 0,))
+    block = GATE_UP_ROWS * (WIDER if shape[1] != 0 else 1)
+    first = (task - starts[0, i]) * block
+    gate_up_block(
+        weights, bias, hidden, width, shape[1] != 0, shape[2] != 0, shape[3], numbers[0], numbers[1],
+        first, min(first + block, entries[SHARE, i]),
+        x, rows[begin:end], pairs[begin:end], inner, scratch,
+    )  # fmt: skip
+    add(ready.ctypes.data + 8 * i, 1)
+
+
+@njit(nogil=True, cache=True)
+def _down_task(
+    task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
+    sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any,
+) -> None:  # fmt: skip
+    i = _entry_of(starts[1], task, head[HEAD_ENTRIES])
+    layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
+    width, hidden = sizes[layer], out.shape[1]
+    wanted = starts[0, i + 1] - starts[0, i]
+    while load(ready.ctypes.data + 8 * i) < wanted:
+        if load(base + 8 * STOP) != 0:
+            return
+        pause()
+    weights = carray(words_at(records[0, layer, expert] + 4 * width * hidden, words), (width * hidden,))
+    bias_at = records[2, layer, expert]
+    bias = carray(words_at(bias_at, words), (hidden if bias_at != 0 else 0,))
+    begin, end = entries[BEGIN, i], entries[END, i]
+    block = DOWN_ROWS * (WIDER if shape[1] != 0 else 1)
+    first = (task - starts[1, i]) * block
+    down_block(
+        weights, bias, hidden, width, entries[SHARE, i], shape[1] != 0, first,
+        min(first + block, hidden),
+        inner, pairs[begin:end], out, scratch,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def now() -> int:
+    """The clock that `spin_ticks` and `park_ticks` are counted by."""
+    count: int = ticks()
+    return count

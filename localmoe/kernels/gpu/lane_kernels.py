@@ -1,0 +1,59 @@
+"""The GPU's side of the CPU lane: make a job known to the threads that wait for it. grouping says what is
+in the job, routed_experts' combine takes the answer in.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localmoe.kernels.gpu.grouping import Groups
+from localmoe.kernels.lanes import LaneView
+
+
+def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int) -> None:
+    """Write the window's activations (T, H) and pairs into the mailbox, then the job's number. Nothing
+    happens where `lane.count` is 0."""
+    tokens, hidden = x.shape
+    layout = lane.layout
+    assert tokens <= layout.tokens and hidden == layout.hidden and top_k == layout.top_k
+    _post[(tokens,)](
+        x, x.stride(0), groups.pairs, live, lane.count, lane.words,
+        lane.box + layout.posted, lane.box + layout.head, lane.box + layout.pairs, lane.box + layout.x,
+        lane.layer, tokens,
+        K=top_k, H=hidden, BH=triton.next_power_of_2(hidden),
+        P_PAD=triton.next_power_of_2(tokens * top_k), num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["layer", "tokens"])
+def _post(
+    x, x_stride, pairs, live, count, words, flag, head, pairs_out, x_out, layer, tokens,
+    K: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, P_PAD: tl.constexpr,
+):  # fmt: skip
+    jobs = tl.load(count)
+    if jobs > 0:
+        token = tl.program_id(0)
+        rows = tl.minimum(tl.load(live), tokens).to(tl.int32)
+        if token < rows:
+            h = tl.arange(0, BH)
+            row = tl.load(x + token * x_stride + h, mask=h < H, other=0.0)
+            target = x_out.to(tl.pointer_type(x.dtype.element_ty))
+            tl.store(target + token.to(tl.int64) * H + h, row, mask=h < H)
+        if token == 0:
+            p = tl.arange(0, P_PAD)
+            mine = p < rows * K
+            tl.store(
+                pairs_out.to(tl.pointer_type(tl.int32)) + p, tl.load(pairs + p, mask=mine, other=0), mask=mine
+            )
+            at = head.to(tl.pointer_type(tl.int32))
+            tl.store(at, layer)
+            tl.store(at + 1, jobs)
+            tl.store(at + 2, rows)
+            tl.store(at + 3, rows * K)
+        tl.debug_barrier()
+        # the atomic orders all that was written before it, also as the host sees it
+        if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
+            tl.store(words + 3, tl.zeros([], tl.int64))
+            tl.store(flag.to(tl.pointer_type(tl.int64)), tl.load(words))

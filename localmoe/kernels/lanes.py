@@ -1,0 +1,47 @@
+"""What kernels see of the CPU lane: where jobs are posted, and by which rates work is divided. No Triton, no
+decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from localmoe.kernels.mailbox import MailboxLayout
+
+# places in `words`
+POSTED, FAILED, WAITED, ARRIVED = range(4)
+LANE_WORDS = 4
+HANDOVER_US, FIRST_US, FURTHER_US, LINK_US = range(4)  # places in `rates`
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """The CPU lane on the device, as one layer sees it.
+
+    Attributes:
+        box: address of the mailbox, which the device can reach. layout: of the mailbox.
+        layer: number of the MoE layer.
+        inner: I. quantum: inner columns that an expert is split by; 0: experts stay whole.
+        words: int64 (LANE_WORDS,): number of the last job; not 0 once a job was not answered (no more are
+            posted);
+            jobs that the GPU had to wait for; programs of `post` that are done.
+        issued: int64 (1,), number of the last copy that was issued when the pass began.
+        rates: float32 (4,), microseconds: to hand a job over; of an expert on the CPU for one token, and for
+            each further one; of an expert over the link.
+        patience: looks at the mailbox before a job counts as not answered.
+        share: int32 (E,), inner columns of each expert that the CPU computes in the layer at hand.
+        count: int32 (1,), experts in the job at hand.
+    """
+
+    box: int
+    layout: MailboxLayout
+    layer: int
+    inner: int
+    quantum: int
+    words: Tensor
+    issued: Tensor
+    rates: Tensor
+    patience: int
+    share: Tensor
+    count: Tensor

@@ -1,0 +1,102 @@
+"""The CPU lane as passes use it: whether the next pass takes it, by which rates it divides work, and what the
+last one showed. Computes nothing itself (experts.cpu_lane) and divides nothing (kernels.gpu.grouping does).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from localmoe.experts.cpu_lane import CpuLane, LaneCounters
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+
+_GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
+_MOST = 3.0  # corrections stay within this factor of what was measured
+
+
+class DeviceLane:
+    """One model's CPU lane beside its passes on the GPU.
+
+    Attributes:
+        on: whether the pass at hand takes it.
+        allowed: whether the answer at hand may.
+        failure: one sentence, once it is given up.
+        waited: jobs that the GPU waited for since the lane was made.
+    """
+
+    def __init__(self, lane: CpuLane, block: LaneBlock, rates: LaneRates, *, link: bool) -> None:
+        """rates: as measured. link: whether missing experts may come over the link too."""
+        self.lane = lane
+        self.block = block
+        self.link = link
+        self.measured = rates
+        self.on = False
+        self.allowed = True
+        self.failure = ""
+        self.waited = 0
+        self._posted = 0
+        self._correction = 0.0  # log of what the CPU's measured costs are multiplied by
+        block.restart(int(lane.mailbox.posted[0]))
+        self._posted = int(lane.mailbox.posted[0])
+
+    @property
+    def rates(self) -> LaneRates:
+        """As passes showed them since."""
+        if not self.link:
+            return LaneRates(0.0, 0.0, 0.0, 1.0)  # nothing is worth waiting for the link
+        factor = math.exp(self._correction)
+        measured = self.measured
+        return replace(
+            measured,
+            handover_us=measured.handover_us * factor,
+            first_us=measured.first_us * factor,
+            further_us=measured.further_us * factor,
+        )
+
+    def open_pass(self, memory: DeviceExpertMemory) -> None:
+        """Before a window's pass: take the lane where an expert may be missing and all is well."""
+        self.on = self.allowed and not self.failure and memory.may_copy
+        if not self.on:
+            return
+        if not self.lane.healthy:
+            self._give_up(self.lane.failure or "its threads have ended")
+            return
+        self.lane.hold()
+        self.block.upload(memory.transfers.issued, self.rates)
+
+    def close_pass(self, report: LaneReport) -> bool:
+        """After a window's pass that took the lane: learn from it. False: a job was not answered, so what the
+        pass computed is worth nothing."""
+        self.lane.rest()
+        if report.failed:
+            self._give_up(self.lane.failure or "the CPU did not answer in time")
+            return False
+        jobs, waited = report.posted - self._posted, report.waited - self.waited
+        self._posted, self.waited = report.posted, report.waited
+        if jobs > 0:
+            # both lanes end together where the GPU waits for every other job
+            step = _GAIN * (2 * waited / jobs - 1)
+            limit = math.log(_MOST)
+            self._correction = min(max(self._correction + step, -limit), limit)
+        return True
+
+    def abandon_pass(self) -> None:
+        """After a pass that was interrupted, and has ended: go on with the next job."""
+        self.lane.rest()
+        report = self.block.read(self.block.numbers().cpu().numpy())
+        self._posted, self.waited = report.posted, report.waited
+        if report.failed:
+            self._give_up("the CPU did not answer in time")
+
+    def counters(self) -> LaneCounters:
+        """Totals since the lane was made."""
+        return self.lane.counters()
+
+    def _give_up(self, reason: str) -> None:
+        self.on = False
+        self.failure = f"the CPU lane was given up ({reason}); missing experts come over the link"
+
+    def close(self) -> None:
+        """End the threads."""
+        self.lane.close()

@@ -1,0 +1,40 @@
+"""A second stream for work that does not depend on what the first one waits for. Knows neither kind of work.
+
+What runs inside `with side:` starts after all that was issued before, and runs beside what is issued next;
+`join` lets what comes after it wait. In a captured graph this makes two branches. Tensors made inside are
+safe to use after `join`: the next work on the second stream, which may use their memory again, starts after
+all that the first one was given until then.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+
+class SideStream:
+    """One second stream of a device; on a CPU everything runs in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._inside: torch.cuda.StreamContext | None = None
+
+    def __enter__(self) -> SideStream:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            self._inside = torch.cuda.stream(self._stream)
+            self._inside.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._inside is not None:
+            self._inside.__exit__(kind, error, trace)
+            self._inside = None
+
+    def join(self) -> None:
+        """What is issued from here on starts after what ran inside."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)

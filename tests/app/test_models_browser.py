@@ -1,0 +1,232 @@
+"""The Models tab in a real browser, on a Hub of this computer: search, get and chat; pause, kill and go on;
+gated; delete; languages."""
+
+from __future__ import annotations
+
+import re
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, REAL, Server, running_app, wait_for
+from support.hub_server import TOKEN, HubServer, files_of, hub_server
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+MOE, LOCKED, DENSE = "org/tiny-moe", "org/locked-moe", "org/dense"
+LONG = "org/long-moe"
+
+
+@pytest.fixture(scope="module")
+def hub(tiny16: Any) -> Iterator[HubServer]:
+    files = files_of(tiny16("qwen2_moe"))
+    with hub_server() as server:
+        for name in (MOE, LOCKED, LONG):
+            server.commit(name, files)
+        server.commit(DENSE, {**files, "config.json": b'{"model_type": "llama"}'})
+        server.repos[LOCKED].gated = True
+        server.repos[MOE].licence = "apache-2.0"
+        yield server
+
+
+def environment(hub: HubServer) -> dict[str, str]:
+    """Of an app that a user started who has never logged in."""
+    return {
+        "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1", "HF_TOKEN": "",
+        "HF_HOME": "/nonexistent", "FAKE_LOAD_S": "0.5",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    with open_browser(playwright) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("models") / "home"
+    with running_app(home, REAL, "--model", "demo", **environment(hub)) as made:
+        made.wait("ready", 120)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, browser: Any) -> Iterator[PageDriver]:
+    made = PageDriver.open(browser, server.url)
+    yield made
+    made.close()
+
+
+def open_models(page: PageDriver) -> None:
+    page.page.click("#lm-tab-models-button")
+    page.page.wait_for_selector("#lm-query")
+
+
+def search(page: PageDriver, words: str) -> None:
+    open_models(page)
+    page.fill("lm-query", words)
+    page.page.click("#lm-search-button")
+    page.wait_text("#lm-results", "Found on the Hub")
+
+
+def press(page: PageDriver, part: str, act: str, repo_id: str) -> None:
+    page.page.click(f"#lm-{part} [data-model='{repo_id}'] [data-act='{act}']")
+
+
+def card(page: PageDriver, part: str, repo_id: str) -> str:
+    return page.text(f"#lm-{part} [data-model='{repo_id}']")
+
+
+def wait_card(page: PageDriver, part: str, repo_id: str, text: str, timeout_s: float = 30) -> None:
+    wait_for(lambda: text in card(page, part, repo_id), timeout_s, f"'{text}' in {part} {repo_id}")
+
+
+def state(page: PageDriver, repo_id: str) -> str:
+    script = "name => document.querySelector(`#lm-queue [data-model='${name}']`)?.dataset.state ?? ''"
+    return str(page.page.evaluate(script, repo_id))
+
+
+def test_a_first_start_says_what_is_there_and_proposes_what_fits(page: PageDriver, hub: HubServer) -> None:
+    wait_for(lambda: "This computer" in page.text("#lm-welcome"), 30, "what was detected")
+    welcome = page.text("#lm-welcome")
+    assert "RAM" in welcome and "free" in welcome
+    assert 1 <= page.page.locator("#lm-welcome .lm-model").count() <= 3
+    assert "NaN" not in welcome and "undefined" not in welcome
+    assert hub.requests == []  # nobody was asked for it
+
+
+def test_a_search_tells_what_fits_and_why_the_rest_does_not_run(page: PageDriver) -> None:
+    search(page, "org/")
+    wait_card(page, "results", MOE, "Fits:")
+    found = card(page, "results", MOE)
+    assert re.search(
+        r"1\.5 M parameters, 807\.9 K a token · 3\.0 MiB · 512 tokens of context · apache-2\.0", found
+    )
+    assert re.search(r"Fits: \d+\.\d MiB RAM", found) and "Get and chat" in found
+    wait_card(page, "results", LOCKED, "gated")
+    assert "llama is no Mixture of Experts" in card(page, "results", DENSE)
+    assert page.page.locator(f"#lm-results [data-model='{DENSE}'].grey button").count() == 0
+    search(page, "nothing-like-this")
+    page.wait_text("#lm-results", "try other words")
+    assert page.unlabelled() == []
+
+
+def test_a_gated_model_comes_with_a_token_that_stays_secret(
+    page: PageDriver, server: Server, hub: HubServer
+) -> None:
+    search(page, f"{hub.url}/{LOCKED}")
+    wait_card(page, "results", LOCKED, "ask for access")
+    page.page.click("#lm-token-box button")
+    page.fill("lm-token", "two words")
+    page.page.click("#lm-keep-token")
+    page.wait_text("#lm-models-notice", "no access token")
+    page.page.locator("#lm-token input").fill(TOKEN)
+    page.page.click("#lm-keep-token")
+    wait_card(page, "results", LOCKED, "Get and chat")
+    kept = server.home / "hub-token"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and kept.read_text() == TOKEN
+    assert f"…{TOKEN[-4:]}" in page.text("#lm-token-state")
+    page.reload()
+    open_models(page)
+    assert TOKEN not in page.page.content() and TOKEN not in Path(f"{server.home}.log").read_text()
+
+
+def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: Any, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    hub.rate, hub.requests[:] = 4e5, []
+    with running_app(home, FAKE, **environment(hub)) as app:
+        page = PageDriver.open(browser, app.url)
+        search(page, LONG)
+        wait_card(page, "results", LONG, "Get and chat")
+        press(page, "results", "get-chat", LONG)
+        wait_for(lambda: re.search(r"\d\.\d (M|k)B/s", card(page, "queue", LONG)), 20, "a rate")
+        assert re.search(r"\d+\.\d (K|M)iB of 3\.0 MiB \(\d+ %\)", card(page, "queue", LONG))
+        press(page, "queue", "pause", LONG)
+        wait_card(page, "queue", LONG, "paused")
+        held = part_bytes(home)
+        press(page, "queue", "resume", LONG)
+        wait_for(lambda: part_bytes(home) > held + 100_000, 20, "more bytes")
+        app.process.send_signal(signal.SIGKILL)
+        app.process.wait()
+        page.page.context.close()
+    (home / "run" / "server.json").unlink()  # it says where the killed one was
+    kept = part_bytes(home)
+    hub.rate, hub.requests[:] = None, []
+    with running_app(home, FAKE, **environment(hub)) as app:  # nobody clicks: it goes on, and loads
+        wait_for(lambda: app.health()["model"] == LONG, 30, "the model that was got")
+        total = len(next(iter(hub.repos[LONG].commits.values()))["model.safetensors"])
+        assert sum(one.sent for one in hub.bodies("model.safetensors")) == total - kept
+        page = PageDriver.open(browser, app.url)
+        page.wait_text("#lm-header", "ready")
+        assert (home / "models" / "org--long-moe" / "model.safetensors").stat().st_size == total
+        page.close()
+
+
+def part_bytes(home: Path) -> int:
+    """Bytes of weights that an unfinished download has."""
+    return sum(path.stat().st_size for path in home.glob("models/.*/model.safetensors.*"))
+
+
+def test_get_cancel_and_delete_with_what_that_frees(page: PageDriver, server: Server, hub: HubServer) -> None:
+    hub.rate = 3e5
+    search(page, MOE)
+    wait_card(page, "results", MOE, "Only download")
+    press(page, "results", "get", MOE)
+    wait_for(lambda: state(page, MOE) == "running" and part_bytes(server.home) > 50_000, 20, "some bytes")
+    press(page, "queue", "cancel", MOE)
+    wait_card(page, "queue", MOE, "Delete what has arrived?")
+    press(page, "queue", "cancel", MOE)
+    wait_for(lambda: state(page, MOE) == "", 20, "an empty queue")
+    assert list((server.home / "models").iterdir()) == []
+    hub.rate = None
+    press(page, "results", "get", MOE)
+    wait_card(page, "shelf", MOE, "Fits:")
+    press(page, "shelf", "delete", MOE)
+    wait_card(page, "shelf", MOE, "Delete and free 3.0 MiB?")
+    press(page, "shelf", "delete", MOE)
+    page.wait_text("#lm-models-notice", f"Deleted {MOE}: 3.0 MiB are free again")
+    wait_for(lambda: card(page, "shelf", MOE) == "", 10, "a list without it")
+    assert list((server.home / "models").iterdir()) == []
+
+
+def test_the_page_speaks_chinese_by_the_browser_or_by_choice(
+    server: Server, browser: Any, page: PageDriver
+) -> None:
+    context = browser.new_context(locale="zh-CN", viewport={"width": 390, "height": 800})
+    chinese = PageDriver(context.new_page())
+    chinese.page.goto(server.url)
+    chinese.page.wait_for_selector("#lm-message textarea")
+    chinese.wait_text("#lm-tab-models-button", "模型")
+    chinese.wait_text("#lm-header", "就绪")
+    assert chinese.page.get_attribute("#lm-message textarea", "placeholder") == "写一条消息"
+    open_models(chinese)
+    chinese.wait_text("#lm-shelf", "在这台电脑上")
+    assert chinese.evaluate("document.documentElement.scrollWidth") == 390
+    assert chinese.evaluate("document.documentElement.lang") == "zh"
+    with chinese.page.expect_navigation():  # a reload
+        chinese.page.select_option("#lm-language", "en")
+    chinese.wait_text("#lm-tab-models-button", "Models")
+    assert chinese.page.eval_on_selector("#lm-language", "e => e.value") == "en"
+    context.close()
+
+
+def test_a_model_of_the_hub_is_got_loaded_and_answers(page: PageDriver, server: Server) -> None:
+    search(page, MOE)
+    wait_card(page, "results", MOE, "Fits:", 60)
+    press(page, "results", "get-chat", MOE)
+    wait_for(lambda: server.health()["model"] == MOE, 60, "the model")
+    server.wait("ready", 60)
+    page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")
+    page.wait_text("#lm-header", "tiny-moe")
+    page.send("hello")
+    page.wait_idle()
+    assert "tok/s" in page.line() and page.answer() != ""
+    hosts = {url.split("/")[2] for url in page.answered}
+    assert hosts == {f"127.0.0.1:{server.port}"}  # the page itself asked nobody else

@@ -1,0 +1,117 @@
+"""Answers on a real GPU with experts computed on the CPU: the same model, and no worse when the CPU fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine.test_cuda_engine import on_gpu, random_prompts, shallow, tokens_of
+from support.engines import ask, runner_of
+
+from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.config import GenerationRequest
+from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.shapes import SHAPES
+
+pytestmark = pytest.mark.gpu
+GIB = 1 << 30
+
+
+def leave_slots(engine: Engine, count: int) -> int:
+    """Slots for `count` experts; the budget that is left."""
+    plan = engine.plan
+    engine.resize(plan.total_bytes - plan.slot_bytes * (plan.num_slots - count))
+    assert engine.plan.num_slots == count
+    return engine.plan.budget_bytes
+
+
+def device_runner(engine: Engine) -> DeviceRunner:
+    runner = runner_of(engine)
+    assert isinstance(runner, DeviceRunner) and runner.passes.lane is not None
+    return runner
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_logits_of_every_shape_are_as_near_with_the_cpu(name: str) -> None:
+    config = on_gpu(strict=False, lanes="all", context=512, draft_length=0)
+    shape = shallow(name, 3)
+    routing = SyntheticSettings(parse_routing("uniform"))  # a near-tie of routers would hide all else
+    with Engine.load_shape(shape, config, routing) as engine:
+        leave_slots(engine, 20)
+        runner = device_runner(engine)
+        lane, synthetic = runner.passes.lane, runner.passes.synthetic
+        assert lane is not None and synthetic is not None
+        synthetic.begin(0)
+        found = {}
+        for allowed in (False, True):
+            lane.allowed = allowed
+            for rows in (1, 5, 40):
+                runner.sequence.truncate(0)
+                tokens = list(range(7, 7 + rows))
+                found[allowed, rows] = runner.run(tokens, "verify", last_only=False).double()
+        jobs = lane.counters().jobs
+        assert jobs > 0 and not lane.failure
+        for rows in (1, 5, 40):
+            plain, mixed = found[False, rows], found[True, rows]
+            assert not mixed.isnan().any()
+            # the noise of 16-bit sums in another order, over three layers
+            assert (plain - mixed).norm() <= 0.03 * plain.norm(), (rows, plain.norm(), mixed.norm())
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("length", [0, 4, "auto"])
+def test_strict_answers_do_not_change_and_others_seldom_do(length: int | str) -> None:
+    questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, 12)]
+    with Engine.load("demo", on_gpu(context=1024)) as engine:
+        leave_slots(engine, 40)
+        wanted = [ask(engine, [Message("user", q)], 32, draft_length=0).tokens for q in questions]
+    # experts so small that the link is always faster: without it, the CPU has to
+    with Engine.load("demo", on_gpu(strict=False, lanes="vram+cpu", context=1024)) as engine:
+        budget = leave_slots(engine, 40)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        assert "CPU" in engine.info().lanes and "strict leaves the CPU out" in engine.info().exactness
+        for strict in (True, False):
+            engine.reset()
+            answers = [
+                ask(engine, [Message("user", q)], 32, draft_length=length, strict=strict) for q in questions
+            ]
+            same = sum(answer.tokens == tokens for answer, tokens in zip(answers, wanted, strict=True))
+            computed = sum(answer.stats.computed + answer.stats.cpu_jobs for answer in answers)
+            if strict:
+                assert same == len(questions) and computed == 0
+            else:
+                assert same >= len(questions) // 2 and computed > 0
+        assert torch.cuda.max_memory_reserved() <= budget
+
+
+def test_without_the_link_nothing_crosses_it_while_decoding() -> None:
+    config = on_gpu(strict=False, lanes="vram+cpu", context=512, draft_length=0)
+    with Engine.load_shape(shallow("qwen1.5-moe-a2.7b", 3), config) as engine:
+        leave_slots(engine, 20)
+        (request,) = random_prompts(engine, 1, 80)
+        for event in engine.stream(request):
+            stats = event.stats
+        assert stats.h2d_bytes == stats.prefill_h2d_bytes and stats.computed > 0 and stats.misses == 0
+
+
+def test_an_answer_outlives_the_cpu_lane() -> None:
+    config = on_gpu(strict=False, lanes="all", context=512, draft_length=0)
+    with Engine.load_shape(shallow("qwen1.5-moe-a2.7b", 3), config) as engine:
+        leave_slots(engine, 20)
+        lane = device_runner(engine).passes.lane
+        assert lane is not None
+        (request,) = random_prompts(engine, 1, 80)
+        strict = GenerationRequest(prompt_token_ids=request.prompt_token_ids, max_new_tokens=24, strict=True)
+        wanted = tokens_of(engine, strict)
+        engine.reset()
+        tokens = []
+        for i, event in enumerate(engine.stream(request)):
+            tokens += event.token_ids
+            if i == 5:
+                lane.lane.close()  # threads leave in the middle of the answer
+        assert len(tokens) == 24 and "given up" in engine.info().lanes
+        engine.reset()
+        assert tokens_of(engine, request) == wanted  # from now on over the link

@@ -1,0 +1,198 @@
+"""Whether a model fits, before it is here: the same answer as the planner's for the model itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.hub_home import REPO, hub_and_home
+from support.hub_server import HubServer, files_of
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import BudgetError, DownloadError, HubUnreachableError, UnsupportedModelError
+from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.engine.facts import local_facts, repo_facts
+from localmoe.engine.fit import fit_model, with_given_back
+from localmoe.engine.loading import out_of_memory
+from localmoe.engine.planning import plan_model
+from localmoe.engine.pulling import check_is_gptq
+from localmoe.engine.suggestions import NUM_PROPOSED, SUGGESTIONS, propose
+from localmoe.hardware.facts import Gpu, Hardware
+from localmoe.hardware.limits import Rates
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import SHAPES
+from localmoe.model.skeleton import skeleton_from_config
+
+Tiny = Callable[[str], Path]
+GIB = 1 << 30
+RATES = Rates(400e9, 25e9)
+GPU = Gpu(0, "a card", 12 * GIB, 11 * GIB, None, (8, 9), 4, 16, 25e9, 400e9)
+RAM_BYTES = (64 * GIB, 60 * GIB)
+COMPUTER = Hardware((GPU,), "", "a CPU", 8, 16, (), *RAM_BYTES, 500 * GIB, 20e9, "Linux", "3.12", "2")
+WITHOUT_GPU = replace(COMPUTER, gpus=())
+BY_NAME = {suggestion.repo_id.split("/")[1]: suggestion.facts for suggestion in SUGGESTIONS}
+QWEN = BY_NAME["Qwen1.5-MoE-A2.7B-Chat"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with hub_and_home(tmp_path) as server:
+        yield server
+
+
+def test_the_hubs_facts_are_those_of_the_model_itself(hub: HubServer, tiny16: Tiny) -> None:
+    folder = tiny16("qwen2_moe")
+    files = files_of(folder)
+    commit = hub.commit(REPO, {**files, "README.md": b"x" * 999})
+    hub.repos[REPO].licence = "apache-2.0"
+    there, here = repo_facts(REPO), local_facts(str(folder))
+    assert replace(there.footprint, name="") == replace(here.footprint, name="")
+    assert (there.weight_bytes, there.unsuited, there.licence) == (
+        here.weight_bytes,
+        here.unsuited,
+        "apache-2.0",
+    )
+    assert (there.revision, there.gated) == (commit, False)
+    assert there.num_bytes == sum(map(len, files.values())) - len(files.get("README.md", b""))
+    assert ModelFacts.from_dict(there.as_dict()) == there
+    assert not hub.bodies(".safetensors")
+
+
+def test_what_cannot_be_looked_at_says_why(
+    hub: HubServer, tiny16: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(tiny16("qwen2_moe"))
+    hub.commit("a/dense", {**files, "config.json": b'{"model_type": "llama"}'})
+    hub.commit("a/bare", {"README.md": b"x"})
+    with pytest.raises(UnsupportedModelError, match="no Mixture-of-Experts"):
+        repo_facts("a/dense")
+    with pytest.raises(DownloadError, match=r"no config\.json"):
+        repo_facts("a/bare")
+    hub.api_faults.append(502)
+    with pytest.raises(HubUnreachableError, match="502"):
+        repo_facts("a/dense")
+    with pytest.raises(UnsupportedModelError, match="not quantised"):
+        check_is_gptq("a/b", {})
+    with pytest.raises(UnsupportedModelError, match=r"otherwise \(awq\)"):
+        check_is_gptq("a/b", {"quantization_config": {"quant_method": "awq"}})
+    check_is_gptq("a/b", {"quantization_config": {"quant_method": "gptq"}})
+
+
+def test_a_fit_is_the_planners_own_plan(tiny16: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tiny16("qwen2_moe"))
+    facts = local_facts(folder)
+    monkeypatch.setattr("localmoe.engine.planning.probe_hardware", lambda measure: WITHOUT_GPU)
+    for config in (
+        EngineConfig(device="cpu"),
+        EngineConfig(device="cpu", vram_budget_bytes=8 << 20, context=128),
+    ):
+        _, plan = plan_model(folder, config)
+        fit = fit_model(facts, WITHOUT_GPU, RATES, config)
+        assert fit.fits and (fit.context, fit.drafting) == (plan.context, plan.drafting)
+        assert (fit.vram_bytes, fit.ram_bytes) == (0, plan.host_bytes + plan.total_bytes)
+    small = EngineConfig(device="cpu", vram_budget_bytes=1 << 20)
+    with pytest.raises(BudgetError) as refusal:
+        plan_model(folder, small)
+    fit = fit_model(facts, WITHOUT_GPU, RATES, small)
+    assert not fit.fits and fit.reason == str(refusal.value)
+    assert fit.budget_bytes is not None and f"{fit.budget_bytes >> 10}KiB" in fit.reason
+    better = fit_model(facts, WITHOUT_GPU, RATES, replace(small, vram_budget_bytes=fit.budget_bytes))
+    assert better.fits  # the budget that is named works
+    if fit.better_context is not None:
+        assert fit_model(facts, WITHOUT_GPU, RATES, replace(small, context=fit.better_context)).fits
+
+
+def test_the_tiers_of_a_card_and_what_does_not_fit_it() -> None:
+    fit = fit_model(QWEN, COMPUTER, RATES)
+    assert fit.fits and fit.device == "cuda" and 0 < fit.vram_bytes <= 11 * GIB
+    assert fit.ram_bytes == QWEN.footprint.total_experts * QWEN.footprint.expert_bytes
+    assert fit.tokens_per_s is not None and fit.tokens_per_s > 1
+    tight = replace(COMPUTER, ram_available_bytes=16 * GIB)
+    refused = fit_model(QWEN, tight, RATES)
+    assert not refused.fits and "23.2 GiB of host RAM" in refused.reason
+    assert fit_model(QWEN, tight, None).tokens_per_s is None
+    given_back = with_given_back(tight, 2 * GIB, 30 * GIB)
+    assert given_back.ram_available_bytes == 46 * GIB and given_back.gpus[0].free_bytes == 12 * GIB
+    assert fit_model(QWEN, given_back, RATES).fits
+    no_disk = fit_model(QWEN, COMPUTER, RATES, download_bytes=501 * GIB)
+    assert not no_disk.fits and "1.1 GiB too little" in no_disk.reason and no_disk.missing_disk_bytes > GIB
+    assert fit_model(QWEN, COMPUTER, None, EngineConfig(context=10_000)).context == 8192  # all that it has
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ram=st.integers(0, 1 << 38), vram=st.integers(0, 1 << 37), gpu=st.booleans(),
+    disk=st.integers(0, 1 << 40),
+    name=st.sampled_from(sorted(BY_NAME)), budget=st.none() | st.integers(1, 1 << 38),
+    rate=st.sampled_from([1e-300, 1.0, 1e9, 1e300]),
+)  # fmt: skip
+def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
+    ram: int, vram: int, gpu: bool, disk: int, name: str, budget: int | None, rate: float
+) -> None:
+    card = replace(GPU, total_bytes=max(vram, 1), free_bytes=vram)
+    computer = replace(
+        COMPUTER, gpus=(card,) if gpu else (), ram_total_bytes=max(ram, 1), ram_available_bytes=ram,
+        disk_free_bytes=disk,
+    )  # fmt: skip
+    config = EngineConfig(vram_budget_bytes=budget)
+    facts = BY_NAME[name]
+    fit = fit_model(facts, computer, Rates(rate, rate), config, download_bytes=facts.num_bytes)
+    assert fit.fits == (fit.reason == "")
+    assert fit.tokens_per_s is None or (math.isfinite(fit.tokens_per_s) and fit.tokens_per_s > 0)
+    if fit.fits:
+        assert fit.ram_bytes <= ram and disk >= facts.num_bytes
+        assert fit.vram_bytes <= (vram if budget is None else budget)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"), ("Qwen1.5-MoE-A2.7B-Chat", "qwen1.5-moe-a2.7b"),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("granite-3.1-1b-a400m-instruct", (24, 1024, 16, 32)),
+        ("granite-3.1-3b-a800m-instruct", (32, 1536, 24, 40)),
+    ],
+)  # fmt: skip
+def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, shape: Any) -> None:
+    if isinstance(shape, str):
+        config = SHAPES[shape].config()
+    else:
+        import transformers
+
+        layers, hidden, heads, experts = shape
+        config = transformers.AutoConfig.for_model(
+            "granitemoe", vocab_size=49155, hidden_size=hidden, intermediate_size=512, num_experts_per_tok=8,
+            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+            num_local_experts=experts, max_position_embeddings=131072, tie_word_embeddings=True,
+        )  # fmt: skip
+    skeleton = skeleton_from_config(config, torch.bfloat16, name)
+    facts = BY_NAME[name]
+    assert facts.footprint == measure_footprint(facts.footprint.name, torch.bfloat16, skeleton)
+    assert facts.num_bytes == 2 * facts.footprint.total_params
+
+
+def test_three_that_fit_are_proposed_the_quick_ones_first_or_the_smallest_with_its_reason() -> None:
+    chosen = propose(lambda facts: fit_model(facts, COMPUTER, RATES))
+    assert len(chosen) == NUM_PROPOSED and all(fit.fits for _, fit in chosen)
+    sizes = [suggestion.facts.num_bytes for suggestion, _ in chosen]
+    assert max(sizes) <= 62 * GIB and sizes[0] > 20 * GIB
+    slow = propose(lambda facts: fit_model(facts, COMPUTER, Rates(4e9, 1e9)))
+    speeds = [(fit.tokens_per_s or 0) >= 5 for _, fit in slow]
+    assert speeds == sorted(speeds, reverse=True)
+    ((smallest, fit),) = propose(
+        lambda facts: fit_model(facts, replace(COMPUTER, ram_available_bytes=GIB), RATES)
+    )
+    assert "1b" in smallest.repo_id and not fit.fits and fit.reason
+    assert propose(lambda facts: Fit(False), []) == []
+
+
+def test_memory_that_runs_out_while_loading_names_a_budget_that_is_smaller() -> None:
+    error = out_of_memory(12 * GIB)
+    assert error.budget_bytes == 10 * GIB and "10240MiB" in str(error)

@@ -1,0 +1,191 @@
+"""The CPU lane against float64, and what becomes of its threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from localmoe.core.errors import HardwareError
+from localmoe.core.types import ExpertKey
+from localmoe.experts import cpu_lane
+from localmoe.experts.cpu_lane import CpuLane
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.records import RecordLayout
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.cpu import worker
+
+LAYERS, EXPERTS, TOP_K, TOKENS = 2, 4, 3, 12
+KINDS = [
+    Activation("silu"),
+    Activation("gelu"),
+    Activation("gelu_tanh"),
+    Activation("relu", limit=0.7),
+    Activation("swiglu_oai", limit=1.5, interleaved=True),
+]
+
+
+class Rig:
+    """A lane over random experts, and the same sums in float64."""
+
+    def __init__(
+        self, hidden: int, inner: int, *, transposed: bool = False, activation: Activation = KINDS[0],
+        biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3,
+    ) -> None:  # fmt: skip
+        shapes = (2 * inner, hidden), (hidden, inner)
+        gate_up, down = (shape[::-1] if transposed else shape for shape in shapes)
+        self.activation, self.inner = activation, inner
+        self.store = HostStore([RecordLayout(gate_up, down, transposed)] * LAYERS, EXPERTS, dtype)
+        generator = torch.Generator().manual_seed(hidden * inner)
+        for layer in range(LAYERS):
+            for expert in range(EXPERTS):
+                record = self.store.record(ExpertKey(layer, expert))
+                record.copy_(torch.randn(record.shape, generator=generator) * hidden**-0.5)
+        sizes = (2 * inner, hidden)
+        self.biases = [
+            tuple(
+                torch.randn(EXPERTS, size, generator=generator).to(dtype) if biased else None
+                for size in sizes
+            )
+            for _ in range(LAYERS)
+        ]
+        self.x = torch.randn(TOKENS, hidden, generator=generator).to(dtype)
+        self.lane = CpuLane(
+            self.store, activation, self.biases,  # type: ignore[arg-type]
+            tokens=TOKENS, top_k=TOP_K, threads=threads, pinned=False,
+        )  # fmt: skip
+
+    def wanted(self, layer: int, expert: int, token: int, share: int) -> Tensor:
+        """One pair's row, float64; gate * up is rounded between the products."""
+        gate_up, down = (view.double() for view in self.store.views(ExpertKey(layer, expert)))
+        if self.store.layouts[layer].transposed:
+            gate_up, down = gate_up.T, down.T
+        first, second = self.biases[layer]
+        both = gate_up @ self.x[token].double()
+        if first is not None:
+            both = both + first[expert].double()
+        gate, up = self.activation.split(both)
+        product = self.activation.apply(gate, up).to(self.x.dtype).double()[:share]
+        out: Tensor = down[:, :share] @ product
+        return out if second is None or share < self.inner else out + second[expert].double()
+
+
+@contextmanager
+def rig(hidden: int = 48, inner: int = 40, **options: object) -> Iterator[Rig]:
+    made = Rig(hidden, inner, **options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.lane.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
+    st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
+)  # fmt: skip
+def test_every_job_equals_float64(
+    hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool, dtype: torch.dtype,
+    threads: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    with rig(
+        hidden, inner, transposed=transposed, activation=activation, biased=biased, dtype=dtype,
+        threads=threads,
+    ) as made:  # fmt: skip
+        for _ in range(3):
+            layer = data.draw(st.integers(0, LAYERS - 1))
+            free = data.draw(st.permutations(range(TOKENS * TOP_K)))
+            jobs = []
+            for expert in data.draw(st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1)):
+                count = data.draw(st.integers(1, 8))
+                jobs.append((expert, sorted(free[:count]), data.draw(st.integers(1, inner))))
+                free = free[count:]
+            out = made.lane.compute(layer, made.x, jobs).double()
+            for expert, pairs, share in jobs:
+                for pair in pairs:
+                    wanted = made.wanted(layer, expert, pair // TOP_K, share)
+                    # float32 sums; where gate * up is near a tie it rounds to the neighbour
+                    tolerance = 2e-2 if dtype == torch.bfloat16 else 3e-3
+                    assert (out[pair] - wanted).norm() <= tolerance * wanted.norm() + 1e-4
+
+
+def test_an_exact_sum_is_exact() -> None:
+    with rig(64, 16, activation=Activation("relu")) as made:
+        for expert in range(EXPERTS):
+            gate_up, down = made.store.views(ExpertKey(1, expert))
+            gate_up.copy_(torch.randint(-2, 3, gate_up.shape))
+            down.copy_(torch.randint(-2, 3, down.shape))
+        made.x = torch.randint(0, 2, made.x.shape).bfloat16()
+        out = made.lane.compute(1, made.x, [(e, [e, 10 + e, 20 + e], 16) for e in range(EXPERTS)])
+        for expert in range(EXPERTS):
+            for pair in (expert, 10 + expert, 20 + expert):
+                assert torch.equal(out[pair].double(), made.wanted(1, expert, pair // TOP_K, 16))
+
+
+def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_lane, "PARK_S", 0.02)
+    with rig(threads=6) as made:  # more than there are cores
+        for job in range(300):
+            expert, pair = job % EXPERTS, job % 7
+            out = made.lane.compute(0, made.x, [(expert, [pair], made.inner)])
+            assert torch.allclose(
+                out[pair].double(), made.wanted(0, expert, pair // TOP_K, made.inner), atol=0.05
+            )
+            if job % 100 == 99:
+                deadline = time.perf_counter() + 20
+                while made.lane._parked < 6:  # nobody spins for nothing
+                    assert time.perf_counter() < deadline
+                    time.sleep(0.005)
+        counters = made.lane.counters()
+        assert counters.jobs == 300 and counters.num_bytes == 300 * 6 * 48 * 40
+        assert 0 < counters.busy_s < 60 and made.lane.idle and made.lane.healthy
+        assert (made.lane._history[: 300 + 1, 2] >= made.lane._history[: 300 + 1, 1]).all()
+
+
+def test_a_closed_lane_leaves_no_thread_and_answers_nobody() -> None:
+    with rig() as made:
+        names = {thread.name for thread in threading.enumerate()}
+        assert {"cpu-lane-0", "cpu-lane-1", "cpu-lane-2"} <= names
+        made.lane.close()
+        assert not any(thread.name.startswith("cpu-lane") for thread in threading.enumerate())
+        assert int(made.lane.mailbox.answered[0]) == -1 and not made.lane.healthy
+        with pytest.raises(HardwareError, match="does not answer"):
+            made.lane.compute(0, made.x, [(0, [0], made.inner)])
+
+
+def test_a_thread_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> int:
+        raise ValueError("no such instruction")
+
+    with rig() as made:
+        made.lane.close()
+    monkeypatch.setattr(CpuLane, "_compile", lambda self: None)
+    monkeypatch.setattr(worker, "run", broken)
+    with rig() as made:
+        deadline = time.perf_counter() + 20
+        while made.lane.healthy:
+            assert time.perf_counter() < deadline
+        assert made.lane.failure == "ValueError: no such instruction"
+        assert int(made.lane.mailbox.answered[0]) == -1
+        with pytest.raises(HardwareError, match="no such instruction"):
+            made.lane.compute(0, made.x, [(0, [0], made.inner)])
+
+
+def test_memory_of_the_mailbox_does_not_overlap() -> None:
+    with rig() as made:
+        box = made.lane.mailbox
+        parts = [box.posted, box.answered, box.head, box.entries, box.pairs, box.x, box.out]
+        ranges = sorted((part.ctypes.data, part.ctypes.data + part.nbytes) for part in parts)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+        assert ranges[0][0] == box.address and ranges[-1][1] <= box.address + box.memory.numel()
+        lines = {int(part.ctypes.data) // 128 for part in (box.posted, box.answered, box.head)}
+        assert len(lines) == 3 and np.prod(box.out.shape) == TOKENS * TOP_K * 48

@@ -1,0 +1,128 @@
+"""Searching the Hub over HTTP, and reading what a user pastes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.hub_home import hub_and_home, small_model, weights
+from support.hub_server import TOKEN, HubServer
+
+from localmoe.core.errors import DownloadError, HubUnreachableError
+from localmoe.engine.searching import architecture_kind, search_runnable
+from localmoe.hub.names import is_repo_id
+from localmoe.hub.search import find_repo, search_models
+from localmoe.hub.token import save_token
+
+CONFIG = b'{"model_type": "%s", %s}'
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with hub_and_home(tmp_path) as server:
+        yield server
+
+
+def repo(hub: HubServer, name: str, config: bytes, tags: tuple[str, ...] = (), *, safe: bool = True) -> None:
+    files = {"config.json": config, "pytorch_model.bin": b"pickle"}
+    hub.commit(name, {**files, "model.safetensors": weights(100)} if safe else files)
+    hub.repos[name].tags = tags
+
+
+def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> None:
+    moe, dense = b'{"model_type": "qwen2_moe"}', b'{"model_type": "llama"}'
+    repo(hub, "a/llama-chat", dense)
+    repo(hub, "a/chat-gptq", b'{"model_type": "qwen2_moe", "quantization_config": {"quant_method": "gptq"}}')
+    repo(hub, "a/chat-awq", moe, ("awq", "4-bit"))
+    repo(hub, "a/chat-custom", b'{"model_type": "qwen2_moe", "auto_map": {"A": "b"}}')
+    repo(hub, "a/chat-pickle", moe, safe=False)
+    repo(hub, "a/chat-odd", b'{"model_type": "no_such_type"}')
+    repo(hub, "a/chat-good", moe, ("license:mit",))
+    hub.commit("a/other", small_model())
+    hits = search_runnable("CHAT")
+    reasons = {hit.repo_id: hit.refusal for hit in hits}
+    assert hits[0].repo_id == "a/chat-good" and reasons.pop("a/chat-good") == ""
+    assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
+    assert hits[0].num_params is not None and hits[0].downloads == 7
+    words = {
+        "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
+        "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
+    }  # fmt: skip
+    assert reasons.keys() == words.keys()
+    assert [name for name, word in words.items() if word not in reasons[name]] == []
+    assert not hub.bodies()  # no file of any repo was fetched
+
+
+def test_no_words_ask_for_the_tag_and_the_token_goes_along(hub: HubServer) -> None:
+    repo(hub, "a/tagged", b'{"model_type": "mixtral"}', ("moe",))
+    repo(hub, "a/untagged", b'{"model_type": "mixtral"}')
+    assert [hit.repo_id for hit in search_models("  ")] == ["a/tagged"]
+    assert hub.requests[-1].token is None
+    save_token(TOKEN)
+    search_models("x")
+    assert hub.requests[-1].token == TOKEN
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_hub_that_is_ill_or_away_is_said_so(
+    hub: HubServer, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.api_faults.append(status)
+    with pytest.raises(HubUnreachableError, match=f"answered {status}.*search again"):
+        search_models("x")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubUnreachableError, match="connection lost"):
+        search_models("x")
+
+
+def test_a_refusal_is_one_sentence(hub: HubServer) -> None:
+    hub.api_faults.append(403)
+    with pytest.raises(DownloadError) as refusal:
+        search_models("x")
+    assert not isinstance(refusal.value, HubUnreachableError) and "\n" not in str(refusal.value)
+
+
+def test_architectures_are_judged_by_their_configs_defaults() -> None:
+    kinds = {
+        name: architecture_kind(name) for name in ("mixtral", "gpt_oss", "granitemoe", "llama4", "qwen3_next")
+    }
+    assert set(kinds.values()) == {"moe"}, kinds
+    assert architecture_kind("llama") == architecture_kind("qwen3") == "dense"
+    assert architecture_kind("") == architecture_kind("../x") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "repo_id", "revision"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B", None),
+        ("  a/b@v2 ", "a/b", "v2"),
+        ("https://huggingface.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/tree/main/sub?x=1#y", "a/b", "main"),
+        ("HTTP://mirror.example/models/a/b/blob/0f0f/config.json", "a/b", "0f0f"),
+        ("https://huggingface.co/a/b/discussions/3", "a/b", None),
+    ],
+)
+def test_a_pasted_repo_is_recognised(text: str, repo_id: str, revision: str | None) -> None:
+    assert find_repo(text) == (repo_id, revision)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://huggingface.co/", "https://huggingface.co/datasets/a/b", "https://x.y/../..", "http://a/b"],
+)
+def test_an_address_of_no_model_is_refused(address: str) -> None:
+    with pytest.raises(DownloadError, match="no address of a model"):
+        find_repo(address)
+
+
+@given(st.text(max_size=80))
+def test_any_other_text_is_words_or_a_valid_repo(text: str) -> None:
+    try:
+        found = find_repo(text)
+    except DownloadError as error:
+        assert "\n" not in str(error)
+        return
+    assert found is None or (is_repo_id(found[0]) and "/" in found[0])

@@ -1,0 +1,184 @@
+"""A layer's experts divided between GPU and CPU lane: the same sums, whoever computes which columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from dense_cases import DEVICE, DTYPES
+from test_routed_experts import (
+    OAI,
+    SILU,
+    Bench,
+    assert_close,
+    bench,
+    inputs,
+    reference,
+    routing,
+    view_of,
+)
+
+from localmoe.experts.cpu_lane import CpuLane
+from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
+from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, ON_HOST, ResidencyView
+
+ON_GPU = DEVICE.type == "cuda"
+ALL_CPU = LaneRates(0.0, 0.0, 0.0, 1.0)
+BOTH = LaneRates(0.0, 1.0, 0.1, 1.0)
+ALL_LINK = LaneRates(1e9, 1.0, 0.0, 1.0)
+
+
+class Store:
+    """A bench's records, as a lane asks for them."""
+
+    def __init__(self, made: Bench) -> None:
+        self.made, self.layouts, self.num_layers = made, [made.layout], 1
+        self.num_experts, self.dtype = len(made.host), made.host.dtype
+
+    def record(self, key: tuple[int, int]) -> Tensor:
+        return self.made.record(key[1])
+
+
+@contextmanager
+def lane_of(made: Bench, top_k: int, *, patience: int = 2_000_000) -> Iterator[tuple[CpuLane, LaneBlock]]:
+    lane = CpuLane(
+        Store(made), made.shape.activation, [(made.gate_up_bias, made.down_bias)],  # type: ignore[arg-type]
+        tokens=40, top_k=top_k, threads=2, pinned=ON_GPU,
+    )  # fmt: skip
+    block = LaneBlock(
+        lane.mailbox, [made.shape.inner], [split_quantum(made.shape.inner)], len(made.host), DEVICE, patience
+    )
+    lane.hold()
+    try:
+        yield lane, block
+    finally:
+        lane.close()
+
+
+def run(
+    made: Bench, block: LaneBlock, rates: LaneRates, x: Tensor, index: Tensor, weights: Tensor, live: int,
+    view: ResidencyView, issued: int = 0,
+) -> Tensor:  # fmt: skip
+    count = torch.tensor([live], device=DEVICE)
+    block.upload(issued, rates)
+    lane = block.view(0)
+    groups = group_pairs(index, count, view, lane)
+    return routed_experts(
+        x, groups, index, weights, count, view.done, made.shape, len(made.host),
+        gate_up_bias=made.gate_up_bias, down_bias=made.down_bias, lane=lane,
+    ).cpu()  # fmt: skip
+
+
+def kinds(view: ResidencyView) -> list[int]:
+    return (view.log.cpu() & 0xFF).tolist()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "rates", [ALL_CPU, LaneRates(0.0, 1.0, 0.1, 1.0), ALL_LINK], ids=["cpu", "both", "link"]
+)
+def test_every_division_gives_the_same_sums(rates: LaneRates, transposed: bool, biased: bool) -> None:
+    activation, dtype = (OAI, torch.float16) if biased else (SILU, DTYPES[0])
+    made = bench(transposed=transposed, activation=activation, biased=biased, dtype=dtype)
+    made.put(1, 3)
+    x, (index, weights) = inputs(6, dtype), routing(6, 3, 5)
+    index[0, 0] = -1  # nobody's
+    tickets, found = [ON_HOST, 0, ON_HOST, ON_HOST, ON_HOST], set()
+    with lane_of(made, 3) as (lane, block):
+        for live in (5, 1, 0):
+            view = view_of(made.row(tickets, {1: 3}, [], 0))
+            out = run(made, block, rates, x, index, weights, live, view)
+            assert_close(out, reference(made, x, index, weights, live), live)
+            found |= set(kinds(view))
+        report = block.read(block.numbers().cpu().numpy())
+        jobs = 0 if rates is ALL_LINK else 2
+        assert not report.failed and report.posted == lane.counters().jobs == jobs
+    wanted = {"cpu": {CPU}, "both": {CPU, MISS}, "link": {MISS}}
+    name = {ALL_CPU: "cpu", BOTH: "both", ALL_LINK: "link"}[rates]
+    assert found == {0, HIT} | wanted[name]
+
+
+def test_an_expert_is_split_where_both_lanes_end_together() -> None:
+    made = bench(experts=1)
+    quantum, inner = split_quantum(made.shape.inner), made.shape.inner
+    x, index, weights = (
+        inputs(2),
+        torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
+        torch.ones(2, 1, device=DEVICE),
+    )
+    with lane_of(made, 1) as (_, block):
+        for share in range(0, inner + 1, quantum):
+            part = share / inner  # of one expert: part * first = (1 - part) * link
+            rates = LaneRates(0.0, 1.0 - part, 0.0, part or 1e-6)
+            view = view_of(made.row([ON_HOST], {}, [0], 0))
+            out = run(made, block, rates, x, index, weights, 2, view)
+            assert_close(out, reference(made, x, index, weights, 2), 2)
+            kind = {0: MISS_KEPT, inner: CPU}.get(share, MISS | share << 8)
+            assert view.log.tolist() == [kind]
+            assert int(block.view(0).share) == share
+
+
+def test_copies_under_way_leave_more_to_the_cpu() -> None:
+    made = bench(experts=5)
+    x, (index, weights) = inputs(4), routing(4, 4, 5)
+    with lane_of(made, 4) as (_, block):
+        shares = []
+        for issued in (3, 5, 9):  # the last complete copy is number 3
+            view = view_of(made.row([ON_HOST] * 5, {}, [], 3))
+            out = run(made, block, LaneRates(0.0, 1.0, 0.0, 1.0), x, index, weights, 4, view, issued)
+            assert_close(out, reference(made, x, index, weights, 4), 4)
+            shares.append(int(block.view(0).share.sum()))
+    assert shares[0] < shares[1] < shares[2] == 5 * made.shape.inner
+
+
+def test_the_order_begins_elsewhere_each_time() -> None:
+    made = bench(experts=5)
+    x, index, weights = inputs(1), torch.arange(5, device=DEVICE)[None], torch.ones(1, 5, device=DEVICE)
+    whole = set()
+    with lane_of(made, 5) as (_, block):
+        for _ in range(5):
+            view = view_of(made.row([ON_HOST] * 5, {}, [], 0))
+            run(made, block, LaneRates(0.0, 1.0, 0.0, 1.0), x, index, weights, 1, view)
+            whole |= {e for e, kind in enumerate(kinds(view)) if kind == CPU}
+    assert whole == set(range(5))
+
+
+def test_late_copies_are_waited_for_beside_the_cpu() -> None:
+    made = bench(experts=4)
+    made.put(2, 1)
+    x, (index, weights) = inputs(4), routing(4, 3, 4)
+    with lane_of(made, 3) as (_, block):
+        view = view_of(made.row([ON_HOST, ON_HOST, 1, ON_HOST], {2: 1}, [], 1))
+        out = run(made, block, ALL_CPU, x, index, weights, 4, view, issued=1)
+        assert_close(out, reference(made, x, index, weights, 4), 4)
+        assert kinds(view)[2] in (HIT, LATE) and kinds(view).count(CPU) == 3
+
+
+@pytest.mark.parametrize("how", ["closed", "late"])
+def test_a_lane_that_does_not_answer_is_noted_and_asked_no_more(how: str) -> None:
+    made = bench(experts=3)
+    x, (index, weights) = inputs(2), routing(2, 2, 3)
+    with lane_of(made, 2, patience=50) as (lane, block):
+        if how == "closed":
+            lane.close()
+        else:
+            lane._arguments[0][:] = np.iinfo(np.int64).max  # threads see a STOP and leave
+        for expected in (True, True):
+            view = view_of(made.row([ON_HOST] * 3, {}, [], 0))
+            run(made, block, ALL_CPU, x, index, weights, 2, view)
+            report = block.read(block.numbers().cpu().numpy())
+            assert report.failed is expected and report.posted == 1
+        assert set(kinds(view)) <= {0, MISS}  # the second time all came over the link
+        assert_close(
+            run(made, block, ALL_CPU, x, index, weights, 2, view), reference(made, x, index, weights, 2), 2
+        )

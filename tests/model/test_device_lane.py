@@ -1,0 +1,137 @@
+"""The CPU lane as passes use it: when they take it, how its share is corrected, and what follows a
+failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from experts.device_rig import DeviceRig
+from experts.test_cpu_lane import Rig as LaneRig
+from model.test_device_runner import CPU, EXPERTS, LAYERS, PROMPT, Rig
+from speculative.table_model import Table
+
+from localmoe.core.types import ExpertKey
+from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.model.device_lane import DeviceLane
+from localmoe.model.device_passes import WindowReport
+
+RATES = LaneRates(30.0, 150.0, 10.0, 350.0)
+
+
+@pytest.fixture
+def lane() -> Iterator[DeviceLane]:
+    made = LaneRig(48, 40)
+    yield DeviceLane(made.lane, LaneBlock(made.lane.mailbox, [40, 40], [16, 16], 4, CPU), RATES, link=True)
+    made.lane.close()
+
+
+def test_a_pass_takes_the_lane_only_where_an_expert_may_be_missing(lane: DeviceLane) -> None:
+    rig = DeviceRig(12)
+    lane.open_pass(rig.memory)
+    assert lane.on
+    for key in rig.keys:
+        rig.memory.prefetch(key, 0.0)
+    rig.memory.pump()
+    lane.open_pass(rig.memory)
+    assert not lane.on
+    rig = DeviceRig(3)
+    lane.allowed = False
+    lane.open_pass(rig.memory)
+    assert not lane.on
+
+
+def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:
+    rig = DeviceRig(3)
+    for expert in range(3):
+        rig.memory.prefetch(ExpertKey(0, expert), 0.0)
+    rig.memory.pump()
+    lane.open_pass(rig.memory)
+    view = lane.block.view(1)
+    assert view.issued.tolist() == [3] and view.rates.tolist() == [30.0, 150.0, 10.0, 350.0]
+
+
+def test_the_share_grows_while_the_cpu_is_never_waited_for_and_shrinks_while_it_always_is(
+    lane: DeviceLane,
+) -> None:
+    posted = waited = 0
+    for late, direction in ((0, -1), (24, 1)):
+        for _ in range(60):
+            before = lane.rates
+            posted, waited = posted + 24, waited + late
+            assert lane.close_pass(LaneReport(posted, waited, False))
+            step = lane.rates.first_us - before.first_us
+            assert step * direction >= 0 and lane.rates.link_us == RATES.link_us
+        assert 1 / 3.01 < lane.rates.first_us / RATES.first_us < 3.01
+        assert (lane.rates.first_us > RATES.first_us) == (direction > 0)
+    rates = lane.rates
+    assert (
+        lane.close_pass(LaneReport(posted, waited, False)) and lane.rates == rates
+    )  # no job, nothing learnt
+    assert lane.close_pass(LaneReport(posted + 2, waited + 1, False)) and lane.rates == rates  # balanced
+
+
+def test_without_the_link_the_cpu_takes_all(lane: DeviceLane) -> None:
+    alone = DeviceLane(lane.lane, lane.block, RATES, link=False)
+    assert (alone.rates.handover_us, alone.rates.first_us, alone.rates.further_us) == (0.0, 0.0, 0.0)
+
+
+def test_a_lane_that_failed_is_not_taken_again(lane: DeviceLane) -> None:
+    rig = DeviceRig(3)
+    lane.open_pass(rig.memory)
+    assert not lane.close_pass(LaneReport(3, 1, True))
+    assert "did not answer" in lane.failure
+    lane.open_pass(rig.memory)
+    assert not lane.on
+
+
+def test_threads_that_ended_are_noticed_before_a_pass(lane: DeviceLane) -> None:
+    lane.lane.close()
+    lane.open_pass(DeviceRig(3).memory)
+    assert not lane.on and "given up" in lane.failure
+
+
+@pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.parametrize("fails_at", [1, 4])
+def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: int, fails_at: int) -> None:
+    table = Table(agreement=0.8, seed=3)
+    plain = Rig(table, 5)
+    wanted = [token for step in plain.loop(length).run(PROMPT, 30) for token in step.tokens]
+    rig = Rig(table, 5)
+    rig.state.lane = lane
+    passes = rig.passes
+    read, windows = passes.read_window, [0]
+
+    def reported(report: object, count: int) -> WindowReport:
+        found = read(report, count)  # type: ignore[arg-type]
+        if not lane.on:
+            return found
+        windows[0] += 1
+        failed = windows[0] == fails_at
+        if failed:  # whatever it computed is wrong
+            found.choices[:] = [0] * len(found.choices)
+        return WindowReport(
+            found.log, found.experts, found.choices, found.tokens, LaneReport(windows[0], 0, failed)
+        )
+
+    passes.read_window = reported  # type: ignore[method-assign]
+    given = [token for step in rig.loop(length).run(PROMPT, 30) for token in step.tokens]
+    assert given == wanted and windows[0] == fails_at and lane.failure
+    assert passes.issued.count("window") == plain.passes.issued.count("window") + 1
+    assert rig.tokens() == plain.tokens()
+    rig.experts.check()
+
+
+def test_an_interrupted_pass_lets_the_lane_go_on(lane: DeviceLane) -> None:
+    lane.open_pass(DeviceRig(3).memory)
+    lane.block.words[:] = torch.tensor([7, 0, 2, 0])
+    lane.abandon_pass()
+    assert lane.waited == 2 and not lane.failure
+    lane.block.words[1] = 1
+    lane.abandon_pass()
+    assert lane.failure
+    assert (LAYERS, EXPERTS) == (2, 6)  # what the rigs above are made for
