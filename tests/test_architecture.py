@@ -182,9 +182,9 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 modules = sys.argv[1:]
-for name in [m for m in modules if m.split(".")[1:2] == ["core"]]:
+for name in [m for m in modules if m.split(".")[1:2] in (["core"], ["prefetch"])]:
     importlib.import_module(name)
-assert "torch" not in sys.modules, "the core pulled torch in"
+assert "torch" not in sys.modules, "the core, a policy or the simulator pulled torch in"
 for name in modules:
     importlib.import_module(name)
 import torch

@@ -89,6 +89,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_draft_length(self.draft_length)
+        if self.drafter not in get_args(DrafterName):
+            names = ", ".join(get_args(DrafterName))
+            raise ConfigError(f"There is no drafter '{self.drafter}': choose one of {names}.")
+        if self.drafter != "self" and self.draft_dir is not None:
+            raise ConfigError(f"Drafter {self.drafter} reads no draft: leave the draft folder out.")
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
             raise ConfigError(
                 f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."

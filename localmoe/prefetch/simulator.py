@@ -16,12 +16,17 @@ from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, de
 
 
 class _Steps(Protocol):
+    """Either way of running a story."""
+
     @property
-    def memory(self) -> LayerMemory | PassMemory: ...
+    def memory(self) -> LayerMemory | PassMemory:
+        """What it runs on."""
 
-    def prompt(self, prompt: Prompt) -> None: ...
+    def prompt(self, prompt: Prompt) -> None:
+        """A prompt, uncounted."""
 
-    def step(self, window: Window, tally: Tally) -> None: ...
+    def step(self, window: Window, tally: Tally) -> None:
+        """A step, counted in `tally`."""
 
 
 def simulate(

@@ -21,8 +21,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One step: g drafted tokens and the n tokens that the target verifies (g + 1, or fewer routed by the
-    draft where another drafter proposed them).
+    """One step: what was drafted, and the n tokens that the target verifies, one more than were drafted.
 
     Attributes:
         draft: (d, L, K), the draft's routing of the first d window tokens; d is 0 without a self-draft.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,11 @@ def test_every_error_of_the_package_has_one_root() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     assert len(classes) > 10
     assert all(issubclass(cls, LocalMoeError) and cls.__doc__ for cls in classes)
+
+
+def test_a_drafter_is_one_of_those_there_are_and_reads_a_draft_only_if_it_is_the_model_itself() -> None:
+    with pytest.raises(ConfigError, match="There is no drafter 'eagle': choose one of self, prompt-lookup"):
+        EngineConfig(drafter="eagle")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="leave the draft folder out"):
+        EngineConfig(drafter="prompt-lookup", draft_dir=Path("somewhere"))
+    assert EngineConfig(drafter="prompt-lookup").drafter == "prompt-lookup"

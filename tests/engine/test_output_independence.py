@@ -32,21 +32,18 @@ class Setting:
     drafter: DrafterName = "self"
 
 
-SETTINGS = (
-    [
+OTHERS = [policy for policy in POLICIES if policy not in ("on-demand", "moe-speq")]
+SETTINGS = [
+    *(
         Setting(slots, link, policy, draft_length)
         for (slots, link), policy, draft_length in product(
             [(3, None), (8, None), (24, None), (6, 200e6)], ["on-demand", "moe-speq"], [0, 1, 5, 12, "auto"]
         )
-    ]
-    + [
-        Setting(slots, link, policy, draft_length)
-        for (slots, link), policy, draft_length in product(
-            [(3, None), (6, 200e6)], sorted(set(POLICIES) - {"on-demand", "moe-speq"}), [0, 5]
-        )
-    ]
-    + [Setting(6, None, policy, 5, "prompt-lookup") for policy in POLICIES]
-)
+    ),
+    *(Setting(3, None, policy, 5) for policy in OTHERS),
+    *(Setting(6, 200e6, policy, 0) for policy in OTHERS),
+    *(Setting(6, None, policy, 5, "prompt-lookup") for policy in POLICIES),
+]
 PLAIN = Setting(24, None, "on-demand", 0)
 Tiny = Callable[[str], tuple[Path, Any]]
 

@@ -143,13 +143,13 @@ def test_moe_infinity_predicts_what_the_most_similar_sequence_used_nearer_layers
     sequence(policy, (0, (1,)), (1, (2, 3)), (2, (4,)))
     sequence(policy, (0, (5,)), (1, (6,)), (2, (7,)))
     assert wishes(policy, LayerDemanded(0, (5,), 1)) == [K(2, 4), K(1, 2), K(1, 3)], "the only one there is"
-    sequence(policy, (0, (1,)), (1, (2,)), (2, (4, 5)))  # like the first
+    sequence(policy, (0, (5,)), (1, (0, 2, 7)), (2, (5,)))  # but for layer 0, which is masked, like the first
     requests = policy.observe(LayerDemanded(0, (1,), 1))
     # p: layer 1 half each at (1 - 1/4), layer 2 all at (1 - 2/4)
     assert [(r.key, pytest.approx(-r.deadline, abs=1e-6)) for r in requests] == [
         (K(2, 4), 0.5), (K(1, 2), 0.375), (K(1, 3), 0.375)
     ]  # fmt: skip
-    here[2, 4] = True
+    here[2, 4] = here[2, 7] = True
     assert wishes(policy, LayerDemanded(1, (2,), 1)) == []
     assert policy.needs_layers and not policy.wants_next_gate
 

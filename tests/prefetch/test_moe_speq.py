@@ -202,6 +202,13 @@ def test_what_the_window_needs_stays_while_anything_else_can_go(
         assert victim is None, "a prefetch displaces nothing that the window needs"
 
 
+def test_what_a_later_token_turns_out_to_need_stays_from_then_on() -> None:
+    policy = drafted(K(1, 0))
+    assert policy.choose_victim(room(K(3, 7), [K(2, 5), K(2, 6)])) == K(2, 5)
+    policy.observe(DraftRouted(1, 2, (5,), (1.0,)))
+    assert policy.choose_victim(room(K(3, 7), [K(2, 5), K(2, 6)])) == K(2, 6)
+
+
 def test_among_needed_experts_the_one_needed_last_makes_room_for_a_demand() -> None:
     policy = drafted(K(1, 0), K(3, 0), K(2, 0))
     candidates = [K(1, 0), K(3, 0), K(2, 0)]

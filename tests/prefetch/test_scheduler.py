@@ -236,5 +236,10 @@ def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
     assert policy.rates[-1] == Rates(0.25, None, None)
     run(DraftFinished(2), 5.0, 8.0)
     scheduler.notify(PassRouted(demanded))
-    scheduler.notify(StepStarted(1, 2))
+    run(StepStarted(1, 2), 1.0, 0.0)
+    assert policy.rates[-1] == Rates(0.25, 2.0, 1.5)
+    for _ in range(9):  # steps that were given up; a prompt's passes say nothing of a step's
+        run(PrefillStarted(99), 900.0, 40.0)
+        run(PassRouted(demanded), 0.0, 0.0)
+        run(StepStarted(2, 2), 1.0, 0.0)
     assert policy.rates[-1] == Rates(0.25, 2.0, 1.5)

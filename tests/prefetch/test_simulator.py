@@ -21,6 +21,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.hardware.cards import CARDS, find_card
 from localmoe.hardware.limits import Rates
 from localmoe.model.synthetic import SyntheticModel
+from localmoe.prefetch.optimum import optimal_hits
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
@@ -137,6 +138,20 @@ def test_the_simulated_memory_of_whole_passes_does_what_the_engines_does(policy:
         counters = rig.memory.counters()
         found = (counters.h2d_bytes // RECORD_BYTES, counters.prefetched, counters.wasted)
         assert found == (memory.copies, memory.prefetched, memory.wasted)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_few_slots_serve_every_demand_layer_by_layer(policy: str) -> None:
+    """Three slots for windows that want more: every demand is met, each miss by a copy, and nothing stays
+    locked."""
+    story = story_of(7, 3)
+    tally = simulate(policy, replace(MACHINE, num_slots=3), story)
+    asked = sum(int(demanded_of(window.target, EXPERTS).sum()) for window in story)
+    assert tally.num_demands == asked == sum(int(demands.sum()) for demands in tally.demands)
+    assert tally.copies >= tally.counters.misses > 0 and tally.counters.steps == len(story)
+    assert tally.counters.decode_s > tally.copies * MACHINE.copy_s * 0.9 - MACHINE.copy_s
+    best = optimal_hits(tally.demands, 3, whole_steps=False)
+    assert tally.num_demands - tally.copies <= best, "nobody reuses more than the optimum"
 
 
 def test_copies_that_a_layer_cannot_wait_for_share_the_link_with_what_it_reads_itself() -> None:
