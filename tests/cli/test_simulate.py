@@ -61,7 +61,7 @@ def test_a_card_says_how_many_slots_there_are_and_whether_a_draft_fits(
 ) -> None:
     argv = ("--routing", "sticky:0.5", "--shape", "mixtral-8x7b", "--card", "rtx-4090", *SMALL)
     code, out, err = run(capsys, *argv, "--policy", "on-demand")
-    assert code == 0 and "No drafting: the INT4 draft needs" in err
+    assert code == 0 and "No drafting: the low-bit draft needs" in err
     assert "on-demand, 0" in out and "on-demand, 4" not in out
     assert all(line.startswith("predicted: ") for line in out.splitlines()[:3]), "nothing here was measured"
     code, _, err = run(capsys, *argv, "--draft-lengths", "4")
