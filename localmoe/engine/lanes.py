@@ -12,7 +12,6 @@ from torch import Tensor
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.core.types import ExpertKey
-from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
@@ -20,7 +19,8 @@ from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.skeleton import Skeleton
 
-if TYPE_CHECKING:  # needs Triton
+if TYPE_CHECKING:  # these need Triton and numba's compiler
+    from localmoe.experts.cpu_lane import CpuLane
     from localmoe.model.device_lane import DeviceLane
 
 _LEAST_THREADS = 2
@@ -91,6 +91,8 @@ def num_threads(config: EngineConfig) -> int:
 
 
 def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: int) -> CpuLane:
+    from localmoe.experts.cpu_lane import CpuLane
+
     module = skeleton.experts[0].module
     activation = detect_activation(module)
     assert activation is not None, "device_support comes first"

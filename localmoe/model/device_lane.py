@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from localmoe.experts.cpu_lane import CpuLane, LaneCounters
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+
+if TYPE_CHECKING:  # it needs numba's compiler
+    from localmoe.experts.cpu_lane import CpuLane, LaneCounters
 
 _GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
 _MOST = 3.0  # corrections stay within this factor of what was measured
