@@ -73,8 +73,8 @@ SETTINGS = {
     "Steps": "步骤",
     "Lanes": "通道",
     "Strict": "严格",
-    "The same bits whatever the settings and the timing: no experts are computed on the CPU. "
-    "Slower where a model does not fit into VRAM.": (
+    "The same bits whatever the settings and the timing: no experts are computed on the "
+    "CPU. Slower where a model does not fit into VRAM.": (
         "无论设置和时序如何，比特都相同：不在 CPU 上计算专家。模型放不进显存时会更慢。"
     ),
     "Chat template": "聊天模板",

@@ -82,8 +82,8 @@ def create_answer_form() -> AnswerForm:
             )  # fmt: skip
             strict = gr.Checkbox(
                 False, label="Strict", elem_id="lm-strict",
-                info="The same bits whatever the settings and the timing: no experts are computed on the CPU. "
-                "Slower where a model does not fit into VRAM.",
+                info="The same bits whatever the settings and the timing: no experts are computed on the "
+                "CPU. Slower where a model does not fit into VRAM.",
             )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
     return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, saved)
