@@ -104,15 +104,17 @@ def _legend(parts: Sequence[tuple[str, str, str]]) -> str:
 
 def _cache(stats: GenerationStats | None, t: Texts) -> str:
     hit_rate = stats.hit_rate if stats else None
-    counts = (stats.hits, stats.late, stats.misses) if stats else (0, 0, 0)
-    whole = max(1, sum(counts))
-    names = (
+    counts = [stats.hits, stats.late, stats.misses] if stats else [0, 0, 0]
+    names = [
         ("hit", t("already in a slot")), ("late", t("copy in flight")), ("miss", t("fetched on demand")),
-    )  # fmt: skip
-    bar = _bar(
-        [(name, count / whole) for (name, _), count in zip(names, counts, strict=True)],
-        t("hits {hits}, late {late}, misses {misses}", hits=counts[0], late=counts[1], misses=counts[2]),
-    )
+    ]  # fmt: skip
+    label = t("hits {hits}, late {late}, misses {misses}", hits=counts[0], late=counts[1], misses=counts[2])
+    if stats and stats.cpu_jobs:
+        names.append(("cpu", t("computed on the CPU")))
+        counts.append(stats.computed)
+        label += t(", computed on the CPU {count}", count=stats.computed)
+    whole = max(1, sum(counts))
+    bar = _bar([(name, count / whole) for (name, _), count in zip(names, counts, strict=True)], label)
     legend = _legend([(name, text, f"{count:,}") for (name, text), count in zip(names, counts, strict=True)])
     return _card(
         t("Expert cache"), _fact(t("Hit rate"), words.percent(hit_rate), "hit_rate") + bar + legend, "cache"
@@ -166,6 +168,9 @@ def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> st
     facts = _fact(t("This answer"), format_bytes(stats.h2d_bytes) if stats else words.NONE, "h2d")
     facts += _fact(t("Per token"), words.NONE if per_token is None else format_bytes(per_token), "h2d_token")
     facts += _fact(t("Waited for copies"), words.seconds(stats.stall_s if stats else None), "stall")
+    if stats and stats.cpu_jobs:
+        hint = t("weights that the CPU read to compute experts, beside the copies")
+        facts += _fact(t("Read by the CPU"), format_bytes(stats.cpu_bytes), "cpu_bytes", hint)
     if status.info is not None:
         facts += _fact(t("Through"), words.link(status.info.link, t), "link")
     return _card(t("Copied to the device"), facts, "copies")

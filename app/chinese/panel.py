@@ -23,6 +23,12 @@ PANEL = {
     "already in a slot": "已在槽位中",
     "copy in flight": "正在复制",
     "fetched on demand": "按需获取",
+    "computed on the CPU": "在 CPU 上计算",
+    ", computed on the CPU {count}": "，在 CPU 上计算 {count}",
+    "Read by the CPU": "CPU 读取",
+    "weights that the CPU read to compute experts, beside the copies": (
+        "CPU 为计算专家而读取的权重，与复制并行"
+    ),
     "Drafting": "草稿",
     "Accepted": "接受率",
     "share of the drafted tokens that the 16-bit model agreed with": "16 位模型同意的草稿词元比例",

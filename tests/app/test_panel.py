@@ -49,6 +49,14 @@ def fact(html: str, key: str) -> str:
     return found.group(1)
 
 
+def test_experts_of_the_cpu_have_a_line_where_there_is_such_a_lane() -> None:
+    assert "CPU" not in panel_html(ready(), JOB).split("Drafting")[0]
+    counters = replace(COUNTERS, computed=1234, cpu_jobs=9, cpu_bytes=3 << 20)
+    html = panel_html(ready(), replace(JOB, stats=counters.freeze()))
+    assert "computed on the CPU" in html and "<b>1,234</b>" in html
+    assert fact(html, "cpu_bytes") == "3.0 MiB" and fact(html, "hit_rate") == "7 %"
+
+
 def test_the_panel_shows_what_was_measured() -> None:
     html = panel_html(ready(), JOB)
     assert fact(html, "tokens_per_s") == "10.0"
