@@ -16,6 +16,8 @@ from localmoe.model.side_stream import SideStream
 _SHARED_NAMES = {"gate", "experts", "shared_expert", "shared_expert_gate", "sigmoid"}
 _SHAPE_NAMES = {"shape", "view", "reshape", "F", "torch", "nn", "functional"}
 
+_MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
+
 
 def forward_names(module: nn.Module) -> set[str]:
     """Attributes and globals that a module's forward refers to."""
@@ -33,9 +35,12 @@ def shared_expert_forward(block: Any, side: SideStream, hidden_states: Tensor) -
     routed ones, which may have to wait for the link or the CPU."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     _, weights, index = block.gate(x)
-    with side:
-        shared = block.shared_expert(x)
-    routed = block.experts(x, index, weights)
-    side.join()
+    if x.shape[0] > _MOST_BESIDE:
+        shared, routed = block.shared_expert(x), block.experts(x, index, weights)
+    else:
+        with side:
+            shared = block.shared_expert(x)
+        routed = block.experts(x, index, weights)
+        side.join()
     gated = add_gated(routed, shared, x, block.shared_expert_gate.weight)
     return gated.view_as(hidden_states)
