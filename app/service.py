@@ -117,6 +117,7 @@ class ChatService:
             sampling=settings.sampling(),
             draft_length=settings.draft_length,
             policy=settings.policy,
+            strict=settings.strict,
         )
         self.runner.start(
             GenerationJob(engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine))

@@ -66,6 +66,7 @@ class AnswerSettings:
     max_new_tokens: int = 1024
     seed: int | None = None
     system_prompt: str = ""
+    strict: bool = False  # no sums on the CPU, so that bits depend on no setting
 
     def sampling(self) -> SamplingConfig:
         """How tokens are chosen; raises ConfigError when a number is out of range."""
@@ -122,6 +123,7 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
         max_new_tokens=_whole("Max new tokens", values.get("max_new_tokens", base.max_new_tokens)),
         seed=None if seed in (None, "") else _whole("Seed", seed),
         system_prompt=prompt,
+        strict=bool(values.get("strict", base.strict)),
     )
     settings.sampling()
     if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:

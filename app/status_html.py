@@ -100,7 +100,7 @@ def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH
         (t("Architecture"), info.architecture), (t("Device"), info.device), (t("Computed in"), info.dtype),
         (t("Draft"), info.draft), (t("Copies"), words.link(info.link, t)),
         (t("Context"), t("{count} tokens", count=f"{info.context:,}")),
-        (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)),
+        (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)), (t("Lanes"), t(info.lanes)),
     ]  # fmt: skip
     if not info.has_chat_template:
         facts.append((t("Chat template"), t("none: messages are given to the model as plain text")))

@@ -45,7 +45,7 @@ PANEL = {
     "nothing loaded": "未加载任何内容",
     "Used": "已用",
     "shared weights": "共享权重",
-    "INT4 draft": "INT4 草稿",
+    "low-bit draft": "低比特草稿",
     "KV cache": "KV 缓存",
     "expert slots": "专家槽位",
     "workspace": "工作区",

@@ -71,6 +71,12 @@ SETTINGS = {
     "Copies": "复制",
     "Exactness": "精确性",
     "Steps": "步骤",
+    "Lanes": "通道",
+    "Strict": "严格",
+    "The same bits whatever the settings and the timing: no experts are computed on the "
+    "CPU. Slower where a model does not fit into VRAM.": (
+        "无论设置和时序如何，比特都相同：不在 CPU 上计算专家。模型放不进显存时会更慢。"
+    ),
     "Chat template": "聊天模板",
     "none: messages are given to the model as plain text": "无：消息以纯文本交给模型",
     "exact: the same bits for any draft length, policy and VRAM budget": (

@@ -39,13 +39,14 @@ class AnswerForm:
     repetition_penalty: gr.Number
     seed: gr.Textbox
     policy: gr.Dropdown
+    strict: gr.Checkbox
     saved: gr.HTML
 
     def plain_fields(self) -> dict[str, Any]:
         """Widgets by the name of their setting, but for the draft length, which has two."""
         names = (
             "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy",
+            "seed", "policy", "strict",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -79,8 +80,13 @@ def create_answer_form() -> AnswerForm:
                 list(POLICIES), value=AnswerSettings().policy, label="Prefetch policy", elem_id="lm-policy",
                 info="Which experts are fetched, and when. It changes the speed, never the answer.",
             )  # fmt: skip
+            strict = gr.Checkbox(
+                False, label="Strict", elem_id="lm-strict",
+                info="The same bits whatever the settings and the timing: no experts are computed on the "
+                "CPU. Slower where a model does not fit into VRAM.",
+            )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
-    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, saved)
+    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, saved)
 
 
 def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:
@@ -141,5 +147,5 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
 
 def _edits(widget: Any) -> list[Any]:
     """When the user is done with a control."""
-    chosen = isinstance(widget, gr.Radio | gr.Dropdown)
+    chosen = isinstance(widget, gr.Radio | gr.Dropdown | gr.Checkbox)
     return [widget.input] if chosen else [widget.blur, widget.submit]

@@ -57,6 +57,7 @@ class FakeInfo:
     has_chat_template: bool
     exactness: str
     passes: str
+    lanes: str
 
 
 def answer_to(text: str) -> str:
@@ -123,7 +124,7 @@ class FakeEngine:
             else "off: turned off",
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
-            passes="layer by layer through the host (there is no GPU)",
+            passes="layer by layer through the host (there is no GPU)", lanes="RAM",
         )  # fmt: skip
 
     def stream(

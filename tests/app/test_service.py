@@ -183,17 +183,20 @@ def test_settings_hold_from_the_next_answer_on(service: ChatService, loader: Fak
             "max_new_tokens": 5,
             "seed": "9",
             "system_prompt": "Be brief.",
+            "strict": True,
         }
     )
     chat_id = service.send(None, "hello")
     finish(service)
     request = loader.engines[0].requests[-1]
-    assert (request.draft_length, request.policy, request.max_new_tokens, request.sampling.seed) == (
-        3,
-        "on-demand",
-        5,
-        9,
+    given = (
+        request.draft_length,
+        request.policy,
+        request.max_new_tokens,
+        request.sampling.seed,
+        request.strict,
     )
+    assert given == (3, "on-demand", 5, 9, True)
     assert request.messages == (Message("system", "Be brief."), Message("user", "hello"))
     assert service.chats.get(chat_id).messages[1].finish == "length"
 
