@@ -21,7 +21,7 @@ PROMPTS = ("Once upon a time there was", "The answer to the question is")
 
 @pytest.mark.parametrize(
     ("policy", "draft_length", "points"),
-    # on an idle machine they differ by less than a point; on a busy one copies are claimed before or after a hit
+    # idle they differ by less than a point; on a busy machine copies are claimed before or after a hit
     # is read, which changes victims, and what moe-speq brings in time depends on speed altogether
     [("on-demand", 0, 0.06), ("on-demand", 4, 0.06), ("moe-speq", 0, 0.06), ("moe-speq", 4, 0.25)],
 )
