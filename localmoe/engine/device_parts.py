@@ -11,10 +11,12 @@ from torch import nn
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.types import ExpertKey
 from localmoe.engine.lanes import make_lane
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.link_speed import measure_copy_s
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import CudaTransfers, HostTransfers, Transfers
@@ -126,7 +128,12 @@ def make_device_memory(
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
     memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
     record_bytes = store.layouts[0].num_bytes(store.dtype)
-    scheduler.attach(memory, copies=lambda: memory.counters().h2d_bytes / record_bytes)
+    copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), slots)
+    scheduler.attach(
+        memory,
+        copy_s=None if copy_s is None else lambda: copy_s,
+        copies=lambda: memory.counters().h2d_bytes / record_bytes,
+    )
     return memory
 
 

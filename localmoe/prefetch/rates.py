@@ -34,8 +34,9 @@ class RateMeter:
 
     Attributes:
         copy_s: seconds of one copy, where the memory measures that; None where it does not (yet).
-        copies: copies so far, where the memory counts them only; a stretch of time divided by its copies is
-            then the time of one.
+        copies: copies so far, where whole passes run: what they take is no time of the layers'. Where copy_s
+            is not known, a stretch of time divided by its copies is; that is too long where the link is not
+            what the stretch waited for.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

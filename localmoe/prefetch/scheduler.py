@@ -57,7 +57,7 @@ class Scheduler:
 
         Args:
             copy_s: seconds that it takes for one copy, where it measures that (None until it has).
-            copies: how many it has made, where it only counts them.
+            copies: how many it has made, where the host hears of whole passes only.
         """
         self._memory = memory
         self._meter.copy_s, self._meter.copies = copy_s, copies

@@ -21,8 +21,9 @@ PROMPTS = ("Once upon a time there was", "The answer to the question is")
 
 @pytest.mark.parametrize(
     ("policy", "draft_length", "points"),
-    # with drafts, what moe-speq brings in time depends on the speed of this machine; the rest does not
-    [("on-demand", 0, 0.01), ("on-demand", 4, 0.03), ("moe-speq", 0, 0.01), ("moe-speq", 4, 0.2)],
+    # idle they differ by less than a point; on a busy machine copies are claimed before or after a hit
+    # is read, which changes victims, and what moe-speq brings in time depends on speed altogether
+    [("on-demand", 0, 0.06), ("on-demand", 4, 0.06), ("moe-speq", 0, 0.06), ("moe-speq", 4, 0.25)],
 )
 def test_a_recorded_answer_is_simulated_with_the_same_hits(
     policy: str, draft_length: int, points: float, tiny: Callable[[str], tuple[Path, Any]]

@@ -238,8 +238,18 @@ def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
     scheduler.notify(PassRouted(demanded))
     run(StepStarted(1, 2), 1.0, 0.0)
     assert policy.rates[-1] == Rates(0.25, 2.0, 1.5)
+    scheduler.attach(
+        policy.memory, copy_s=lambda: 0.125, copies=lambda: copies[0]
+    )  # what is measured comes first
+    for _ in range(9):
+        run(StepStarted(1, 2), 4.0, 0.0)
+        run(DraftFinished(2), 5.0, 8.0)
+        run(PassRouted(demanded), 0.0, 0.0)
+    scheduler.notify(StepStarted(1, 2))
+    assert policy.rates[-1] == Rates(0.125, 2.0, 2.0)
+    scheduler.attach(policy.memory, copies=lambda: copies[0])
     for _ in range(9):  # steps that were given up; a prompt's passes say nothing of a step's
         run(PrefillStarted(99), 900.0, 40.0)
         run(PassRouted(demanded), 0.0, 0.0)
         run(StepStarted(2, 2), 1.0, 0.0)
-    assert policy.rates[-1] == Rates(0.25, 2.0, 1.5)
+    assert policy.rates[-1] == Rates(0.25, 2.0, 2.0)
