@@ -3,7 +3,6 @@ pays. Runs no pass."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,7 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.link_speed import measure_copy_s
 from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.skeleton import Skeleton
@@ -44,7 +44,7 @@ def make_lane(
     """
     from localmoe.model.device_lane import DeviceLane
 
-    reason = _why_not(store, config)
+    reason = _why_not(store, memory, config)
     if reason:
         return None, f"VRAM and PCIe ({reason})"
     lane: CpuLane | None = None
@@ -71,7 +71,9 @@ def make_lane(
     return DeviceLane(lane, block, rates, link=link), f"{words} ({lane.num_threads} threads)"
 
 
-def _why_not(store: HostStore, config: EngineConfig) -> str:
+def _why_not(store: HostStore, memory: DeviceExpertMemory, config: EngineConfig) -> str:
+    if memory.slots.device.type != "cuda":
+        return "there is no GPU"
     if config.strict:
         return "strict"
     if config.lanes == "vram+link":
@@ -123,7 +125,7 @@ def _quanta(inner: list[int]) -> list[int]:
 
 def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:
     """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
-    expert costs over the link.
+    expert costs over the link. The slots hold nothing yet.
 
     Raises:
         HardwareError: the lane does not answer.
@@ -133,7 +135,9 @@ def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -
     first = max((several - one) / (many - few), several / (2 * many)) if many > few else one
     further = max(0.0, (_job_us(lane, store, many, 4) - several) / (3 * many))
     handover = _HANDOVER_US + max(0.0, one - few * first)
-    return LaneRates(handover, first, further, _link_us(store, memory))
+    copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), memory.slots)
+    assert copy_s is not None, "a GPU has a link"
+    return LaneRates(handover, first, further, copy_s * 1e6 / _LINK_KERNEL)
 
 
 def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> float:
@@ -148,18 +152,3 @@ def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> f
         lane.compute(layer, x, [(expert, pairs, store.layouts[layer].inner) for expert in experts])
         times.append((lane.counters().busy_s - before) * 1e6)
     return sorted(times)[_JOBS // 2]
-
-
-def _link_us(store: HostStore, memory: DeviceExpertMemory) -> float:
-    """Of one record, by copies into a slot that holds nothing yet."""
-    (slot,) = memory.reserve(1)
-    keys = [ExpertKey(0, expert) for expert in range(min(8, store.num_experts))]
-    try:
-        memory.transfers.drain()
-        started = time.perf_counter()
-        for key in keys:
-            memory.slots.write(slot, store.record(key))
-        memory.transfers.wait_for_compute()
-        return (time.perf_counter() - started) / len(keys) * 1e6 / _LINK_KERNEL
-    finally:
-        memory.give_back([slot])
