@@ -16,14 +16,20 @@ class Session:
         self._state = state
         self._can_rollback = can_rollback
         self._tokens: list[int] = []
+        self._exact = True
 
-    def begin(self, prompt: Sequence[int]) -> int:
+    def begin(self, prompt: Sequence[int], *, exact: bool = True) -> int:
         """Shorten the state to the longest prefix that it shares with the prompt; returns that prefix's
         length.
 
         At least the last prompt token is left to run, since its logits are needed.
+
+        Args:
+            exact: nothing in this turn is summed in an order that depends on timing; such a turn builds on
+                nothing that another one left.
         """
-        held = self._tokens[: self._state.length]
+        held = self._tokens[: self._state.length] if self._exact or not exact else []
+        self._exact = exact
         shared = 0
         for old, new in zip(held, prompt[:-1], strict=False):
             if old != new:

@@ -154,15 +154,15 @@ class Engine:
         budget, approximate = self._budget.budget_bytes, request.draft_only
         counters = GenerationCounters(vram_budget_bytes=budget, approximate=approximate)
         parts.passes.counters = counters
-        allow_cpu(parts, not request.strict)
+        exact = not allow_cpu(parts, not request.strict)
         parts.passes.lookahead.clear()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
         counters.prompt_tokens = len(prompt)
-        counters.reused_tokens = self._session.begin(prompt)
+        counters.reused_tokens = self._session.begin(prompt, exact=exact)
         sampler = TokenSampler(request.sampling)
-        stepper = make_stepper(parts, request, sampler, self._end_tokens, stop)
+        stepper = make_stepper(parts, request, self.config, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))

@@ -9,10 +9,12 @@ from localmoe.experts.counters import TransferCounters
 from localmoe.model.runner import ModelRunner
 
 
-def allow_cpu(parts: EngineParts, allowed: bool) -> None:
-    """Whether the next answer's passes may take the CPU lane."""
-    if not isinstance(parts.runner, ModelRunner) and parts.runner.passes.lane is not None:
-        parts.runner.passes.lane.allowed = allowed
+def allow_cpu(parts: EngineParts, allowed: bool) -> bool:
+    """Let the next answer's passes take the CPU lane, or not; whether they may now."""
+    if isinstance(parts.runner, ModelRunner) or parts.runner.passes.lane is None:
+        return False
+    parts.runner.passes.lane.allowed = allowed
+    return allowed
 
 
 def count_transfers(parts: EngineParts) -> TransferCounters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
@@ -36,26 +36,31 @@ def choose_governor(
                 "out."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
-    has_draft = has_draft or _looks_up(parts)
-    wanted = config.draft_length if request.draft_length is None else request.draft_length
+    has_draft = has_draft or _can_look_up(parts)
+    wanted = _wanted_length(request, config)
     length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
     return auto if length == "auto" else FixedGovernor(length)
 
 
-def _looks_up(parts: EngineParts) -> bool:
+def _wanted_length(request: GenerationRequest, config: EngineConfig) -> DraftLength:
+    return config.draft_length if request.draft_length is None else request.draft_length
+
+
+def _can_look_up(parts: EngineParts) -> bool:
     return parts.drafter == "prompt-lookup" and parts.prepared.footprint.can_rollback
 
 
 def make_stepper(
     parts: EngineParts,
     request: GenerationRequest,
+    config: EngineConfig,
     sampler: TokenSampler,
     end_tokens: frozenset[int],
     stop: threading.Event | None,
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be chosen by the host."""
     runner = parts.runner
-    looks_up = _looks_up(parts) and not request.draft_only
+    looks_up = _can_look_up(parts) and not request.draft_only and _wanted_length(request, config) != 0
     if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps

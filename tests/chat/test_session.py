@@ -118,3 +118,14 @@ def test_a_state_that_was_emptied_behind_its_back_is_not_reused() -> None:
     answer(state, session, [1, 2, 0], [2])
     state.truncate(1)  # a pass broke and was rolled back
     assert answer(state, session, [1, 2, 0, 2, 1], [0]) == 1
+
+
+def test_an_exact_turn_builds_on_no_other() -> None:
+    state = State()
+    session = Session(state, can_rollback=True)
+    shared = []
+    for exact in (True, True, False, False, True, True):
+        shared.append(session.begin([1, 2, 3, 4], exact=exact))
+        state.tokens += [1, 2, 3, 4][shared[-1] :]
+        assert state.tokens == [1, 2, 3, 4]
+    assert shared == [0, 3, 3, 3, 0, 3]
