@@ -29,7 +29,6 @@ from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from localmoe.model.device_lane import DeviceLane
     from localmoe.model.device_runner import DeviceRunner
 
 _SHARED_BLOCK_BYTES = 10 << 20  # tensors from here on have a block of their own
@@ -68,34 +67,37 @@ def assemble_on_device(
     rows = RowPadding(1, WINDOW_BUCKETS[-1])
     lookahead = LookaheadBuffer(len(skeleton.experts))
     passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, synthetic=prepared.synthetic)
-    passes.lane, passes.lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
-    layers = []
-    for layer, experts in enumerate(skeleton.experts):
-        layout = experts.layout
-        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
-        layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
-    take_over_device(skeleton, layers, window)
-    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
-    runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode, context), cache, passes)
+    lane, passes.lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
+    passes.lane = lane
+    try:
+        layers = []
+        for layer, experts in enumerate(skeleton.experts):
+            layout = experts.layout
+            shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
+            layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
+        take_over_device(skeleton, layers, window)
+        cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
+        runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode, context), cache, passes)
+        _prepare(runner, prepared.source.name)
+    except BaseException:
+        if lane is not None:
+            lane.close()
+        raise
+    return runner
+
+
+def _prepare(runner: DeviceRunner, name: str) -> None:
     try:
         runner.prepare()
     except torch.OutOfMemoryError:
-        _close(passes.lane)
         raise
     except (
         Exception
     ) as error:  # a model's own code may fail in any way on what stands in for masks and modules
-        _close(passes.lane)
         raise UnsupportedModelError(
-            f"{prepared.source.name} cannot run in localmoe's GPU kernels ({sentence_of(error)}): "
+            f"{name} cannot run in localmoe's GPU kernels ({sentence_of(error)}): "
             "use --dtype float32, which computes it pass by pass, or --device cpu."
         ) from error
-    return runner
-
-
-def _close(lane: DeviceLane | None) -> None:
-    if lane is not None:
-        lane.close()
 
 
 def _compact(model: nn.Module) -> None:
@@ -128,7 +130,7 @@ def make_device_memory(
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
     memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
     record_bytes = store.layouts[0].num_bytes(store.dtype)
-    copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), slots)
+    memory.copy_s = copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), slots)
     scheduler.attach(
         memory,
         copy_s=None if copy_s is None else lambda: copy_s,

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
-from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
-from localmoe.experts.link_speed import measure_copy_s
 from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.skeleton import Skeleton
@@ -125,7 +123,7 @@ def _quanta(inner: list[int]) -> list[int]:
 
 def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:
     """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
-    expert costs over the link. The slots hold nothing yet.
+    expert costs over the link.
 
     Raises:
         HardwareError: the lane does not answer.
@@ -135,9 +133,8 @@ def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -
     first = max((several - one) / (many - few), several / (2 * many)) if many > few else one
     further = max(0.0, (_job_us(lane, store, many, 4) - several) / (3 * many))
     handover = _HANDOVER_US + max(0.0, one - few * first)
-    copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), memory.slots)
-    assert copy_s is not None, "a GPU has a link"
-    return LaneRates(handover, first, further, copy_s * 1e6 / _LINK_KERNEL)
+    assert memory.copy_s is not None, "a GPU has a link"
+    return LaneRates(handover, first, further, memory.copy_s * 1e6 / _LINK_KERNEL)
 
 
 def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> float:

@@ -70,6 +70,7 @@ class DeviceExpertMemory:
         self._pass_open = False
         self._closed = False
         self.may_prefetch = True  # else nothing is copied between passes
+        self.copy_s: float | None = None  # seconds of one copy, if that was measured
         self._counters = TransferCounters()
         self.lock = threading.Condition()
 

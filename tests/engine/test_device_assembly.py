@@ -12,7 +12,8 @@ from support.tiny_models import tiny_model, write_model
 pytest.importorskip("triton")
 
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import UnsupportedModelError
+from localmoe.core.errors import BudgetError, UnsupportedModelError
+from localmoe.engine import device_parts
 from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
@@ -21,8 +22,18 @@ from localmoe.model.device_runner import DeviceRunner
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 
-def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Lane:
+    """Counts how often it is closed; no pass gets as far as to use it."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_no_lane(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path / "odd", tiny_model("mixtral", dtype=torch.float16, num_hidden_layers=1))
     config = EngineConfig(device="cpu", context=64, draft_length=0)
@@ -31,8 +42,17 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy(
     prepared = replace(prepared, skeleton=prepared.source.skeleton(torch.float16), compute=compute)
 
     def broken(self: DeviceRunner) -> None:
-        raise AttributeError("'NoneType' object has no attribute 'window'")
+        raise error("'NoneType' object has no attribute 'window'")
 
+    lane = Lane()
     monkeypatch.setattr(DeviceRunner, "prepare", broken)
-    with pytest.raises(UnsupportedModelError, match=r"GPU kernels .*'window'.*--dtype float32"):
+    monkeypatch.setattr(device_parts, "make_lane", lambda *arguments: (lane, "VRAM, PCIe and CPU"))
+    told: dict[type[BaseException], tuple[type[BaseException], str]] = {
+        AttributeError: (UnsupportedModelError, r"GPU kernels .*'window'.*--dtype float32"),
+        torch.OutOfMemoryError: (BudgetError, "memory ran out while loading"),
+        KeyboardInterrupt: (KeyboardInterrupt, "'window'"),
+    }
+    kind, words = told[error]
+    with pytest.raises(kind, match=words):
         assemble(prepared, config, progress=None, cancel=None)
+    assert lane.closed == 1
