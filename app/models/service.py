@@ -43,7 +43,6 @@ class ModelsService:
         self.fits = Fits(home / "hardware.json", chats.holder.status, self._load_config, self._busy)
         self._lock = threading.Lock()
         self._opening = ""  # the model whose load leads to the chat
-        self._waiting: Download | None = None  # has arrived, and is loaded when the running answer has ended
         self._closed = threading.Event()
         self.opened = 0  # loads that led to the chat
         self.notice: tuple[str, bool] = ("", True)  # a sentence on what happened without a click

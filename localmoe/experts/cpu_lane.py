@@ -70,7 +70,6 @@ class CpuLane:
         self._store = store
         self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
         self._control = np.zeros(worker.CONTROL_WORDS, dtype=np.int64)
-        self._history = np.zeros((worker.HISTORY, 4), dtype=np.int64)
         self._ticks_per_s = _ticks_per_second()
         self._arguments = self._worker_arguments(activation, sizes)
         self._condition = threading.Condition()
@@ -118,7 +117,6 @@ class CpuLane:
             np.zeros((2, entries + 1), dtype=np.int64),
             np.zeros(entries, dtype=np.int64),
             np.zeros((self.num_threads, 2, scratch), dtype=np.float32),
-            self._history,
         )
 
     def _compile(self) -> None:
@@ -157,11 +155,6 @@ class CpuLane:
     def healthy(self) -> bool:
         """Whether every job will be answered."""
         return not self.failure and not self._stopped and all(thread.is_alive() for thread in self._threads)
-
-    @property
-    def idle(self) -> bool:
-        """Whether all posted jobs are answered."""
-        return int(self.mailbox.answered[0]) == int(self.mailbox.posted[0])
 
     def counters(self) -> LaneCounters:
         """Totals."""

@@ -7,8 +7,7 @@ Either alone is worse: R on real routing, F on sticky routing (benchmarks/policy
 
 Layers get shares of the slots in proportion to the perplexity of F, the number of experts that they use
 effectively: a layer whose routing has high entropy needs more slots for the same hit rate (entropy-aware
-    slots of
-MoE-SpeQ 3.3.2, which names the idea and leaves the formula open).
+slots of MoE-SpeQ 3.3.2, which names the idea and leaves the formula open).
 """
 
 from __future__ import annotations

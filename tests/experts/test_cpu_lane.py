@@ -147,8 +147,7 @@ def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPat
                     time.sleep(0.005)
         counters = made.lane.counters()
         assert counters.jobs == 300 and counters.num_bytes == 300 * 6 * 48 * 40
-        assert 0 < counters.busy_s < 60 and made.lane.idle and made.lane.healthy
-        assert (made.lane._history[: 300 + 1, 2] >= made.lane._history[: 300 + 1, 1]).all()
+        assert 0 < counters.busy_s < 60 and made.lane.healthy
 
 
 def test_a_closed_lane_leaves_no_thread_and_answers_nobody() -> None:

@@ -28,12 +28,9 @@ from localmoe.kernels.mailbox import (
 # words of the control memory, each in a cache line of its own
 _LINE = 16
 OWNER, TICKET, FINISHED, STOP, HOLD = (_LINE * i for i in range(5))
-TASKS_A, TASKS_B, STARTED, COLUMNS = (
-    _LINE * 5 + i for i in range(4)
-)  # of the job; written before its ticket
+TASKS_A, TASKS_B, STARTED = (_LINE * 5 + i for i in range(3))  # of the job; written before its ticket
 JOBS, BUSY_TICKS, DONE_BYTES = (_LINE * 6 + i for i in range(3))  # totals, written before a job's answer
 CONTROL_WORDS = _LINE * 7
-HISTORY = 1024  # jobs that are remembered: number, ticks at its start and its answer, inner columns computed
 
 STOPPED, PARKED = 0, 1
 GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
@@ -49,7 +46,7 @@ def run(
     me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int,
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, scratch: Any, history: Any,
+    ready: Any, scratch: Any,
 ) -> int:  # fmt: skip
     """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0.
 
@@ -63,7 +60,7 @@ def run(
         sizes: int64 (L,): inner size I of each layer.
         x: float32 (T, H). inner: float32 (P, I). rows: int32 (P,). starts: int64 (2, A + 1). ready: int64
             (A,).
-        scratch: float32 (threads, 2, n). history: int64 (HISTORY, 4).
+        scratch: float32 (threads, 2, n).
 
     Returns:
         STOPPED or PARKED.
@@ -76,7 +73,7 @@ def run(
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, scratch, history, control,
+                x, inner, rows, starts, ready, scratch, control,
             )  # fmt: skip
             last = job
             quiet = ticks()
@@ -96,7 +93,7 @@ def run(
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, scratch: Any, history: Any, control: Any,
+    ready: Any, scratch: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
@@ -125,12 +122,8 @@ def _job(
                 inner, starts, ready, scratch[me],
             )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
-                ended = ticks()
                 control[JOBS] += 1
-                control[BUSY_TICKS] += ended - control[STARTED]
-                remembered = history[job % HISTORY]
-                remembered[0], remembered[1], remembered[2] = job, control[STARTED], ended
-                remembered[3] = control[COLUMNS]
+                control[BUSY_TICKS] += ticks() - control[STARTED]
                 store(answered, job)
 
 
@@ -143,19 +136,17 @@ def _prepare(
     control[STARTED] = ticks()
     layer, hidden = head[HEAD_LAYER], x.shape[1]
     inner = sizes[layer]
-    columns = num_bytes = 0
+    num_bytes = 0
     wider = WIDER if shape[1] != 0 else 1
     for i in range(head[HEAD_ENTRIES]):
         share = entries[SHARE, i]
         starts[0, i + 1] = starts[0, i] + (share + GATE_UP_ROWS * wider - 1) // (GATE_UP_ROWS * wider)
         starts[1, i + 1] = starts[1, i] + (hidden + DOWN_ROWS * wider - 1) // (DOWN_ROWS * wider)
-        columns += share
         num_bytes += 6 * hidden * min(share, inner)  # gate, up and down, of 2 bytes a weight
         store(ready.ctypes.data + 8 * i, 0)
     control[TASKS_A] = starts[0, head[HEAD_ENTRIES]]
     control[TASKS_B] = starts[1, head[HEAD_ENTRIES]]
     control[DONE_BYTES] += num_bytes
-    control[COLUMNS] = columns
     for p in range(head[HEAD_PAIRS]):
         rows[p] = pairs[p] // shape[0]
     for t in range(head[HEAD_TOKENS]):

@@ -1,14 +1,13 @@
 """moe-infinity: MoE-Infinity (Xue et al. 2024): sequences are remembered by how often they activated each
 expert; the one most like the sequence at hand says what it will use.
 
-EAM: the (L, E) counts of a sequence's activations, prompt included. Those of earlier sequences are collected;
-    when
-there is no more room, the one that was matched least often goes. At layer l, rows up to l of all of them are
-masked, rows are normalised, and the collected EAM with the highest mean cosine is the match, EAM*. It
-predicts p[l', e] = (EAM*[l', e] + 1e-8) (1 - (l' - l) / (L + 1)) for l' > l (here for what EAM* knows at
-all), and experts are copied in the order of p. Evicted is the least product of frequency over all sequences,
-share in this sequence's EAM, and nearness of the layer. Predictions need the events of single layers; where
-whole passes run, the cache alone is left.
+EAM: the (L, E) counts of a sequence's activations, prompt included. Those of earlier sequences are
+collected; when there is no more room, the one that was matched least often goes. At layer l, rows up to l
+of all of them are masked, rows are normalised, and the collected EAM with the highest mean cosine is the
+match, EAM*. It predicts p[l', e] = (EAM*[l', e] + 1e-8) (1 - (l' - l) / (L + 1)) for l' > l (here for what
+EAM* knows at all), and experts are copied in the order of p. Evicted is the least product of frequency over
+all sequences, share in this sequence's EAM, and nearness of the layer. Predictions need the events of
+single layers; where whole passes run, the cache alone is left.
 """
 
 from __future__ import annotations
