@@ -8,21 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from localmoe import __version__
+from localmoe.cli.draft_options import add_draft_options
 from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.simulate_options import add_simulate_options
-from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
-from localmoe.core.draft_config import (
-    BITS,
-    GPTQ_BUDGET_BYTES,
-    GROUP_SIZES,
-    METHODS,
-    NF4_GROUP_SIZE,
-    DraftSettings,
-    GptqSettings,
-    nf4_settings,
-)
+from localmoe.core.config import DrafterName, EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
@@ -55,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(remove)
     draft = _add(commands, "draft", "build the low-bit draft of a model", json=False)
     _add_model(draft)
-    _add_draft_options(draft)
+    add_draft_options(draft)
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
@@ -107,6 +98,9 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
     parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
+        "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
+    )
+    parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
     )
 
@@ -145,8 +139,8 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_target_options(parser)
     # the target alone is recorded
     parser.set_defaults(
-        draft_length=0, draft=None, drafter="self", emulated_link=None, lanes="vram+link", strict=True,
-        cpu_threads=None,
+        draft_length=0, draft=None, drafter="self", draft_model=None, emulated_link=None, lanes="vram+link",
+        strict=True, cpu_threads=None,
     )  # fmt: skip
 
 
@@ -179,69 +173,12 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(check=partial(_check_bench, parser))
 
 
-def _add_draft_options(parser: argparse.ArgumentParser) -> None:
-    gptq = GptqSettings()
-    parser.add_argument(
-        "--method",
-        default="gptq",
-        choices=METHODS,
-        help="gptq: calibrated, minutes; nf4: by bitsandbytes, uncalibrated; rtn: rounded, seconds",
-    )
-    parser.add_argument("--bits", type=int, choices=BITS, help=f"default: {gptq.bits}")
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        help=f"default: {gptq.group_size}, with nf4 {NF4_GROUP_SIZE}",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to put it (default: where loading looks)"
-    )
-    group = parser.add_argument_group("gptq")
-    group.add_argument(
-        "--calibration", type=Path, metavar="FILE", help=".jsonl with a text a line, or any text"
-    )
-    group.add_argument("--calibration-tokens", type=int, default=gptq.num_tokens, metavar="N")
-    group.add_argument("--seed", type=int, default=gptq.seed)
-    group.add_argument(
-        "--gate-weighted",
-        action=argparse.BooleanOptionalAction,
-        default=gptq.gate_weighted,
-        help="a token counts by the square of its router weight, else once",
-    )
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    group.add_argument(
-        "--vram-budget",
-        type=_checked(parse_bytes),
-        default=GPTQ_BUDGET_BYTES,
-        metavar="SIZE",
-        help="device memory to build in; default: 8GiB",
-    )
-
-
-def draft_settings(args: argparse.Namespace) -> DraftSettings:
-    """The DraftSettings that draft's options describe.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    default = nf4_settings().gptq if args.method == "nf4" else GptqSettings()
-    gptq = GptqSettings(
-        bits=default.bits if args.bits is None else args.bits,
-        group_size=default.group_size if args.group_size is None else args.group_size,
-        num_tokens=args.calibration_tokens,
-        seed=args.seed,
-        gate_weighted=args.gate_weighted,
-    )
-    return DraftSettings(args.method, gptq, args.calibration, args.device, args.vram_budget)
-
-
 def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse what makes no sense together, and put the settings of the simulation into `args.synthetic`."""
     if (args.model is None) == (args.shape is None):
         parser.error("give either a MODEL or --shape NAME")
     for_shapes = ("prompt_tokens", "routing", "synthetic_acceptance", "synthetic_match")
-    for_models = ("prompts", "draft")
+    for_models = ("prompts", "draft", "draft_model")
     wrong = for_shapes if args.shape is None else for_models
     for name in wrong:
         if getattr(args, name) is not None:
@@ -271,12 +208,20 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         lanes=args.lanes,
         strict=args.strict,
         cpu_threads=args.cpu_threads,
-        drafter=args.drafter,
+        drafter=_drafter(args),
+        draft_model=args.draft_model,
         draft_dir=args.draft,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,
         dtype=args.dtype,
     )
+
+
+def _drafter(args: argparse.Namespace) -> DrafterName:
+    if args.draft_model is not None and args.drafter != "self":
+        raise ConfigError(f"--draft-model and --drafter {args.drafter} exclude each other: leave one out.")
+    drafter: DrafterName = args.drafter if args.draft_model is None else "model"
+    return drafter
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:

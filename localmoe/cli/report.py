@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from localmoe.cli.arguments import draft_settings, engine_config
+from localmoe.cli.arguments import engine_config
+from localmoe.cli.draft_options import draft_settings
 from localmoe.cli.output import ProgressBars, print_json, print_pairs, print_table
 from localmoe.core.units import format_bytes, format_count, format_rate
 from localmoe.engine import build_draft

@@ -19,7 +19,7 @@ Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 LANES: tuple[Lanes, ...] = get_args(Lanes)
-DrafterName = Literal["self", "prompt-lookup"]
+DrafterName = Literal["self", "prompt-lookup", "model"]
 
 
 def check_draft_length(value: DraftLength) -> DraftLength:
@@ -65,7 +65,9 @@ class EngineConfig:
         strict: the bits of an answer never depend on draft length, policy, budget or timing, at the price of
             the CPU lane, whose sums run in another order.
         cpu_threads: of the CPU lane; None: one for each core but one or two.
-        drafter: who proposes tokens: the model's own low-bit draft, or a look into the text so far.
+        drafter: who proposes tokens: the model's own low-bit draft, a look into the text so far, or another,
+            smaller model.
+        draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
@@ -81,6 +83,7 @@ class EngineConfig:
     strict: bool = False
     cpu_threads: int | None = None
     drafter: DrafterName = "self"
+    draft_model: str | None = None
     draft_dir: Path | None = None
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
@@ -92,6 +95,8 @@ class EngineConfig:
         if self.drafter not in get_args(DrafterName):
             names = ", ".join(get_args(DrafterName))
             raise ConfigError(f"There is no drafter '{self.drafter}': choose one of {names}.")
+        if (self.drafter == "model") != (self.draft_model is not None):
+            raise ConfigError("A draft model and the drafter 'model' go together: give both, or neither.")
         if self.drafter != "self" and self.draft_dir is not None:
             raise ConfigError(f"Drafter {self.drafter} reads no draft: leave the draft folder out.")
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:

@@ -12,7 +12,8 @@ class MemoryPlan:
 
     Attributes:
         shared_bytes: attention, norms, embeddings, routers, shared experts (used by draft and target alike).
-        draft_bytes: INT4 experts of all layers; 0 when drafting is off.
+        draft_bytes: what drafts (INT4 experts of all layers, or another model with its cache); 0 when
+            drafting is off.
         kv_bytes: KV cache for `context` tokens (shared by draft and target).
         workspace_bytes: reserve for activations.
         slot_bytes, num_slots: size of one expert slot and how many there are.

@@ -36,6 +36,8 @@ class ModelFootprint:
         max_context: longest context that the model's config allows.
         hidden_size, vocab_size: dimensions that size the workspace.
         can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
+        draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
+            experts, on the device; 0 where there is none.
     """
 
     name: str
@@ -53,11 +55,20 @@ class ModelFootprint:
     hidden_size: int
     vocab_size: int
     can_rollback: bool
+    draft_model_bytes: int = 0
+    draft_model_kv_bytes_per_token: int = 0
 
     @property
     def total_experts(self) -> int:
         """Routed experts of all layers."""
         return self.num_layers * self.num_experts
+
+    def draft_bytes(self, positions: int) -> int:
+        """What drafts, on the device: the low-bit experts, or another model with its cache of so many
+        tokens."""
+        if self.draft_model_bytes:
+            return self.draft_model_bytes + self.draft_model_kv_bytes_per_token * positions
+        return self.total_experts * self.draft_expert_bytes
 
     @property
     def total_params(self) -> int:

@@ -190,7 +190,7 @@ class Engine:
         parts = self._loaded
         return {
             "shared": parts.shared_bytes,
-            "draft": parts.draft_bytes,
+            "draft": parts.draft_bytes if parts.other is None else parts.other.model.num_bytes,
             "kv": parts.runner.sequence.num_bytes,
             "slots": parts.passes.memory.slots.num_bytes,
         }
@@ -252,6 +252,8 @@ class Engine:
         Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
             self._session.forget()
+            if self._loaded.other is not None:
+                self._loaded.other.model.forget()
             self._answers = 0
             self._governor = AutoGovernor(self._longest_draft)
             self._budget.empty_slots()

@@ -65,6 +65,8 @@ def _what_is_left_of(policy: str, prepared: PreparedModel) -> str:
 def _describe_draft(parts: EngineParts, plan: MemoryPlan) -> str:
     if parts.draft is not None:
         return str(parts.draft)
+    if parts.other is not None:
+        return str(parts.other)
     return "prompt lookup" if parts.drafter == "prompt-lookup" else f"off: {plan.drafting_reason}"
 
 

@@ -16,6 +16,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
+from localmoe.engine.draft_models import OtherDraft, load_draft_model
 from localmoe.engine.drafts import DraftInfo, DraftLayers
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
@@ -51,10 +52,11 @@ class EngineParts:
     store: HostStore
     runner: Runner
     draft: DraftInfo | None
-    draft_bytes: int
+    draft_bytes: int  # of the low-bit draft
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
     drafter: DrafterName = "self"
+    other: OtherDraft | None = None  # another model that drafts
 
     @property
     def passes(self) -> PassState | DevicePassState:
@@ -71,6 +73,8 @@ class EngineParts:
             self.runner.release()
         passes.memory.slots.release()
         passes.draft = None
+        if self.other is not None:
+            self.other.model.release()
         self.runner.sequence.release()
         self.prepared.skeleton.model.to("meta")
         self.store.close()
@@ -96,10 +100,14 @@ def assemble(
     source = prepared.source
     info: DraftInfo | None = None
     draft: DraftLayers | None = None
+    other: OtherDraft | None = None
     store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
         try:
-            if prepared.plan.drafting:
+            if prepared.plan.drafting and prepared.draft_model is not None:
+                context = prepared.plan.context
+                other = load_draft_model(prepared.draft_model, skeleton, prepared.compute, context)
+            elif prepared.plan.drafting:
                 info, draft = source.load_draft(
                     skeleton,
                     store,
@@ -143,6 +151,7 @@ def assemble(
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
         drafter=config.drafter,
+        other=other,
     )
 
 

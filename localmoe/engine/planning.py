@@ -14,6 +14,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
+from localmoe.engine.draft_models import read_draft_model, with_draft_model
 from localmoe.engine.settings import (
     ComputeSettings,
     check_emulation,
@@ -26,6 +27,7 @@ from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
+from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton
@@ -47,6 +49,7 @@ class PreparedModel:
     compute: ComputeSettings
     plan: MemoryPlan
     synthetic: SyntheticModel | None  # what stands in for a trained model's behaviour
+    draft_model: DraftModelShape | None = None  # drafts in the place of the model's own low-bit experts
 
 
 def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
@@ -84,9 +87,13 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     draft = source.draft_form(config.draft_dir)
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    draft_model = None
+    if config.draft_model is not None and config.draft_length != 0:
+        draft_model = read_draft_model(config.draft_model, source)
+        footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
     plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
-    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic)
+    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -110,15 +117,15 @@ def divide_memory(
             roll back.
     """
     wanted = config.draft_length != 0
-    own_draft = wanted and config.drafter == "self"
-    reason = "" if own_draft else "switched off" if not wanted else "tokens are looked up in the text"
+    loads_draft = wanted and config.drafter != "prompt-lookup"
+    reason = "" if loads_draft else "switched off" if not wanted else "tokens are looked up in the text"
     if wanted and not footprint.can_rollback:
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
     hardware = hardware or probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
-    drafting = own_draft and footprint.can_rollback
+    drafting = loads_draft and footprint.can_rollback
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     library_bytes = CUDA_LIBRARY_BYTES if device == "cuda" else 0
     host = None  # loaded records are pinned already, and what is held on a GPU is no RAM
@@ -150,7 +157,7 @@ def divide_memory(
         drafting_reason=reason,
         library_bytes=library_bytes,
         whole_passes=compute.whole_passes,
-        drafting_required=own_draft and config.draft_length != "auto",
+        drafting_required=loads_draft and config.draft_length != "auto",
         host=host,
     )
 

@@ -7,6 +7,7 @@ import threading
 from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftError
 from localmoe.core.plan_types import MemoryPlan
+from localmoe.engine.draft_models import make_model_drafter
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.settings import choose_draft_length
 from localmoe.model.runner import ModelRunner
@@ -32,11 +33,11 @@ def choose_governor(
     if request.draft_only:
         if not has_draft:
             raise DraftError(
-                f"No draft is loaded ({plan.drafting_reason}), so it cannot answer alone: leave --draft-only "
-                "out."
+                f"No low-bit draft is loaded ({plan.drafting_reason or f'{parts.other} drafts'}), so it "
+                "cannot answer alone: leave --draft-only out."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
-    has_draft = has_draft or _can_look_up(parts)
+    has_draft = has_draft or parts.other is not None or _can_look_up(parts)
     wanted = _wanted_length(request, config)
     length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
     return auto if length == "auto" else FixedGovernor(length)
@@ -60,8 +61,9 @@ def make_stepper(
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be chosen by the host."""
     runner = parts.runner
-    looks_up = _can_look_up(parts) and not request.draft_only and _wanted_length(request, config) != 0
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
+    by_host = (_can_look_up(parts) or parts.other is not None) and not request.draft_only
+    by_host = by_host and _wanted_length(request, config) != 0
+    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
 
@@ -71,7 +73,9 @@ def make_stepper(
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
-    if looks_up:
+    if parts.other is not None:
+        drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens)
+    elif by_host:
         drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
     elif parts.passes.draft is not None:
         drafter = SelfDrafter(runner, end_tokens)

@@ -92,7 +92,7 @@ def device_needs(
         kv_bytes=on_device(footprint.kv_bytes_per_token) * positions,
         # a slot's worth: an unpacked expert
         workspace_bytes=activations + attention + logits + slot_bytes + library_bytes,
-        draft_bytes=footprint.total_experts * footprint.draft_expert_bytes,
+        draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=slot_bytes,
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
         max_slots=footprint.total_experts,

@@ -65,11 +65,11 @@ def plan_memory(
         _check_host(footprint, host, context, needs_at, drafting=drafting and drafting_required)
     drafted, reason = drafting, "" if drafting else drafting_reason
     if drafting and not drafting_required and needs.least_bytes(drafting=True) > budget_bytes:
-        drafted, reason = False, _why_no_draft(budget_bytes, needs)
+        drafted, reason = False, _why_no_draft(footprint, budget_bytes, needs)
     if needs.least_bytes(drafting=drafted) > budget_bytes:
         shorter = _longest_context(budget_bytes, context, needs_at, drafting=drafted)
         raise BudgetError(
-            _too_small(budget_bytes, context, needs, shorter, drafting=drafted),
+            _too_small(footprint, budget_bytes, context, needs, shorter, drafting=drafted),
             budget_bytes=typed_at_least(needs.least_bytes(drafting=drafted)),
             context=shorter,
         )
@@ -202,9 +202,13 @@ def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: Memor
         )
 
 
-def _why_no_draft(budget_bytes: int, needs: DeviceNeeds) -> str:
+def _draft(footprint: ModelFootprint) -> str:
+    return "the draft model" if footprint.draft_model_bytes else "the low-bit draft"
+
+
+def _why_no_draft(footprint: ModelFootprint, budget_bytes: int, needs: DeviceNeeds) -> str:
     return (
-        f"the low-bit draft needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
+        f"{_draft(footprint)} needs {format_bytes(needs.draft_bytes)}, which does not fit the budget of "
         f"{format_bytes(budget_bytes)}; {size_at_least(needs.least_bytes(drafting=True))} would do"
     )
 
@@ -227,9 +231,15 @@ def _longest_context(
 
 
 def _too_small(
-    budget_bytes: int, context: int, needs: DeviceNeeds, shorter: int | None, *, drafting: bool
+    footprint: ModelFootprint,
+    budget_bytes: int,
+    context: int,
+    needs: DeviceNeeds,
+    shorter: int | None,
+    *,
+    drafting: bool,
 ) -> str:
-    draft = f"the low-bit draft {format_bytes(needs.draft_bytes)}, " if drafting else ""
+    draft = f"{_draft(footprint)} {format_bytes(needs.draft_bytes)}, " if drafting else ""
     remedy = f"give a budget of at least {size_at_least(needs.least_bytes(drafting=drafting))}"
     if shorter is not None:
         remedy += f", or a context of at most {shorter} tokens"

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localmoe.core.events import DraftRouted, LayerDemanded, LayerFinished
-from localmoe.core.lookahead import LookaheadBuffer, LookaheadEntry
+from localmoe.core.events import LayerDemanded, LayerFinished
+from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.types import Phase
 from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.foretold import LayerwiseForetold
 from localmoe.model.next_gate import Gate, guess
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
@@ -88,13 +89,9 @@ class RoutedExperts:
         return torch.cat([combined, combined.new_zeros(hidden.shape[0] - live, hidden.shape[1])])
 
     def _record_draft(self, chosen: list[list[int]], weights: Tensor) -> None:
-        state = self._state
+        foretold = LayerwiseForetold(self._state)
         for row, (experts, confidences) in enumerate(zip(chosen, weights.tolist(), strict=True)):
-            entry = LookaheadEntry(tuple(experts), tuple(confidences))
-            state.lookahead.record(state.draft_token + row, self._layer, entry)
-            state.scheduler.notify(
-                DraftRouted(state.draft_token + row, self._layer, entry.experts, entry.confidences)
-            )
+            foretold.foretell(self._state.draft_token + row, self._layer, experts, confidences)
 
     def _draft(self, x: Tensor, chosen: list[list[int]]) -> Tensor:
         assert self._state.draft is not None, "no draft is loaded"

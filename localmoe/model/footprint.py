@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -47,7 +47,8 @@ def measure_footprint(
         expert_bytes=expert_bytes,
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes,
-        kv_bytes_per_token=_kv_elements_per_token(skeleton) * weight_bytes,
+        kv_bytes_per_token=kv_elements_per_token(skeleton.model, text, can_rollback=skeleton.can_rollback)
+        * weight_bytes,
         draft_expert_bytes=_draft_expert_bytes(layout, draft or DraftForm(), device),
         max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
         hidden_size=int(text.hidden_size),
@@ -85,7 +86,7 @@ def _code_bytes(out: int, inner: int, draft: DraftForm, device: Literal["cpu", "
     return out * groups * (draft.group_size // 2 + 4) + 16 * 4
 
 
-def _kv_elements_per_token(skeleton: Skeleton) -> int:
+def kv_elements_per_token(model: Any, text_config: Any, *, can_rollback: bool) -> int:
     """Run one token through the meta model and look at what it caches: right for every attention design.
 
     Raises:
@@ -94,20 +95,19 @@ def _kv_elements_per_token(skeleton: Skeleton) -> int:
     ALL_EXPERTS_FUNCTIONS.register(
         _MEASURE_ONLY, lambda module, hidden, index, weights: torch.zeros_like(hidden)
     )
-    text = skeleton.text_config
     token = torch.zeros(1, 1, dtype=torch.long, device="meta")
     try:
-        skeleton.model.set_experts_implementation(_MEASURE_ONLY)
+        model.set_experts_implementation(_MEASURE_ONLY)
         cache = (
-            KVCache(int(text.num_hidden_layers), capacity=1)
-            if skeleton.can_rollback
-            else transformers.DynamicCache(config=text)
+            KVCache(int(text_config.num_hidden_layers), capacity=1)
+            if can_rollback
+            else transformers.DynamicCache(config=text_config)
         )
         with torch.no_grad():
-            skeleton.model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
+            model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
     except Exception as error:  # any line of any architecture
         raise UnsupportedModelError(
-            f"{skeleton.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
+            f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
         ) from error
     return sum(
         tensor.shape[1] * tensor.shape[3]  # (1, heads, positions, dim)

@@ -14,11 +14,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from localmoe.kernels.attention import KV_BLOCK
 
 
-def round_up_to_block(length: int) -> int:
-    """The length in whole blocks."""
-    return -(-length // KV_BLOCK) * KV_BLOCK
-
-
 class KVLayer(CacheLayerMixin):
     """Keys and values of one decoder layer, (1, kv_heads, capacity, head_dim) each; allocated at the first
     update."""
@@ -26,10 +21,15 @@ class KVLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, block: int = KV_BLOCK) -> None:
+        """block: positions that are handed out together; 1 for attention that reads all it is given."""
         super().__init__()
-        self.capacity = round_up_to_block(capacity)
+        self._block = block
+        self.capacity = self._in_blocks(capacity)
         self.length = 0
+
+    def _in_blocks(self, length: int) -> int:
+        return -(-length // self._block) * self._block
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeros: hidden positions are read and multiplied by zero, so they must be finite."""
@@ -52,12 +52,12 @@ class KVLayer(CacheLayerMixin):
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
         self.length = end
-        visible = round_up_to_block(end)
+        visible = self._in_blocks(end)
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(mask columns, offset) for a pass of `query_length` tokens."""
-        return round_up_to_block(self.length + query_length), 0
+        return self._in_blocks(self.length + query_length), 0
 
     def get_seq_length(self) -> int:
         """Tokens written."""
@@ -82,8 +82,8 @@ class KVLayer(CacheLayerMixin):
 class KVCache(Cache):
     """One KVLayer a decoder layer, always of equal length between passes."""
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
-        super().__init__(layers=[KVLayer(capacity) for _ in range(num_layers)])
+    def __init__(self, num_layers: int, capacity: int, block: int = KV_BLOCK) -> None:
+        super().__init__(layers=[KVLayer(capacity, block) for _ in range(num_layers)])
 
     @property
     def length(self) -> int:

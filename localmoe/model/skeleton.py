@@ -62,13 +62,36 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         UnsupportedModelError: unknown architecture, custom code, quantised weights, a dense model, or
             experts of a form that the takeover does not know.
     """
-    what = f"the model in {checkpoint.folder}"
+    return skeleton_from_config(read_model_config(checkpoint), dtype, f"the model in {checkpoint.folder}")
+
+
+def read_model_config(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's config as transformers understands it.
+
+    Raises:
+        UnsupportedModelError: unknown architecture, custom code, or quantised weights.
+    """
     _refuse_by_config(checkpoint)
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except Exception as error:  # a config may make any line of any architecture fail
+        raise _cannot_build(f"the model in {checkpoint.folder}", error) from error
+
+
+def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:
+    """A language model without weights. `what` names it in errors.
+
+    Raises:
+        UnsupportedModelError: transformers cannot build it.
+    """
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            )
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(what, error) from error
-    return skeleton_from_config(config, dtype, what)
+    return model.eval()
 
 
 def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton:
@@ -78,14 +101,7 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
         UnsupportedModelError: transformers cannot build it, it is a dense model, or its experts are of a
             form that the takeover does not know.
     """
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=False
-            )
-    except Exception as error:  # a config may make any line of any architecture fail
-        raise _cannot_build(what, error) from error
-    model.eval()
+    model = model_from_config(config, dtype, what)
     experts = _find_experts(model)
     text = config.get_text_config()
     if not experts:
@@ -99,7 +115,7 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
         experts=experts,
         num_experts=int(str(experts[0].module.num_experts)),
         experts_per_token=_experts_per_token(text),
-        can_rollback=_can_rollback(text),
+        can_rollback=can_roll_back(text),
     )
 
 
@@ -153,7 +169,7 @@ def _experts_per_token(text_config: Any) -> int:
     )
 
 
-def _can_rollback(text_config: Any) -> bool:
+def can_roll_back(text_config: Any) -> bool:
     """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
     types = set(getattr(text_config, "layer_types", None) or ())
     types |= set(getattr(text_config, "layers_block_type", None) or ())

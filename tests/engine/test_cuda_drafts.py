@@ -134,3 +134,27 @@ def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None
         del routed, model, hidden
     torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+def test_another_model_drafts_within_the_budget(tmp_path: Path) -> None:
+    model = str(own_demo(tmp_path))
+    budget = 3 * GIB
+    config = EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True, policy="sp-moe")
+    with Engine.load(model, replace(config, draft_length=0)) as engine:
+        engine.reset()
+        expected = [
+            [token for event in engine.stream(request) for token in event.token_ids]
+            for question in QUESTIONS
+            for request in (GenerationRequest(messages=(Message("user", question),), max_new_tokens=48),)
+        ]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with Engine.load(model, replace(config, drafter="model", draft_model=model)) as engine:
+        assert engine.info().draft == "the model own"
+        assert answers(engine) == expected
+        request = GenerationRequest(
+            messages=(Message("user", QUESTIONS[0]),), max_new_tokens=32, draft_length=4
+        )
+        stats = list(engine.stream(request))[-1].stats
+        assert (stats.acceptance_rate or 0) > 0.9 and (stats.expert_match_rate or 0) > 0.9
+        assert torch.cuda.max_memory_reserved() <= budget

@@ -1,0 +1,80 @@
+"""Drafting by another model: proposes its tokens, and tells what the target's gates make of its hidden
+states, where they can read them. Does not decide how many tokens are proposed, nor which are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from localmoe.model.cross_gates import CrossGates
+from localmoe.model.draft_model import DraftModel
+from localmoe.model.foretold import Foretold
+from localmoe.speculative.drafters import Proposal
+from localmoe.speculative.sampling import TokenSampler
+
+
+class ModelDrafter:
+    """Proposals of a draft model that shares the target's tokenizer."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        gates: CrossGates | None,
+        foretold: Foretold,
+        vocab_size: int,
+        end_tokens: frozenset[int],
+    ) -> None:
+        """vocab_size: of the target's logits, which may be padded otherwise."""
+        self._model = model
+        self._gates = gates
+        self._foretold = foretold
+        self._vocab_size = vocab_size
+        self._end_tokens = end_tokens
+
+    def propose(
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+    ) -> Proposal:
+        """Draft until `count` tokens, an end token, `stop`, or the longest text that the model takes."""
+        proposal = Proposal([], [])
+        text, shape = list(history), self._model.shape
+        if shape.vocab_size < self._vocab_size and max(text) >= shape.vocab_size:
+            return proposal  # a token that only pads the target's vocabulary
+        for position in range(min(count, shape.max_context - len(text))):
+            if stop is not None and stop.is_set():
+                break
+            logits = self._next_logits(text, position)
+            if sampler.config.greedy:
+                token = sampler.greedy_choices(logits, text, ())[0]
+            else:
+                q = sampler.distribution(logits[0], text)
+                token = sampler.draw(q)
+                proposal.distributions.append(q)
+            proposal.tokens.append(token)
+            text.append(token)
+            if token in self._end_tokens:
+                break
+        return proposal
+
+    def _next_logits(self, text: list[int], position: int) -> Tensor:
+        self._model.read(text)  # whose routing nobody asks for
+        if self._gates is None:
+            return self._fitted(self._model.next_logits(text))
+        self._gates.listener = partial(self._foretold.foretell, position)
+        try:
+            logits = self._model.next_logits(text)
+        finally:
+            self._gates.listener = None
+        self._foretold.end_token()
+        return self._fitted(logits)
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """(1, V) of the target: rows that only pad a vocabulary differ between models."""
+        missing = self._vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size]
+        return torch.cat([logits, logits.new_full((1, missing), -torch.inf)], dim=1)
