@@ -51,15 +51,28 @@ class PageDriver:
         settings = {"server": proxy, "bypass": "127.0.0.1"} if proxy else None
         context = browser.new_context(viewport={"width": 1400, "height": 900}, proxy=settings)
         driver = cls(context.new_page())
-        driver.page.set_default_timeout(TIMEOUT_MS)
-        driver.page.on("pageerror", lambda error: driver.problems.append(str(error)))
-        driver.page.on("response", lambda response: driver.answered.append(response.url))
-        driver.page.goto(url)
-        driver._wait_shown()
+        driver._go(url)
         return driver
 
+    def another(self, url: str) -> PageDriver:
+        """A second window of the same browser, which has the page's files already."""
+        driver = PageDriver(self.page.context.new_page())
+        driver._go(url)
+        return driver
+
+    def _go(self, url: str) -> None:
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("response", lambda response: self.answered.append(response.url))
+        self.page.goto(url)
+        self._wait_shown()
+
     def close(self) -> None:
-        self.page.context.close()
+        """This window, and with the last one its profile."""
+        context = self.page.context
+        self.page.close()
+        if not context.pages:
+            context.close()
         assert self.problems == []
 
     def _wait_shown(self) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import re
 import signal
+import socketserver
 import stat
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,28 @@ def hub(tiny16: Any) -> Iterator[HubServer]:
         yield server
 
 
+@dataclass
+class Trap:
+    """A proxy for whatever is asked of others than 127.0.0.1."""
+
+    address: str
+    asked: list[bytes] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def trap() -> Iterator[Trap]:
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            made.asked.append(self.request.recv(200))
+            self.request.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        made = Trap(f"http://127.0.0.1:{proxy.server_address[1]}")
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield made
+        proxy.shutdown()
+
+
 def environment(hub: HubServer) -> dict[str, str]:
     """Of an app that a user started who has never logged in."""
     return {
@@ -50,16 +75,17 @@ def browser(playwright: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(hub: HubServer, trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("models") / "home"
-    with running_app(home, REAL, "--model", "demo", **environment(hub)) as made:
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), trap.address)
+    with running_app(home, REAL, "--model", "demo", **environment(hub), **proxies) as made:
         made.wait("ready", 120)
         yield made
 
 
 @pytest.fixture(scope="module")
-def page(server: Server, browser: Any) -> Iterator[PageDriver]:
-    made = PageDriver.open(browser, server.url)
+def page(server: Server, browser: Any, trap: Trap) -> Iterator[PageDriver]:
+    made = PageDriver.open(browser, server.url, trap.address)
     yield made
     made.close()
 
@@ -163,10 +189,8 @@ def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: An
         wait_for(lambda: app.health()["model"] == LONG, 30, "the model that was got")
         total = len(next(iter(hub.repos[LONG].commits.values()))["model.safetensors"])
         assert sum(one.sent for one in hub.bodies("model.safetensors")) == total - kept
-        page = PageDriver.open(browser, app.url)
-        page.wait_text("#lm-header", "ready")
+        app.wait("ready")
         assert (home / "models" / "org--long-moe" / "model.safetensors").stat().st_size == total
-        page.close()
 
 
 def part_bytes(home: Path) -> int:
@@ -228,5 +252,14 @@ def test_a_model_of_the_hub_is_got_loaded_and_answers(page: PageDriver, server: 
     page.send("hello")
     page.wait_idle()
     assert "tok/s" in page.line() and page.answer() != ""
-    hosts = {url.split("/")[2] for url in page.answered}
-    assert hosts == {f"127.0.0.1:{server.port}"}  # the page itself asked nobody else
+
+
+def test_nothing_of_all_this_left_the_computer(page: PageDriver, server: Server, trap: Trap) -> None:
+    """But what was asked of the Hub, which is on 127.0.0.1 here."""
+    page.page.click("#lm-tab-settings-button")
+    page.page.select_option("#lm-theme", "dark")
+    assert {url.split("/")[2] for url in page.answered} == {f"127.0.0.1:{server.port}"}
+    page.evaluate("fetch('http://203.0.113.7/').catch(() => 0)")  # even a script in the page may not
+    assert trap.asked == []
+    page.page.goto("http://203.0.113.7/")  # the trap works: this one is seen
+    assert trap.asked and b"203.0.113.7" in trap.asked[0]

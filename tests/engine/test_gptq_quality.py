@@ -21,7 +21,7 @@ from localmoe.quant.calibration import read_calibration
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 Weights = Callable[[int, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # of (layer, expert, gate_up, down)
-CALIBRATING = 8192  # tokens
+CALIBRATING = 4096  # tokens
 
 
 class Demo:

@@ -44,9 +44,9 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook
     (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, False),
     (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False, False),
     (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt, False, False),
-    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
+    (86, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
     (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False, False),
-    (90, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, True),
+    (89, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, True),
 ):
     up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
     biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
