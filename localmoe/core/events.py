@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,8 +154,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchRequest:
+class PrefetchRequest(NamedTuple):
     """A policy's wish: have `key` in a slot. Smaller `deadline` is copied first (use the layer that needs
     it first)."""
 

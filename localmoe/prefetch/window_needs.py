@@ -22,6 +22,7 @@ class WindowNeeds:
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.wanted = np.zeros((num_layers, num_experts), dtype=np.int32)
+        self._first_cells = np.arange(0, num_layers * num_experts, num_experts, dtype=np.intp)[:, None]
         self.sure = np.zeros((num_layers, num_experts), dtype=np.bool_)
         self.routed: list[NDArray[np.bool_]] = []
 
@@ -50,17 +51,20 @@ class WindowNeeds:
     def add_token(self, token: int, experts: NDArray[np.integer], confidences: NDArray[np.floating]) -> None:
         """One token's choices at all layers, (L, K) each."""
         self._make_room(token)
-        layers = np.arange(len(experts))[:, None]
         count = self.wanted.shape[1]
-        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
-        cells = layers * count + experts
-        if int(experts.min()) < 0 or int(experts.max()) >= count:
-            exists = (experts >= 0) & (experts < count)
-            cells, confident = cells[exists], confident[exists]
+        cells = self._first_cells + experts
+        exists = None if (experts.astype(np.uintp) < count).all() else (experts >= 0) & (experts < count)
+        cells = cells if exists is None else cells[exists]
         self.routed[token].reshape(-1)[cells] = True
-        wanted = self.wanted.reshape(-1)  # views
-        wanted[cells] += 1
-        self.sure.reshape(-1)[cells] |= True if token == 0 else confident | (wanted[cells] > 1)
+        wanted, sure = self.wanted.reshape(-1), self.sure.reshape(-1)  # views
+        if token == 0:
+            wanted[cells] += 1
+            sure[cells] = True
+            return
+        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
+        tokens = wanted[cells] + 1
+        wanted[cells] = tokens
+        sure[cells] |= (confident if exists is None else confident[exists]) | (tokens > 1)
 
     def layer_done(self, layer: int) -> None:
         """The target needs nothing of this layer any more."""

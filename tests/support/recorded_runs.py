@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean
@@ -27,6 +28,7 @@ from localmoe.experts.link import Link
 from localmoe.experts.slots import DeviceSlots
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_types import Machine, Prompt, Window
+from support.lockstep import in_lockstep
 
 
 class TimedLink:
@@ -129,9 +131,9 @@ class StoryRecorder:
 
 
 def record_run(
-    engine: Engine, requests: list[GenerationRequest]
+    engine: Engine, requests: list[GenerationRequest], *, lockstep: bool = False
 ) -> tuple[StoryRecorder, list[GenerationStats]]:
-    """Answer requests one after the other, from empty slots."""
+    """Answer requests one after the other, from empty slots. lockstep: see there; nothing is timed then."""
     footprint, passes = engine.footprint, engine._loaded.passes
     recorder = StoryRecorder(footprint.num_layers, footprint.experts_per_token)
     scheduler: Scheduler = passes.scheduler
@@ -147,7 +149,8 @@ def record_run(
     link = passes.memory.link
     timed = passes.memory.link = TimedLink(link)
     try:
-        stats = [list(engine.stream(request))[-1].stats for request in requests]
+        with in_lockstep(passes.memory) if lockstep else nullcontext():
+            stats = [list(engine.stream(request))[-1].stats for request in requests]
     finally:
         engine.record_routing(None)
         del scheduler.notify  # type: ignore[method-assign]

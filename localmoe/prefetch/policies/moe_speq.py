@@ -126,7 +126,7 @@ class MoeSpeqPolicy(PolicyBase):
         else:
             room = needs.wanted.size  # nothing is known of the link
         if layer is None:
-            layers, experts = (needs.sure & self._missing()).nonzero()
+            layers, experts = self._places(needs.sure & self._missing())
         else:
             missing = needs.sure[layer] & ~self._residency()[layer] & ~self._requested[layer]
             experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0]
@@ -146,7 +146,7 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _before_verify(self) -> Sequence[PrefetchRequest]:
         """Phase III: everything else that can be copied before its layer runs."""
-        layers, experts = self._missing().nonzero()  # by layer
+        layers, experts = self._places(self._missing())  # by layer
         rates = self._rates
         if rates.copy_s and rates.target_layer_s is not None:
             # the n-th copy is complete after n copies' time, its layer begins after the layers before
@@ -165,17 +165,19 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _missing(self) -> NDArray[np.bool_]:
         """(L, E): needed, neither here nor on its way nor asked for."""
-        return (self._needs.wanted > 0) & ~self._residency() & ~self._requested
+        return (self._needs.wanted > 0) > (self._residency() | self._requested)
+
+    def _places(self, cells: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Layers and experts of an (L, E) mask, as `nonzero` in half the time."""
+        return np.divmod(cells.reshape(-1).nonzero()[0], cells.shape[1])
 
     def _request(
         self, layers: NDArray[np.integer], experts: NDArray[np.integer]
     ) -> Sequence[PrefetchRequest]:
         self._requested[layers, experts] = True
         self._num_requested += len(layers)
-        return [
-            PrefetchRequest(ExpertKey(layer, expert), deadline=float(layer))
-            for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True)
-        ]
+        keys = zip(layers.tolist(), experts.tolist(), strict=True)
+        return [PrefetchRequest(ExpertKey(*key), float(key[0])) for key in keys]
 
     # -- eviction
 
