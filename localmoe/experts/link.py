@@ -12,7 +12,8 @@ from torch import Tensor
 
 from localmoe.experts.slots import DeviceSlots
 
-_SHORT_S = 1e-3  # sleeps shorter than this overshoot noticeably
+_SHORT_S = 1e-2  # of sleeps shorter than this the overshoot is noticed
+_LATE_S = 1e-3  # most that is made up for
 _CLOSE_S = 2e-4  # copies this close to each other are a stream
 
 
@@ -52,7 +53,7 @@ class HostLink:
         if remaining > 0:
             time.sleep(remaining)
         self._returned_at = time.perf_counter()
-        self._late_s = min(self._returned_at - self._free_at, _SHORT_S)
+        self._late_s = min(self._returned_at - self._free_at, _LATE_S)
 
     def after_read(self, slot: int) -> None:
         """Computation on CPU has ended when the call returns: nothing to remember."""
