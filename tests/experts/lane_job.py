@@ -1,0 +1,34 @@
+"""One job of the CPU lane, compiled for the processor that the environment names; prints how far it is from
+float64, and whether the code has registers of 512 and of 256 bits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from test_cpu_lane import Rig  # noqa: E402
+
+from localmoe.kernels.cpu import products  # noqa: E402
+
+
+def main() -> None:
+    made = Rig(96, 64)
+    try:
+        jobs = [(expert, [3 * expert, 3 * expert + 1, 3 * expert + 2], 64) for expert in range(4)]
+        out = made.lane.compute(1, made.x, jobs).double()
+        errors = []
+        for expert, pairs, share in jobs:
+            for pair in pairs:
+                wanted = made.wanted(1, expert, pair // 3, share)
+                errors.append(float((out[pair] - wanted).norm() / wanted.norm()))
+    finally:
+        made.lane.close()
+    code = "".join(products._dots_4.inspect_asm().values())
+    print(json.dumps({"error": max(errors), "zmm": "zmm" in code, "ymm": "ymm" in code}))
+
+
+if __name__ == "__main__":
+    main()
