@@ -55,6 +55,7 @@ class EngineParts:
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
     drafter: DrafterName = "self"
+    fused_draft: bool = True  # see core.switches
 
     @property
     def passes(self) -> PassState | DevicePassState:
