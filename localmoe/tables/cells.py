@@ -79,7 +79,8 @@ class Subject:
     def label(self) -> str:
         """What stands in front of its figures."""
         shape = "synthetic routing, " if self.synthetic else ""
-        return f"{self.kind}: {self.name}, {shape}{self.device}"
+        link = f", {self.link} link" if "emulated" in self.link else ""
+        return f"{self.kind}: {self.name}, {shape}{self.device}{link}"
 
     @property
     def total_experts(self) -> int:

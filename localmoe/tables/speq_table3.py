@@ -47,11 +47,11 @@ def _section(run: Run) -> Section | None:
             ours.append(None if hit is None else 100 * hit)
             theirs.append(paper)
             if method == "moe-speq" and found is not None:
-                text = f"{percent(hit, 2)} present when asked for, {percent(coverage, 2)} covered"
-                reached = hit is not None and 100 * hit >= paper
-                section.targets.append(
-                    Target(f"speculative, {level} budget: {text}, the paper {points(paper)}", reached)
-                )
+                for kind, share in (("present when asked for", hit), ("covered", coverage)):
+                    text = (
+                        f"speculative, {level} budget: {percent(share, 2)} {kind}, the paper {points(paper)}"
+                    )
+                    section.targets.append(Target(text, share is not None and 100 * share >= paper))
                 section.reasons += [f"{level}: {text}" for text in why_not_covered(found, paper, subject)]
         if any(v is not None for v in ours):
             groups += [(f"{level}, here", tuple(ours)), (f"{level}, paper", tuple(theirs))]
@@ -94,7 +94,7 @@ def why_not_covered(found: Figures, paper: float, subject: Subject) -> list[str]
 _ABOUT = """\
 The paper counts, for DeepSeek-V2-Lite, the share of a step's required experts that the cache holds. Its
 text leaves open when it looks, so three shares are given, of every (step, layer, distinct expert):
-present when its layer asks for it (the strict one, which the targets are held to); present or on its way
+present when its layer asks for it (the strict one); present or on its way
 then; and covered: that, or named by the draft's routing of the same window. All methods verify the same
 windows. Cache sizes are as far between the experts of one token and all of them as the paper's; "same
 memory" adds the slots that fit where the draft would lie, as the paper's scaled LRU does. What the paper

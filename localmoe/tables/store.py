@@ -37,9 +37,10 @@ class Run:
 
 @dataclass(slots=True)
 class Results:
-    """Runs, and people's notes by table."""
+    """Runs, memory by sharing (table 2), and people's notes by table."""
 
     runs: list[Run] = field(default_factory=list)
+    sharing: Figures = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     def run_of(self, subject: Subject, load: str) -> Run:
@@ -70,7 +71,7 @@ def read_results(path: Path) -> Results:
             Run(subject_from(run["subject"]), str(run["load"]), dict(run["cells"]), dict(run["memory"]))
             for run in value["runs"]
         ]
-        return Results(runs, dict(value["notes"]))
+        return Results(runs, dict(value["sharing"]), dict(value["notes"]))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{path} holds no results of 'localmoe bench tables' (format '{FORMAT}'): give another file."
@@ -86,6 +87,7 @@ def write_results(path: Path, results: Results) -> None:
     value = {
         "format": FORMAT,
         "notes": results.notes,
+        "sharing": results.sharing,
         "runs": [
             {
                 "subject": run.subject.as_dict(),
