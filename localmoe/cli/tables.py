@@ -115,15 +115,14 @@ def _loaded(
     if device == "cpu" and link is None and shape is None:
         link = EMULATED_LINK
     config = EngineConfig(device=device, emulated_link_bytes_per_s=link if device == "cpu" else None)
-    model = shape or args.model or "demo"
+    model = (args.model or "demo") if shape is None else find_shape(shape)
     try:
         with ProgressBars() as progress:
-            synthetic = None if shape is None else args.synthetic
-            bench = EngineBench.load(model, config, amount, synthetic, progress)
+            bench = EngineBench.load(model, config, amount, args.synthetic, progress)
     except BudgetError as error:
         if shape is None or len(args.shape) == 1:
             raise
-        note(f"{model} is left out: {error}")
+        note(f"{shape} is left out: {error}")
         return
     yield bench
 

@@ -15,6 +15,7 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ProgressCallback
 from localmoe.engine import Engine
+from localmoe.model.shapes import ModelShape
 from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.datasets import requests
 from localmoe.tables.machine import machine_line
@@ -69,24 +70,22 @@ class EngineBench:
     @classmethod
     def load(
         cls,
-        model: str,
+        model: str | ModelShape,
         config: EngineConfig,
         amount: Amount,
-        synthetic: SyntheticSettings | None,
+        synthetic: SyntheticSettings,
         progress: ProgressCallback | None,
     ) -> EngineBench:
-        """A model, or with `synthetic` the shape of that name.
+        """A model by name, or a shape with random weights and what `synthetic` makes of it.
 
         Raises:
             LocalMoeError: as Engine.load and Engine.load_shape; the draft has to fit.
         """
         # the CPU lane is left out: the papers' systems have none, and every cell gives the same tokens
         config = replace(config, lanes="vram+link", strict=True, draft_length=amount.draft_length)
-        if synthetic is None:
-            engine = Engine.load(model, config, progress=progress)
-        else:
-            engine = Engine.load_shape(model, config, synthetic, progress=progress)
-        return cls(engine, amount, synthetic)
+        if isinstance(model, str):
+            return cls(Engine.load(model, config, progress=progress), amount, None)
+        return cls(Engine.load_shape(model, config, synthetic, progress=progress), amount, synthetic)
 
     def __enter__(self) -> EngineBench:
         return self

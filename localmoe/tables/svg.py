@@ -48,9 +48,8 @@ def _draw_bars(chart: Bars) -> str:
                 continue
             width = _PLOT * number / ticks[-1]
             colour = COLOURS[i % len(COLOURS)]
-            parts.append(
-                f'<rect x="{left}" y="{at}" width="{width:.1f}" height="{_BAR - 2}" fill="{colour}"/>'
-            )
+            size = f'width="{width:.1f}" height="{_BAR - 2}" fill="{colour}"'
+            parts.append(f'<rect class="bar" x="{left}" y="{at}" {size}/>')
             parts.append(_text(left + width + 4, at + 9, _short(number), size=10))
         y += height + _GAP
     axis = []
