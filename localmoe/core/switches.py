@@ -1,5 +1,5 @@
-"""Optimisations that a request can do without, so that what each is worth can be measured. Switches nothing
-itself, and answers are the same with all of them on or off."""
+"""Optimisations that a request can take or leave, so that what each is worth can be measured. Switches
+nothing itself, and answers are the same with any of them on or off."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ class Switches:
             whole passes run on a GPU, all that wait are issued at once in any case.
         fused_draft: draft experts are multiplied by kernels that read their codes; off: each expert is
             turned into numbers and multiplied by torch's own operators.
+        whole_window: the draft runs its last token too, for its routing alone, so that the routing of every
+            token of the verify pass is foretold; off: that of all but the last.
     """
 
     copies_beside: bool = True
     layer_batches: bool = False
     fused_draft: bool = True
+    whole_window: bool = False
 
     def __str__(self) -> str:
         """For people: what differs from the defaults; "" if nothing does."""
@@ -29,6 +32,7 @@ class Switches:
             "" if self.copies_beside else "no copies beside computing",
             "a layer's copies in one" if self.layer_batches else "",
             "" if self.fused_draft else "no fused draft kernel",
+            "whole window routed" if self.whole_window else "",
         )
         return ", ".join(part for part in parts if part)
 

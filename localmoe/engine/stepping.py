@@ -59,7 +59,7 @@ def make_stepper(
     stop: threading.Event | None,
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be chosen by the host."""
-    runner = parts.runner
+    runner, whole_window = parts.runner, request.switches.whole_window
     looks_up = _can_look_up(parts) and not request.draft_only and _wanted_length(request, config) != 0
     if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not looks_up:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
@@ -67,12 +67,12 @@ def make_stepper(
 
         if request.draft_only:
             return DeviceDraftStepper(DeviceDraftSteps(runner))
-        return DeviceStepper(DeviceSteps(runner), end_tokens)
+        return DeviceStepper(DeviceSteps(runner, whole_window=whole_window), end_tokens)
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
     if looks_up:
         drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
     elif parts.passes.draft is not None:
-        drafter = SelfDrafter(runner, end_tokens)
+        drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
     return PassStepper(runner, drafter, sampler, stop)

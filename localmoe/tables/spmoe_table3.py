@@ -58,12 +58,19 @@ def _section(run: Run) -> Section | None:
         [Bars("Token hit rate, average, %", "%", SYSTEMS, tuple(groups))],
     )
     lowest = min(by["average"][3] for by in PAPER.values())
-    sp_moe, moe_speq = average[3], average[4]
+    on_demand, sp_moe, moe_speq = average[0], average[3], average[4]
     if sp_moe is not None and 100 * sp_moe < lowest:
-        section.reasons.append(
-            "sp-moe's cutoff is solved from this machine's rates: few copies fit into the time of drafting "
-            "here, so it prefetches for few layers, or none."
-        )
+        if on_demand is not None and sp_moe < on_demand:
+            section.reasons.append(
+                "sp-moe evicts what was used longest ago of all layers: where a window asks for more "
+                "experts than there are slots, each pass displaces what its later layers still held, which "
+                "an LRU a layer (on-demand's) does not. Its prefetches do not make up for that here."
+            )
+        else:
+            section.reasons.append(
+                "sp-moe's cutoff is solved from this machine's rates: few copies fit into the time of "
+                "drafting here, so that it prefetches for few layers."
+            )
     if sp_moe is not None and moe_speq is not None and moe_speq < sp_moe:
         section.reasons.append(
             "moe-speq holds back what the link cannot copy in time; sp-moe asks for it and has more hits, "

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.engines import ask, check_consistent, check_stats, load_with_slots, memory_of, runner_of
 
+from localmoe.core.events import DraftFinished, Event
 from localmoe.core.switches import Switches
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
@@ -24,6 +25,7 @@ OFF = (
     Switches(copies_beside=False),
     Switches(layer_batches=True),
     Switches(fused_draft=False),
+    Switches(whole_window=True),
     Switches(copies_beside=False, layer_batches=True, fused_draft=False),
 )
 
@@ -123,3 +125,26 @@ def test_the_draft_multiplies_without_its_fused_kernel_and_with_it_again(engine:
         assert {expert.gate_up.fused for layer in passes.draft for expert in layer} == {fused}
     ask(engine, PROMPT, 4, draft_length=2)
     assert passes.draft[0][0].down.fused
+
+
+def test_the_routing_of_the_whole_window_is_foretold_where_the_draft_runs_its_last_token(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, foretold, coverage = runner_of(engine).passes, [], []
+    notify = passes.scheduler.notify
+
+    def watched(event: Event) -> None:
+        if isinstance(event, DraftFinished):
+            foretold.append(passes.lookahead.num_tokens - event.drafted)
+        notify(event)
+
+    monkeypatch.setattr(passes.scheduler, "notify", watched)
+    for whole in (False, True):
+        foretold.clear()
+        engine.reset()
+        stats = ask(
+            engine, PROMPT, 40, draft_length=3, policy="on-demand", switches=Switches(whole_window=whole)
+        ).stats
+        assert len(foretold) > 5 and set(foretold) == {int(whole)}
+        coverage.append(stats.coverage_rate or 0.0)
+    assert coverage[1] > coverage[0] + 0.02

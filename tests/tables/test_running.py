@@ -54,7 +54,7 @@ def test_an_interrupted_run_goes_on_and_nothing_is_measured_twice(tmp_path: Path
     assert read_results(path).runs == [run] and run.load == "busy" and run.memory["slots"] == 4
     third = FakeBench()
     run_cells(third, TABLES, read_results(path), "", path, told.append)
-    assert third.measured == [] and told[-1].endswith("0 of 19 settings to run")
+    assert third.measured == [] and told[-1].endswith("0 of 22 settings to run")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -68,7 +68,7 @@ def test_other_amounts_are_another_run() -> None:
 def test_settings_that_need_the_same_slots_and_draft_stand_side_by_side() -> None:
     cells = cells_of(FakeBench(), TABLES)
     needs = [(cell.switches.fused_draft, cell.num_slots) for cell in cells]
-    assert len(cells) == len(set(cells)) == 19
+    assert len(cells) == len(set(cells)) == 22
     assert sum(a != b for a, b in pairwise(needs)) == len(set(needs)) - 1
 
 

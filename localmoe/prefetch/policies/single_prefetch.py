@@ -1,6 +1,6 @@
 """single-sooner, single-later: MoE-SpeQ's table 3 compares with two "single prefetch" methods, which it does
-not define. Read here as one round of prefetches a step, with an LRU cache: of the first drafted token as soon
-as it is routed, or of all drafted tokens once drafting is over. For comparison only.
+not define. Read here as one round of prefetches a step, with on-demand's LRU a layer: of the first drafted
+token as soon as it is routed, or of all drafted tokens once drafting is over. For comparison only.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from localmoe.core.events import (
     TokenRouted,
 )
 from localmoe.core.types import ExpertKey
+from localmoe.prefetch.lru_shares import LruShares
 from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
 
 
 class SinglePrefetchPolicy(PolicyBase):
-    """What the draft routed in this step, and one LRU."""
+    """What the draft routed in this step, and an LRU a layer."""
 
     name = "single-later"
     sooner = False
 
     def __init__(self, shape: CacheShape) -> None:
         super().__init__(shape)
+        self._cache = LruShares(shape.num_layers, shape.num_slots)
         self._wanted = np.zeros((shape.num_layers, shape.num_experts), dtype=np.bool_)
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
@@ -61,12 +63,12 @@ class SinglePrefetchPolicy(PolicyBase):
         return [PrefetchRequest(ExpertKey(layer, expert), float(layer)) for layer, expert in missing]
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
-        """A free slot, else the least recently used."""
-        return None if room.num_free else next(iter(room.candidates), None)
+        """On-demand's choice."""
+        return self._cache.victim(room)
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
-        """The longer ago, the sooner it goes, whatever the layer."""
-        return KeepScores(last_use.astype(np.float32), per_layer=False)
+        """On-demand's."""
+        return self._cache.keep_scores(last_use)
 
 
 class SingleSoonerPolicy(SinglePrefetchPolicy):
