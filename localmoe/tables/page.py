@@ -50,7 +50,13 @@ def compose(results: Results) -> tuple[str, dict[str, str]]:
     """The page's text, and the charts by file name."""
     charts: dict[str, str] = {}
     sections = list(_sections(results))
-    lines = [_HEAD, "## Machines", *_machines(results), "## What was to be reached", *_targets(sections)]
+    lines = [
+        _HEAD,
+        "## Machines",
+        *_machines(results),
+        "## What was to be reached",
+        *_targets(results, sections),
+    ]
     for table in TABLES.values():
         found = [(run, section) for of, run, section in sections if of is table]
         if not found:
@@ -81,9 +87,12 @@ def _machines(results: Results) -> list[str]:
         s = run.subject
         routing = f"; synthetic: {s.synthetic}" if s.synthetic else ""
         busy = f"; {run.load}" if s.kind == "measured" else ""
+        asked = f"{s.prompts} prompts of each of {', '.join(s.datasets)}"
+        if s.synthetic:
+            asked = f"{s.prompts} prompts of random tokens"
         lines.append(
             f"{number}. **{s.label}**: {s.machine}; {s.dtype}, link: {s.link}, draft: {s.draft}, "
-            f"{s.passes}{routing}; {s.prompts} prompts of each of {', '.join(s.datasets)}, "
+            f"{s.passes}{routing}; {asked}, "
             f"{s.max_new_tokens} tokens an answer, {s.draft_length} drafted tokens a step where not said "
             f"otherwise; {_identical(run)}{busy}"
         )
@@ -103,13 +112,13 @@ def _identical(run: Run) -> str:
     return "all settings gave the same tokens"
 
 
-def _targets(sections: list[tuple[Table, Run | None, Section]]) -> list[str]:
+def _targets(results: Results, sections: list[tuple[Table, Run | None, Section]]) -> list[str]:
+    """By the runs' numbers in the list of machines."""
     lines = ["| table | run | to reach | reached |", "|---|---|---|---|"]
     for table, run, section in sections:
-        where = "shape" if run is None else run.subject.label
+        where = "-" if run is None else str(1 + next(i for i, r in enumerate(results.runs) if r is run))
         lines += [
-            f"| {table.source} | {_cell(where)} | {_cell(target.text)} | "
-            f"{'yes' if target.met else '**no**'} |"
+            f"| {table.source} | {where} | {_cell(target.text)} | {'yes' if target.met else '**no**'} |"
             for target in section.targets
         ]
     return ["\n".join(lines)]

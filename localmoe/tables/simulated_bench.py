@@ -4,6 +4,8 @@ predicted, and labelled so. Chooses no cells.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from localmoe.core.switches import DEFAULT_SWITCHES
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.units import format_rate
@@ -39,11 +41,11 @@ class SimulatedBench:
             name=shape,
             kind="predicted",
             machine="simulated",
-            device=str(card),
+            device=card.name,
             dtype="bfloat16",
             link=f"PCIe, taken as {format_rate(card.rates.link_bytes_per_s)}",
             draft="INT4 in groups of 128",
-            passes="whole steps, simulated",
+            passes=f"whole steps, simulated on {card}",
             synthetic=str(synthetic),
             whole_passes=True,
             num_layers=footprint.num_layers,
@@ -58,8 +60,8 @@ class SimulatedBench:
         )
 
     def can_run(self, cell: Cell) -> bool:
-        """Adaptive lengths need times that are measured, and the simulator has no switches."""
-        return cell.draft_length != "auto" and cell.switches == DEFAULT_SWITCHES
+        """Adaptive lengths need times that are measured, and the simulator has but one of the switches."""
+        return cell.draft_length != "auto" and replace(cell.switches, whole_window=False) == DEFAULT_SWITCHES
 
     def measure(self, cell: Cell) -> Figures:
         """Replay the same answers on the cell's policy."""
@@ -83,6 +85,7 @@ class SimulatedBench:
             answers=self._amount.prompts,
             prompt_tokens=self._amount.prompt_tokens,
             new_tokens=self._amount.max_new_tokens,
+            whole_window=cell.switches.whole_window,
             seed=self._synthetic.seed,
         )
         tally = simulate(cell.policy, machine, story)

@@ -113,7 +113,8 @@ def why_not_covered(figures: Figures, paper: float, subject: Subject, *, whole: 
     window = subject.draft_length + 1
     unforeseen = "were neither here nor named by the draft, whose experts are not always the target's"
     if not whole:
-        unforeseen += f", and whose routing is known for {subject.draft_length} of the {window} tokens that a step verifies"
+        known = f"{subject.draft_length} of the {window} tokens"
+        unforeseen += f", and whose routing is known for {known} that a step verifies"
     parts = [
         (1 - coverage, unforeseen),
         (late, "were on their way and had not arrived"),

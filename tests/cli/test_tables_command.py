@@ -51,12 +51,18 @@ def test_tables_are_measured_kept_and_rendered(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_shape_is_predicted_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(
-        capsys, "--shape", "olmoe-1b-7b", "--card", "rtx-4060", "--tables", "fig13", "--limit", "1",
+        capsys, "--shape", "olmoe-1b-7b", "--card", "rtx-4060", "--tables", "3,fig13", "--limit", "1",
         "--max-new-tokens", "5", "--prompt-tokens", "4",
     )  # fmt: skip
     assert code == 0 and "predicted: olmoe-1b-7b, synthetic routing, rtx-4060" in err
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
     assert " ms " in rows["low: moe-speq"]
+    for level in ("low", "medium"):  # without the whole window, and with it
+        plain, whole = (
+            float(rows[f"{level}: speculative{what}"].split("│")[5].strip(" %"))
+            for what in ("", ", whole window routed")
+        )
+        assert whole > plain + 2
     assert "can give." in err and " ms " not in rows["high: moe-speq"], (
         "half of its experts and a draft: 10 GB"
     )
