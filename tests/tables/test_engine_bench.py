@@ -37,6 +37,8 @@ def test_a_cell_runs_as_it_says(tiny: Tiny) -> None:
             return kept(request, stop)
 
         bench._engine.stream = watched  # type: ignore[method-assign]
+        reset, resets = bench._engine.reset, []
+        bench._engine.reset = lambda: (resets.append(len(asked)), reset())[1]  # type: ignore[method-assign]
         off = Switches(copies_beside=False, fused_draft=False)
         cells = [
             Cell("c4", "moe-speq", 3, 12),
@@ -52,6 +54,7 @@ def test_a_cell_runs_as_it_says(tiny: Tiny) -> None:
             )
             assert request.switches == cell.switches and request.prompt is not None
             assert (request.max_new_tokens, request.strict) == (6, True)
+        assert resets == [0, 2, 4], "every cell begins with empty slots"
         assert len({figures["tokens_sha256"] for figures in found}) == 1
         assert all(figures["prompts"] == 2 and figures["new_tokens"] == 12 for figures in found)
         drafted, plain, _ = found
