@@ -24,8 +24,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.engine.drafting import build_draft
 from localmoe.hub.catalogue import demo_folder
 from localmoe.kernels.codes import dequantize, quantize_rtn

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "localmoe"
 LAYERS = (
     "core", "kernels", "hardware", "hub", "quant", "experts", "prefetch", "model", "speculative", "chat",
-    "engine", "cli",
+    "engine", "tables", "cli",
 )  # fmt: skip
 MAX_LINES = 300
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.simulate_options import add_simulate_options
+from localmoe.cli.tables_options import add_tables_options, joined
 from localmoe.core.config import DrafterName, EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
@@ -22,8 +24,8 @@ from localmoe.core.units import parse_bytes, parse_speed
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's name and its options, which make sense together; bad usage ends the program (exit code
     2)."""
-    args = build_parser().parse_args(argv)
-    if args.command in ("bench", "simulate"):
+    args = build_parser().parse_args(joined(sys.argv[1:] if argv is None else argv))
+    if args.command in ("bench", "bench-tables", "simulate"):
         args.check(args)
     return args
 
@@ -50,8 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
-    bench = _add(commands, "bench", "measure policies and draft lengths on a model, or on random weights")
+    bench = _add(commands, "bench", "measure policies and draft lengths; bench tables: the papers' tables")
     _add_bench_options(bench)
+    add_tables_options(commands)
     trace = _add(commands, "trace", "record a model's routing, for bench --routing trace:FILE")
     _add_model(trace)
     _add_trace_options(trace)

@@ -14,14 +14,15 @@ from dataclasses import replace
 import numpy as np
 
 from localmoe.cli.arguments import engine_config
-from localmoe.cli.bench_report import COLUMNS, Row, cells
+from localmoe.cli.bench_report import COLUMNS, cells
 from localmoe.cli.output import ProgressBars, note, percent, print_json, print_table
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import DraftLength, GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.prefetch.registry import POLICIES, check_policy
+from localmoe.tables.row import Row
 
 SHAPE_PROMPTS = 4
 SHAPE_PROMPT_TOKENS = 64

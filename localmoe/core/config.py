@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.switches import DEFAULT_SWITCHES, Switches
 from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
@@ -163,7 +164,8 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
 class GenerationRequest:
     """One answer: to chat messages, a raw prompt text, or token ids as they are. Draft length and policy may
     differ from the engine's. strict: this one without the CPU lane (see EngineConfig). draft_only:
-    approximate, all but the prompt by the draft, which nothing verifies."""
+    approximate, all but the prompt by the draft, which nothing verifies. switches: optimisations to do
+    without, for measurements."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -174,6 +176,7 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...] | None = None
     strict: bool = False
     draft_only: bool = False
+    switches: Switches = DEFAULT_SWITCHES
 
     def __post_init__(self) -> None:
         given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)

@@ -25,12 +25,14 @@ class GenerationCounters:
     late: int = 0
     misses: int = 0
     computed: int = 0  # by the CPU lane, in whole
+    covered: int = 0  # hit, late, or neither and named by the draft's routing of this window
     # per (token, layer, chosen expert)
     token_hits: int = 0
     token_demands: int = 0
     # per (token, layer) that both draft and target routed
     routed_pairs: int = 0
     matched_pairs: int = 0
+    ordered_pairs: int = 0  # of the matched: in the same order of importance
     prefetched: int = 0
     wasted: int = 0
     prefill_h2d_bytes: int = 0
@@ -62,6 +64,8 @@ class GenerationCounters:
             computed=self.computed,
             hit_rate=_ratio(self.hits, demands), token_hit_rate=_ratio(self.token_hits, self.token_demands),
             expert_match_rate=_ratio(self.matched_pairs, self.routed_pairs),
+            expert_order_match_rate=_ratio(self.ordered_pairs, self.routed_pairs),
+            coverage_rate=_ratio(self.covered, demands),
             prefetched=self.prefetched, wasted=self.wasted,
             h2d_bytes=self.prefill_h2d_bytes + self.decode_h2d_bytes,
             prefill_h2d_bytes=self.prefill_h2d_bytes,
@@ -83,7 +87,9 @@ class GenerationStats:
     expert_demands, where hit = in device memory when asked for, late = its copy was in flight, computed = by
     the CPU lane from its host record, miss = none of these; token_hit_rate counts every (token, layer,
     chosen expert) instead; expert_match_rate = share of (token, layer) whose draft top-k set equals the
-    target's; wasted = prefetched and not used before eviction; h2d_bytes_per_token counts decode copies
+    target's, and expert_order_match_rate the share where the order of importance agrees too; coverage_rate =
+    share of expert_demands that were hit or late, or that the draft's routing of the same window had named;
+    wasted = prefetched and not used before eviction; h2d_bytes_per_token counts decode copies
     only; cpu_bytes are of weights that the CPU lane read, in cpu_jobs jobs that took cpu_busy_s, and the
     GPU had to wait for cpu_waited of them.
     """
@@ -107,6 +113,8 @@ class GenerationStats:
     hit_rate: float | None
     token_hit_rate: float | None
     expert_match_rate: float | None
+    expert_order_match_rate: float | None
+    coverage_rate: float | None
     prefetched: int
     wasted: int
     h2d_bytes: int

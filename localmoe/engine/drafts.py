@@ -98,11 +98,12 @@ def load_draft(
     *,
     base: DraftBase,
     packed: bool,
+    fused: bool = True,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> tuple[DraftInfo, DraftLayers]:
     """What a draft folder holds, and its experts ready to compute: packed for the GPU's kernels, or
-    [layer][expert].
+    [layer][expert]. fused: see LowBitLinear.
 
     Raises:
         DraftError: it is damaged, or belongs to another model than `base`.
@@ -124,7 +125,7 @@ def load_draft(
             layers.append(_packed_layer(draft, experts, skeleton.num_experts, found, device))
         else:
             concatenated = bool(experts.module.is_concatenated)
-            matrices.append([_draft_expert(expert, concatenated, draft, device) for expert in found])
+            matrices.append([_draft_expert(expert, concatenated, draft, device, fused) for expert in found])
     return _info(draft), layers if packed else matrices
 
 
@@ -164,7 +165,7 @@ def replace_draft(
                 set_expert(loaded, expert, _fuse(gate, up, draft, concatenated=True), down)
         else:
             concatenated = bool(experts.module.is_concatenated)
-            loaded[:] = [_draft_expert(expert, concatenated, draft, device) for expert in found]
+            loaded[:] = [_draft_expert(expert, concatenated, draft, device, True) for expert in found]
     return _info(draft)
 
 
@@ -216,12 +217,12 @@ def _packed_layer(
 
 
 def _draft_expert(
-    matrices: ExpertMatrices, concatenated: bool, draft: DraftCheckpoint, device: torch.device
+    matrices: ExpertMatrices, concatenated: bool, draft: DraftCheckpoint, device: torch.device, fused: bool
 ) -> DraftExpert:
     """One expert, its gate_up in the module's own order."""
     gate, up, down = matrices
     gate_up = _fuse(gate, up, draft, concatenated=concatenated)
-    return DraftExpert(LowBitLinear(gate_up, device), LowBitLinear(down, device))
+    return DraftExpert(LowBitLinear(gate_up, device, fused=fused), LowBitLinear(down, device, fused=fused))
 
 
 def _fuse(gate: CodeMatrix, up: CodeMatrix, draft: DraftCheckpoint, *, concatenated: bool) -> CodeMatrix:

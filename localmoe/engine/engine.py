@@ -32,6 +32,7 @@ from localmoe.engine.loading import EngineParts, assemble, new_memory
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.stepping import choose_governor, make_stepper
+from localmoe.engine.switching import apply_switches
 from localmoe.engine.turns import Turns
 from localmoe.experts.counters import TransferCounters
 from localmoe.model.routing_trace import RoutingRecorder
@@ -151,6 +152,7 @@ class Engine:
         prompt = self._encoder.encode(request, self.plan.context)
         governor = choose_governor(parts, request, self.config, self.plan, self._governor)
         self._use_policy(request.policy or self.config.policy)
+        apply_switches(parts, request.switches, self.config)
         budget, approximate = self._budget.budget_bytes, request.draft_only
         counters = GenerationCounters(vram_budget_bytes=budget, approximate=approximate)
         parts.passes.counters = counters

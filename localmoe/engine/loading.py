@@ -57,6 +57,7 @@ class EngineParts:
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
     drafter: DrafterName = "self"
     other: OtherDraft | None = None  # another model that drafts
+    fused_draft: bool = True  # see core.switches
 
     @property
     def passes(self) -> PassState | DevicePassState:

@@ -81,11 +81,12 @@ class ModelSource(Protocol):
         folder: Path | None,
         *,
         packed: bool,
+        fused: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
         """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the
-        GPU's kernels."""
+        GPU's kernels. fused: products by kernels that read codes, where they are not packed."""
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """What routes and accepts in a trained model's place; None if this is one."""
@@ -166,6 +167,7 @@ class CheckpointSource:
         folder: Path | None,
         *,
         packed: bool,
+        fused: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
@@ -184,6 +186,7 @@ class CheckpointSource:
                 device,
                 base=base,
                 packed=packed,
+                fused=fused,
                 progress=progress,
                 cancel=cancel,
             )
@@ -260,14 +263,16 @@ class RandomSource:
         folder: Path | None,
         *,
         packed: bool,
+        fused: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
         """Random codes, which are not those of the random weights."""
         assert folder is None, "a shape has no draft folder"
-        make = random_packed_draft if packed else random_draft
-        info = DraftInfo(DRAFT_BITS, "synthetic", GROUP_SIZE)
-        return info, make(skeleton, device, self.synthetic.seed, GROUP_SIZE)
+        info, seed = DraftInfo(DRAFT_BITS, "synthetic", GROUP_SIZE), self.synthetic.seed
+        if packed:
+            return info, random_packed_draft(skeleton, device, seed, GROUP_SIZE)
+        return info, random_draft(skeleton, device, seed, GROUP_SIZE, fused=fused)
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""

@@ -60,7 +60,7 @@ def make_stepper(
     stop: threading.Event | None,
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be chosen by the host."""
-    runner = parts.runner
+    runner, whole_window = parts.runner, request.switches.whole_window
     by_host = (_can_look_up(parts) or parts.other is not None) and not request.draft_only
     by_host = by_host and _wanted_length(request, config) != 0
     if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not by_host:
@@ -69,7 +69,7 @@ def make_stepper(
 
         if request.draft_only:
             return DeviceDraftStepper(DeviceDraftSteps(runner))
-        return DeviceStepper(DeviceSteps(runner), end_tokens)
+        return DeviceStepper(DeviceSteps(runner, whole_window=whole_window), end_tokens)
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
@@ -78,5 +78,5 @@ def make_stepper(
     elif by_host:
         drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
     elif parts.passes.draft is not None:
-        drafter = SelfDrafter(runner, end_tokens)
+        drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
     return PassStepper(runner, drafter, sampler, stop)

@@ -70,6 +70,7 @@ class DeviceExpertMemory:
         self._pass_open = False
         self._closed = False
         self.may_prefetch = True  # else nothing is copied between passes
+        self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
         self._counters = TransferCounters()
         self.lock = threading.Condition()
@@ -110,6 +111,14 @@ class DeviceExpertMemory:
         target passes."""
         if not len(self._queue):
             return
+        if self.copies_beside:
+            self._issue()
+        else:
+            self.transfers.wait_for_compute()
+            self._issue()
+            self.transfers.drain()
+
+    def _issue(self) -> None:
         scores, per_layer = self._room()
         for key, _ in list(self._queue.in_order()):
             slot = self._take_slot(key, scores, per_layer)

@@ -62,6 +62,8 @@ class ExpertMemory:
         self._stall_s = 0.0
         self._changed = threading.Condition()
         self._closed = False
+        self._idle = False  # the worker found nothing to start since something was last asked for
+        self.layer_batches = False  # prefetches of one layer are one operation
         self._worker = threading.Thread(target=self._run, name="localmoe-transfer", daemon=True)
         self._worker.start()
 
@@ -94,7 +96,15 @@ class ExpertMemory:
         with self._changed:
             if not (self._table.is_resident(key) or self._table.is_loading(key)):
                 self._queue.push(key, deadline)
+                self._idle = False
                 self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Wait until all prefetches that were asked for are here; those for which there is no slot are
+        withdrawn. For measurements of what copying beside the computation is worth."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._closed or self._broken is not None)
+            self._queue.drop_prefetches()
 
     def drop_prefetches(self, layer: int | None = None) -> None:
         """Withdraw the prefetches that have not started, of one layer or of all."""
@@ -193,29 +203,47 @@ class ExpertMemory:
                 self._changed.notify_all()
 
     def _run(self) -> None:
-        while (claim := self._next_claim()) is not None:
-            started = time.perf_counter()
-            try:
-                self.link.copy(self.store.record(claim.key), self.slots, claim.slot)
-            except Exception as error:  # whatever it was, the reader that waits for the copy has to know
-                self._finish(claim.key, claim.is_demand, error)
-            else:
-                self._copies_s.append(time.perf_counter() - started)
-                self._finish(claim.key, claim.is_demand, None)
+        while claims := self._next_claims():
+            failures = [self._copy(claim) for claim in claims]
+            with self._changed:
+                for claim, error in zip(claims, failures, strict=True):
+                    self._finish(claim.key, claim.is_demand, error)
 
-    def _next_claim(self) -> Claim | None:
-        """Wait for a copy that can start; None when the worker has to end."""
+    def _copy(self, claim: Claim) -> Exception | None:
+        started = time.perf_counter()
+        try:
+            self.link.copy(self.store.record(claim.key), self.slots, claim.slot)
+        except Exception as error:  # whatever it was, the reader that waits for the copy has to know
+            return error
+        self._copies_s.append(time.perf_counter() - started)
+        return None
+
+    def _next_claims(self) -> list[Claim]:
+        """Wait for a copy that can start, or a layer's prefetches; empty when the worker has to end."""
         with self._changed:
             try:
                 while not self._closed:
                     claim = self._claim()
                     if claim is not None:
-                        return claim
+                        return self._with_its_layer(claim) if self.layer_batches else [claim]
+                    if not self._idle:
+                        self._idle = True
+                        self._changed.notify_all()
                     self._changed.wait()
             except Exception as error:  # a policy's fault must reach the reader, not vanish with this thread
                 self._broken = error
                 self._changed.notify_all()
-            return None
+            return []
+
+    def _with_its_layer(self, first: Claim) -> list[Claim]:
+        """A prefetch and those of its layer that come next; a demand, or another layer's, is the last."""
+        claims = [first]
+        while not claims[-1].is_demand and claims[-1].key.layer == first.key.layer:
+            claim = self._claim()
+            if claim is None:
+                break
+            claims.append(claim)
+        return claims
 
     def _finish(self, key: ExpertKey, is_demand: bool, error: BaseException | None) -> None:
         with self._changed:

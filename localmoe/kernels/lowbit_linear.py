@@ -27,7 +27,8 @@ class LowBitLinear:
     and multiplies in x's dtype. A draft's results need not be exact, so both will do.
     """
 
-    def __init__(self, matrix: CodeMatrix, device: torch.device | str = "cpu") -> None:
+    def __init__(self, matrix: CodeMatrix, device: torch.device | str = "cpu", *, fused: bool = True) -> None:
+        """fused: use the fused kernel where the shape allows."""
         device = torch.device(device)
         self.in_features = matrix.in_features
         self.out_features = matrix.out_features
@@ -37,7 +38,7 @@ class LowBitLinear:
         self._columns: Tensor | None = None
         self._packed = self._scales_and_zeros = torch.empty(0)
         self._copies = 1  # of x
-        if device.type == "cpu" and _fits_fused_kernel(matrix):
+        if fused and device.type == "cpu" and _fits_fused_kernel(matrix):
             matrix = matrix.to(device)
             self._columns = matrix.columns
             codes, scales, bits = _as_integers(matrix)

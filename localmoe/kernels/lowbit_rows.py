@@ -136,6 +136,19 @@ class PackedRows:
         if self.bits == 3:
             self.top_bits[expert, rows].copy_(top_bits.flatten(1).to(torch.int16))
 
+    def of(self, experts: Tensor) -> PackedRows:
+        """A copy of these experts' rows, int64 (n,) on the same device; nothing waits for the device."""
+        return PackedRows(
+            self.words.index_select(0, experts),
+            self.top_bits.index_select(0, experts) if self.bits == 3 else self.top_bits,
+            self.scales.index_select(0, experts),
+            self.in_features,
+            self.group_size,
+            self.bits,
+            None if self.columns is None else self.columns.index_select(0, experts),
+            None if self.codebooks is None else self.codebooks.index_select(0, experts),
+        )
+
     def codes(self, expert: int) -> Tensor:
         """uint8 (N, K_padded), one code an element, in column order."""
         per_word = codes_per_word(self.bits)

@@ -21,6 +21,7 @@ from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_reference import one_by_one
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_window import DeviceWindow
@@ -53,6 +54,7 @@ class DevicePassState:
     counters: GenerationCounters = field(default_factory=GenerationCounters)
     synthetic: SyntheticModel | None = None
     recorder: RoutingRecorder | None = None
+    fused_draft: bool = True  # see core.switches
 
     @property
     def lane_is_on(self) -> bool:
@@ -77,9 +79,8 @@ class DeviceRoutedExperts:
         state.routed[layer] = (index, top_k_weights)
         if state.phase == "draft":
             assert state.draft is not None, "no draft is loaded"
-            return lowbit_moe(
-                hidden, state.draft[layer], index, top_k_weights, activation=self._shape.activation
-            )
+            run = lowbit_moe if state.fused_draft else one_by_one
+            return run(hidden, state.draft[layer], index, top_k_weights, activation=self._shape.activation)
         if state.stream is not None:
             return self._streamed(state.stream, hidden, index, top_k_weights)
         residency = state.memory.block.view(layer)

@@ -135,9 +135,10 @@ class DevicePasses:
         """One token through the low-bit experts: the one that the window's cursor is at. It leaves the argmax
         of its logits (1, V) as the next token. length: of the sequence, at the end of the step."""
         self._state.window.visible = self._visible(length)
+        key = ("draft", self._state.window.visible, self._state.fused_draft)
         self._state.phase, self._mode.one_row = "draft", True
         try:
-            return self._graphs.run(("draft", self._state.window.visible), self._draft_body)
+            return self._graphs.run(key, self._draft_body)
         finally:
             self._mode.one_row = False
 

@@ -48,8 +48,10 @@ class _Finished:
 class DeviceSteps:
     """The steps of one answer."""
 
-    def __init__(self, runner: DeviceRunner) -> None:
+    def __init__(self, runner: DeviceRunner, *, whole_window: bool = False) -> None:
+        """whole_window: see core.switches."""
         self._runner = runner
+        self._whole_window = whole_window
         self._issue = runner.issue
         self._passes = runner.passes
         self._step: _Step | None = None
@@ -62,9 +64,10 @@ class DeviceSteps:
         start = self._runner.sequence.length
         try:
             self._passes.window.set(start, count + 1, [token])
-            self._issue.force("draft", start, count)
+            routed = count + (self._whole_window and count > 0)
+            self._issue.force("draft", start, routed)
             clock = Clock(self._issue.on_gpu)
-            drafts = [Landing(self._issue.draft(start + count + 1).report) for _ in range(count)]
+            drafts = [Landing(self._issue.draft(start + count + 1).report) for _ in range(routed)]
             clock.tick()
             step = self._step = _Step(start, count, clock, drafts)
             self._close_books()

@@ -149,11 +149,15 @@ class RoutedExperts:
         counters.misses += len(report.misses)
         counters.token_demands += sum(len(experts) for experts in chosen)
         counters.token_hits += sum(expert in report.hits for experts in chosen for expert in experts)
+        named: set[int] = set()
         for token, experts in enumerate(chosen):
             entry = lookahead.get(token, self._layer)
             if entry is not None:
+                named.update(entry.experts)
                 counters.routed_pairs += 1
                 counters.matched_pairs += set(entry.experts) == set(experts)
+                counters.ordered_pairs += entry.experts == tuple(experts)
+        counters.covered += len(report.hits) + len(report.late) + len(report.misses & named)
 
 
 def _rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:

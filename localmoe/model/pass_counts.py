@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.experts.pass_report import PassReport
+from localmoe.prefetch.simulator_types import demanded_of
 
 
 def count_window(
@@ -28,8 +29,13 @@ def count_window(
     counters.token_hits += int((found.hits[layers, np.where(exists, experts, 0)] & exists).sum())
     drafted = [lookahead.token_experts(token) for token in range(min(experts.shape[1], lookahead.num_tokens))]
     known = [rows for rows in drafted if rows is not None]
+    here = found.hits | found.late
+    counters.covered += int(here.sum())
     if known:  # the draft's tokens are the window's first
-        chosen = np.sort(experts[:, : len(known)].swapaxes(0, 1), axis=2)
-        same = (np.sort(np.stack(known), axis=2) == chosen).all(axis=2)
+        routed, chosen = np.stack(known), experts[:, : len(known)].swapaxes(0, 1)
+        same = (np.sort(routed, axis=2) == np.sort(chosen, axis=2)).all(axis=2)
         counters.routed_pairs += same.size
         counters.matched_pairs += int(same.sum())
+        counters.ordered_pairs += int((routed == chosen).all(axis=2).sum())
+        named = demanded_of(routed, found.hits.shape[1])
+        counters.covered += int((found.demanded & ~here & named).sum())

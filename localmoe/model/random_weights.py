@@ -107,13 +107,13 @@ def _fill_records(
 
 
 def random_draft(
-    skeleton: Skeleton, device: torch.device, seed: int, group_size: int
+    skeleton: Skeleton, device: torch.device, seed: int, group_size: int, *, fused: bool = True
 ) -> list[list[DraftExpert]]:
     """[layer][expert] of random INT4 codes, each alike likely, with the scale that gives them the spread of
-    the other weights."""
+    the other weights. fused: see LowBitLinear."""
     generator = torch.Generator(device).manual_seed(seed + 1)
     return [
-        [_random_expert(experts, device, generator, group_size) for _ in range(skeleton.num_experts)]
+        [_random_expert(experts, device, generator, group_size, fused) for _ in range(skeleton.num_experts)]
         for experts in skeleton.experts
     ]
 
@@ -134,7 +134,7 @@ def random_packed_draft(
 
 
 def _random_expert(
-    experts: ExpertsModule, device: torch.device, generator: torch.Generator, group_size: int
+    experts: ExpertsModule, device: torch.device, generator: torch.Generator, group_size: int, fused: bool
 ) -> DraftExpert:
     def matrix(shape: tuple[int, int]) -> LowBitLinear:
         rows, columns = shape[::-1] if experts.layout.transposed else shape
@@ -143,6 +143,6 @@ def _random_expert(
             16, (rows, groups * group_size), dtype=torch.uint8, device=device, generator=generator
         )
         scales = torch.full((rows, groups), SPREAD / _INT4_SPREAD, dtype=torch.float16, device=device)
-        return LowBitLinear(CodeMatrix(codes, scales, columns, group_size, 4), device)
+        return LowBitLinear(CodeMatrix(codes, scales, columns, group_size, 4), device, fused=fused)
 
     return DraftExpert(matrix(experts.layout.gate_up_shape), matrix(experts.layout.down_shape))

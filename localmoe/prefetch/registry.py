@@ -14,6 +14,7 @@ from localmoe.prefetch.policies.next_gate import NextGatePolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policies.sp_moe import SpMoePolicy
 from localmoe.prefetch.policy import CacheShape, Policy, PolicyFactory
+from localmoe.prefetch.variants import find_variant
 
 POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
     {
@@ -33,15 +34,26 @@ def check_policy(name: str) -> str:
     Raises:
         ConfigError: there is none.
     """
-    if name not in POLICIES:
-        raise ConfigError(f"There is no policy '{name}': choose one of {', '.join(POLICIES)}.")
+    policy_factory(name)
     return name
+
+
+def policy_factory(name: str) -> PolicyFactory:
+    """What makes the policy of that name, or the variant for comparisons.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = POLICIES.get(name) or find_variant(name)
+    if found is None:
+        raise ConfigError(f"There is no policy '{name}': choose one of {', '.join(POLICIES)}.")
+    return found
 
 
 def decides_within_passes(name: str) -> bool:
     """Whether a policy needs to hear of single layers, so that where whole passes run (on a GPU) only its
     cache is left."""
-    return bool(getattr(POLICIES[check_policy(name)], "needs_layers", False))
+    return bool(getattr(policy_factory(name), "needs_layers", False))
 
 
 def make_policy(name: str, shape: CacheShape) -> Policy:
@@ -50,4 +62,4 @@ def make_policy(name: str, shape: CacheShape) -> Policy:
     Raises:
         ConfigError: there is no policy of that name.
     """
-    return POLICIES[check_policy(name)](shape)
+    return policy_factory(name)(shape)

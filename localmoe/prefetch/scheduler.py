@@ -45,6 +45,7 @@ class Scheduler:
         self.policy = policy
         self._memory: PrefetchTarget | None = None
         self._meter = RateMeter(clock)
+        self.settle: Callable[[], None] | None = None  # waits for what was asked for; None: nobody waits
 
     def attach(
         self,
@@ -91,8 +92,11 @@ class Scheduler:
                     pass
             if rates is not None:
                 self.policy.observe(RatesMeasured(rates))
-            for request in self.policy.observe(event):
+            requests = self.policy.observe(event)
+            for request in requests:
                 self._memory.prefetch(request.key, request.deadline)
+        if requests and self.settle is not None:
+            self.settle()
 
     def choose_victim(self, room: RoomWanted) -> ExpertKey | None:
         """The policy's choice; the memory calls this under its lock."""

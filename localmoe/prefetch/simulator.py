@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from localmoe.prefetch.policy import CacheShape, PolicyFactory
-from localmoe.prefetch.registry import POLICIES
+from localmoe.prefetch.registry import policy_factory
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
 from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
@@ -41,7 +41,7 @@ def simulate(
     Returns:
         Counters as of one answer; `prefetched`, `wasted` and copies are those of the windows counted.
     """
-    make = POLICIES[policy] if isinstance(policy, str) else policy
+    make = policy_factory(policy) if isinstance(policy, str) else policy
     shape = CacheShape(machine.num_layers, machine.num_experts, machine.experts_per_token, machine.num_slots)
     steps = _make_steps(make, shape, machine)
     memory, tally, ignored, left = steps.memory, Tally(), Tally(), warm_up

@@ -142,7 +142,7 @@ class LayerSteps:
         for first in range(0, len(prompt.target), PROMPT_PASS):
             experts = prompt.target[first : first + PROMPT_PASS]
             self._scheduler.notify(PrefillStarted(len(experts)))
-            self._target(experts, None, None)
+            self._target(experts, None, None, None)
 
     def step(self, window: Window, tally: Tally) -> None:
         """Draft, verify, count."""
@@ -154,7 +154,8 @@ class LayerSteps:
         if window.drafted:
             notify(DraftFinished(window.drafted))
         drafted_at = memory.now
-        self._target(window.target, window.guesses, tally)
+        named = demanded_of(window.draft, self._machine.num_experts)
+        self._target(window.target, window.guesses, tally, named)
         notify(StepFinished(window.drafted, window.accepted))
         memory.advance(self._machine.step_s)
         counters.draft_s += drafted_at - began
@@ -171,7 +172,13 @@ class LayerSteps:
                 self.memory.advance(layer_s)
                 notify(DraftRouted(token, layer, tuple(experts[layer]), tuple(confidences[layer])))
 
-    def _target(self, experts: Experts, guesses: Experts | None, tally: Tally | None) -> None:
+    def _target(
+        self,
+        experts: Experts,
+        guesses: Experts | None,
+        tally: Tally | None,
+        named: NDArray[np.bool_] | None,
+    ) -> None:
         machine, memory, notify = self._machine, self.memory, self._scheduler.notify
         demanded = demanded_of(experts, machine.num_experts)
         counts = _counts(experts, machine.num_experts)
@@ -183,8 +190,9 @@ class LayerSteps:
             hits, late, misses = memory.demand(layer, wanted)
             if guesses is not None and layer + 1 < machine.num_layers and self._scheduler.wants_next_gate:
                 notify(guessed_event(layer + 1, guesses[:, layer + 1], machine.num_experts))
-            if tally is not None:
+            if tally is not None and named is not None:
                 _count(tally, hits, late, misses, counts[layer])
+                tally.counters.covered += len(hits) + len(late) + int(named[layer][misses].sum())
             memory.compute(layer, hits, late + misses)
             notify(LayerFinished(layer))
 

@@ -263,6 +263,8 @@ class PassSteps:
         counters.hits += int(hits.sum())
         counters.late += int(late.sum())
         counters.misses += int((demanded & ~hits & ~late).sum())
+        named = demanded_of(window.draft, self._machine.num_experts)
+        counters.covered += int((hits | late | (demanded & named)).sum())
         layers = np.arange(self._machine.num_layers)[None, :, None]
         counters.token_demands += window.target.size
         counters.token_hits += int(hits[layers, window.target].sum())

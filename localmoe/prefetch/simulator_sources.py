@@ -37,6 +37,7 @@ def windows(
     prompt_tokens: int,
     new_tokens: int,
     self_draft: bool = True,
+    whole_window: bool = False,
     gate_accuracy: float = 0.85,
     seed: int = 0,
 ) -> Iterator[Prompt | Window]:
@@ -44,6 +45,7 @@ def windows(
 
     Args:
         self_draft: the drafter routes experts (else it proposes tokens alone).
+        whole_window: it routes its last token too (core.switches).
         gate_accuracy: share of (token, layer) for which the next layer's gate guesses the very experts; in
             the others one of them is another. The default is MoE-SpeQ's figure for a predictor one layer
             ahead (2.5).
@@ -57,7 +59,7 @@ def windows(
         while position < end:
             length = min(draft_length, end - position - 1)
             target = tokens.target_window(position, length + 1).astype(np.int32)
-            routed = length if self_draft else 0
+            routed = length + (whole_window and length > 0) if self_draft else 0
             draft = tokens.draft_window(position, routed).astype(np.int32) if routed else target[:0]
             accepted = next((i for i in range(length) if not tokens.accepts(position + 1 + i)), length)
             even = np.full(draft.shape, 1.0 / target.shape[2], dtype=np.float32)

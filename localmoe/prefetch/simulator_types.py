@@ -24,7 +24,8 @@ class Window:
     """One step: what was drafted, and the n tokens that the target verifies, one more than were drafted.
 
     Attributes:
-        draft: (d, L, K), the draft's routing of the first d window tokens; d is 0 without a self-draft.
+        draft: (d, L, K), the draft's routing of the first d window tokens, all but the last or all; d is 0
+            without a self-draft.
         confidences: float32 (d, L, K).
         target: (n, L, K).
         accepted: drafted tokens that are kept.

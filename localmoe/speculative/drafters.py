@@ -36,9 +36,11 @@ class Drafter(Protocol):
 class SelfDrafter:
     """The model itself with its INT4 experts, one token at a time."""
 
-    def __init__(self, runner: PassRunner, end_tokens: frozenset[int]) -> None:
+    def __init__(self, runner: PassRunner, end_tokens: frozenset[int], *, whole_window: bool = False) -> None:
+        """whole_window: see core.switches."""
         self._runner = runner
         self._end_tokens = end_tokens
+        self._whole_window = whole_window
 
     def propose(
         self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
@@ -64,6 +66,10 @@ class SelfDrafter:
                 proposal.tokens.append(token)
                 if token in self._end_tokens:
                     break
+            else:
+                if self._whole_window and count:
+                    runner.begin_draft_token(count)
+                    runner.run([token], "draft", last_only=True)
         finally:
             runner.sequence.truncate(base)
         return proposal

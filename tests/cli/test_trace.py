@@ -9,8 +9,8 @@ import pytest
 from support.shapes import tiny_shape
 
 from localmoe.cli.main import main
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine

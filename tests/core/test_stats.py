@@ -13,7 +13,7 @@ from localmoe.core.stats import GenerationCounters, GenerationStats
 
 RATIOS = (
     "tpot_s", "tokens_per_s", "acceptance_rate", "mean_draft_length", "hit_rate", "token_hit_rate",
-    "expert_match_rate", "h2d_bytes_per_token",
+    "expert_match_rate", "expert_order_match_rate", "coverage_rate", "h2d_bytes_per_token",
 )  # fmt: skip
 DOCUMENTED = {
     "prompt_tokens", "new_tokens", "ttft_s", "tpot_s", "tokens_per_s", "steps", "drafted", "accepted",
@@ -28,7 +28,7 @@ def test_an_answer_worked_by_hand() -> None:
     stats = GenerationCounters(
         prompt_tokens=7, reused_tokens=3, new_tokens=12, steps=4, drafted=16, accepted=10,
         hits=30, late=6, misses=3, computed=1, token_hits=45, token_demands=60,
-        routed_pairs=32, matched_pairs=24,
+        routed_pairs=32, matched_pairs=24, ordered_pairs=8, covered=38,
         prefetched=20, wasted=5, prefill_h2d_bytes=1000, decode_h2d_bytes=3300,
         cpu_bytes=700, cpu_busy_s=0.25, cpu_jobs=9, cpu_waited=2,
         ttft_s=0.5, decode_s=2.2, draft_s=0.7, verify_s=1.3, stall_s=0.1,
@@ -41,7 +41,8 @@ def test_an_answer_worked_by_hand() -> None:
         "acceptance_rate": 0.625, "mean_draft_length": 4.0,
         "expert_demands": 40, "hits": 30, "late": 6, "misses": 3, "computed": 1,
         "hit_rate": 0.75,  # a late expert is not a hit
-        "token_hit_rate": 0.75, "expert_match_rate": 0.75,
+        "token_hit_rate": 0.75, "expert_match_rate": 0.75, "expert_order_match_rate": 0.25,
+        "coverage_rate": 0.95,  # 36 here or on their way, and 2 of the others named
         "prefetched": 20, "wasted": 5, "h2d_bytes": 4300, "prefill_h2d_bytes": 1000,
         "h2d_bytes_per_token": 300.0,  # decode copies only, over the tokens that decode steps made
         "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2,

@@ -7,8 +7,8 @@ import torch
 from engine.test_cuda_engine import on_gpu, random_prompts, shallow, tokens_of
 from support.engines import ask, runner_of
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import GenerationRequest
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import Message
 from localmoe.engine import Engine

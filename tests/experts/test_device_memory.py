@@ -341,3 +341,21 @@ def test_a_copy_that_fails_leaves_its_slot_free(monkeypatch: pytest.MonkeyPatch)
         rig.memory.prefetch(K(1, expert), 0.0)
     rig.memory.pump()
     assert len(rig.resident) == 3, "no slot was lost"
+
+
+def test_copies_that_may_not_run_beside_the_computation_wait_for_it_and_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, order = DeviceRig(3, layers=2, experts=3), []
+    transfers, copy = rig.memory.transfers, rig.memory.transfers.copy
+    monkeypatch.setattr(transfers, "wait_for_compute", lambda: order.append("computed"))
+    monkeypatch.setattr(transfers, "drain", lambda: order.append("copied"))
+    monkeypatch.setattr(transfers, "copy", lambda *to: (order.append("copy"), copy(*to))[1])
+    for beside in (True, False):
+        order.clear()
+        rig.memory.copies_beside = beside
+        rig.memory.pump()
+        assert order == []
+        rig.memory.prefetch(K(int(beside), 0), 0.0)
+        rig.memory.pump()
+        assert order == (["copy"] if beside else ["computed", "copy", "copied"])

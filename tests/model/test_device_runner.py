@@ -165,11 +165,14 @@ class Rig:
 
         self.runner.take_over = checked  # type: ignore[method-assign]
 
-    def loop(self, length: int, *, on_device: bool = True, end: frozenset[int] = NO_END) -> SpeculativeLoop:
+    def loop(
+        self, length: int, *, on_device: bool = True, end: frozenset[int] = NO_END, whole: bool = False
+    ) -> SpeculativeLoop:
         sampler = TokenSampler(SamplingConfig())
-        stepper: Stepper = DeviceStepper(DeviceSteps(self.runner), end)
+        stepper: Stepper = DeviceStepper(DeviceSteps(self.runner, whole_window=whole), end)
         if not on_device:
-            stepper = PassStepper(self.runner, SelfDrafter(self.runner, end), sampler, None)
+            drafter = SelfDrafter(self.runner, end, whole_window=whole)
+            stepper = PassStepper(self.runner, drafter, sampler, None)
         return SpeculativeLoop(self.runner, stepper, FixedGovernor(length), sampler, end, None)
 
     def tokens(self) -> list[int]:
@@ -179,15 +182,16 @@ class Rig:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 999), st.integers(0, 6), st.integers(1, 13), st.floats(0, 1), st.booleans(),
-    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1),
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1), st.booleans(),
 )  # fmt: skip
 def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
-    seed: int, length: int, slots: int, agreement: float, on_device: bool, make: type[Policy], end: set[int]
-) -> None:
+    seed: int, length: int, slots: int, agreement: float, on_device: bool, make: type[Policy], end: set[int],
+    whole: bool,
+) -> None:  # fmt: skip
     table = Table(agreement=agreement, seed=seed)
     rig = Rig(table, slots, make)
     said: list[int] = []
-    for step in rig.loop(length, on_device=on_device, end=frozenset(end)).run(PROMPT, 14):
+    for step in rig.loop(length, on_device=on_device, end=frozenset(end), whole=whole).run(PROMPT, 14):
         said += step.tokens
         assert rig.tokens() == [*PROMPT, *said][:-1]
     rig.experts.check()

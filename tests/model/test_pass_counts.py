@@ -31,7 +31,7 @@ def test_a_pass_is_counted_as_a_loop_would(
     agrees = chance.random((layers, drafted)) < 0.5
     for layer, token in np.argwhere(agrees[:, :tokens]):  # the same experts in another order
         draft[layer, token] = chance.permutation(experts[layer, token])
-    kind = chance.integers(0, 4, (layers, EXPERTS))
+    kind = chance.choice([0, 1, 2, 3, 6], (layers, EXPERTS))
     found = PassReport(kind == 1, kind == 2, kind == 3, kind == 6)
     lookahead = LookaheadBuffer(layers)
     for token in range(drafted):
@@ -39,7 +39,7 @@ def test_a_pass_is_counted_as_a_loop_would(
     counters = GenerationCounters(hits=100, token_hits=10, routed_pairs=5, matched_pairs=3)
     count_window(counters, lookahead, found, experts)
 
-    demands = hits = pairs = matched = 0
+    demands = hits = pairs = matched = ordered = 0
     for layer in range(layers):
         for token in range(tokens):
             chosen = [e for e in experts[layer, token].tolist() if 0 <= e < EXPERTS]
@@ -48,10 +48,17 @@ def test_a_pass_is_counted_as_a_loop_would(
             if token < drafted:
                 pairs += 1
                 matched += sorted(draft[layer, token].tolist()) == sorted(experts[layer, token].tolist())
+                ordered += draft[layer, token].tolist() == experts[layer, token].tolist()
     assert counters.hits == 100 + int((kind == 1).sum())
     assert (counters.late, counters.misses) == (int((kind == 2).sum()), int((kind == 3).sum()))
     assert (counters.token_demands, counters.token_hits) == (demands, 10 + hits)
     assert (counters.routed_pairs, counters.matched_pairs) == (5 + pairs, 3 + matched)
+    assert counters.ordered_pairs == ordered
+    covered = 0
+    for layer, expert in np.ndindex(layers, EXPERTS):
+        named = any(expert in draft[layer, token] for token in range(min(tokens, drafted)))
+        covered += bool(kind[layer, expert] in (1, 2) or (kind[layer, expert] in (3, 6) and named))
+    assert counters.covered == covered
 
 
 def test_without_a_draft_no_pair_is_counted() -> None:

@@ -70,6 +70,19 @@ def test_misses_wait_for_their_copies_and_hits_do_not(whole: bool) -> None:
     assert both.counters.decode_h2d_bytes == 400 and both.counters.freeze().token_hit_rate == 0.5
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_draft_named_counts_as_covered_once_and_only_if_it_was_asked_for(whole: bool) -> None:
+    """Nothing is prefetched. Of the four that the first step asks for, the draft named 1 and 2 (and 5 beside
+    them). The second step finds 0, 1 and 2 here, and the draft named 4."""
+    machine = replace(MACHINE, whole_passes=whole)
+    first = drafted(tokens(((1, 5), (2, 5))), tokens(((0, 1), (2, 3)), ((0, 1), (2, 3))), 1)
+    second = drafted(tokens(((1, 5), (4, 5))), tokens(((0, 1), (2, 4)), ((0, 1), (2, 4))), 1)
+    one = simulate("on-demand", machine, [first]).counters
+    assert (one.hits + one.late, one.misses, one.covered) == (0, 4, 2)
+    both = simulate("on-demand", machine, [first, second]).counters
+    assert (both.hits + both.late, both.covered) == (3, 2 + 4) and both.freeze().coverage_rate == 6 / 8
+
+
 def test_what_a_draft_foretells_is_copied_while_it_runs() -> None:
     """Two draft tokens of 6 s want experts 0 and 1 of both layers, and so does the target. Layer 0 is known
     after 3 s, so its copies end at 13 and 23, layer 1's at 33 and 43. Verifying layer 0 begins at 12 + 3: one

@@ -36,9 +36,12 @@ class SpMoePolicy(PolicyBase):
 
     name = "sp-moe"
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: CacheShape, fixed_cutoff: int | None = None) -> None:
+        """fixed_cutoff: Lc whatever is measured, to see what it is worth (figure 14)."""
         super().__init__(shape)
-        self.cutoff = cutoff_layers(shape, shape.rates)  # layers that are prefetched for: the first so many
+        self._solves = fixed_cutoff is None
+        # layers that are prefetched for: the first so many
+        self.cutoff = cutoff_layers(shape, shape.rates) if fixed_cutoff is None else fixed_cutoff
         self._batches = 0  # of this step
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
@@ -46,7 +49,7 @@ class SpMoePolicy(PolicyBase):
         match event:
             case StepStarted():
                 self._batches = 0
-            case RatesMeasured():
+            case RatesMeasured() if self._solves:
                 self.cutoff = cutoff_layers(self.shape, event.rates)
             case DraftRouted() if event.layer < self.cutoff:
                 return self._batch(event.layer, event.experts)

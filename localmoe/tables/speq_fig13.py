@@ -1,0 +1,158 @@
+"""MoE-SpeQ, figure 13: time per output token by system, prompts and memory. Measures nothing."""
+
+from __future__ import annotations
+
+from localmoe.core.config import DraftLength
+from localmoe.tables.cells import Cell, Level, Subject
+from localmoe.tables.datasets import title_of
+from localmoe.tables.section import Bars, Section, Table, Target, mean, ms, ratio, times, value
+from localmoe.tables.store import Run
+
+MEMORIES: tuple[Level, ...] = ("low", "high")
+# (name, policy, whether it drafts, whether its slots are those that fit where the draft would lie)
+SYSTEMS: tuple[tuple[str, str, bool | str, bool], ...] = (
+    ("on-demand, same cache", "on-demand", False, False),
+    ("on-demand, same memory", "on-demand", False, True),
+    ("on-demand with drafting", "on-demand", True, False),
+    ("moe-infinity with drafting", "moe-infinity", True, False),
+    ("adapmoe with drafting", "adapmoe", True, False),
+    ("sp-moe", "sp-moe", True, False),
+    ("moe-speq", "moe-speq", True, False),
+    ("moe-speq, draft length auto", "moe-speq", "auto", False),
+)
+RIVALS = ("on-demand with drafting", "moe-infinity with drafting", "adapmoe with drafting")
+# MoE-SpeQ 4.2, high memory, A100-40G: ms a token, as far as the text gives them
+PAPER = (
+    ("Phi-3.5-MoE", 163.1, 351.8, 536.7, 960.5),
+    ("Qwen1.5-MoE", 74.1, None, 2.5 * 74.1, 3.5 * 74.1),
+)
+BEST_RATIO = 2.34  # abstract: over the best offloading system
+
+
+def cell_of(subject: Subject, system: str, dataset: str, level: Level) -> Cell:
+    """A system's cell."""
+    _, policy, drafts, wide = next(entry for entry in SYSTEMS if entry[0] == system)
+    length: DraftLength = "auto" if drafts == "auto" else subject.draft_length if drafts else 0
+    slots = subject.slots_without_draft(level) if wide else subject.slots(level)
+    return Cell(dataset, policy, length, slots)
+
+
+def _cells(subject: Subject) -> list[Cell]:
+    return [
+        cell_of(subject, system, dataset, level)
+        for level in MEMORIES
+        for dataset in subject.datasets
+        for system, *_ in SYSTEMS
+    ]
+
+
+def _tpots(run: Run, system: str, level: Level) -> list[float | None]:
+    """By dataset, and the average of those that ran."""
+    cells = [cell_of(run.subject, system, dataset, level) for dataset in run.subject.datasets]
+    found = [value(run.get(cell), "tpot_s") for cell in cells]
+    return [*found, mean(found)]
+
+
+def _section(run: Run) -> Section | None:
+    subject = run.subject
+    names = [*(title_of(name) for name in subject.datasets), "average"]
+    section = Section(("memory: system", *names, "moe-speq is"), [])
+    for level in MEMORIES:
+        found = {system: _tpots(run, system, level) for system, *_ in SYSTEMS}
+        if all(row[-1] is None for row in found.values()):
+            continue
+        best = _best(found)
+        for system, row in found.items():
+            faster = ratio(row[-1], best[-1])
+            section.rows.append([f"{level}: {system}", *(ms(tpot) for tpot in row), times(faster)])
+        section.charts.append(_chart(found, names, level))
+        section.targets += _targets(found, best, names, level)
+        section.reasons += _reasons(run, found, best, level)
+    return section if section.rows else None
+
+
+def _best(found: dict[str, list[float | None]]) -> list[float | None]:
+    """moe-speq with whichever draft length was faster, by dataset: the length is its own choice."""
+    fixed, auto = found["moe-speq"], found["moe-speq, draft length auto"]
+    return [min((t for t in pair if t is not None), default=None) for pair in zip(fixed, auto, strict=True)]
+
+
+def _chart(found: dict[str, list[float | None]], names: list[str], level: Level) -> Bars:
+    systems = tuple(found)
+    groups = [
+        (name, tuple(None if row[i] is None else 1e3 * (row[i] or 0.0) for row in found.values()))
+        for i, name in enumerate(names)
+    ]
+    return Bars(f"Time per output token, ms: {level} memory", "ms", systems, tuple(groups))
+
+
+def _targets(
+    found: dict[str, list[float | None]], best: list[float | None], names: list[str], level: Level
+) -> list[Target]:
+    targets = []
+    for rival in RIVALS:
+        pairs = [(n, a, b) for n, a, b in zip(names, best, found[rival], strict=True) if a and b]
+        if pairs:
+            lost = [name for name, ours, theirs in pairs if ours >= theirs]
+            where = f", not on {', '.join(lost)}" if lost else ""
+            targets.append(Target(f"{level} memory: moe-speq is faster than {rival}{where}", not lost))
+    gain = ratio(found[RIVALS[0]][-1], best[-1])
+    if gain is not None:
+        text = f"{level} memory: {times(gain)} over on-demand with drafting at the same memory"
+        targets.append(Target(f"{text}, the paper's best is {BEST_RATIO} x", gain >= BEST_RATIO))
+    return targets
+
+
+def _reasons(
+    run: Run, found: dict[str, list[float | None]], best: list[float | None], level: Level
+) -> list[str]:
+    """Where another system is the fastest: by what differs from it."""
+    reasons = []
+    for i, dataset in enumerate(run.subject.datasets):
+        here = {system: tpot for system, row in found.items() if (tpot := row[i]) is not None}
+        mine = best[i]
+        if mine is None or mine <= min(here.values()):
+            continue
+        fastest = min(here, key=lambda system: here[system])
+        why = _what_differs(run, level, dataset, fastest)
+        gain = times(mine / here[fastest])
+        reasons.append(f"{level} memory, {title_of(dataset)}: {fastest} is {gain} as fast: {why}.")
+    return reasons
+
+
+def _what_differs(run: Run, level: Level, dataset: str, rival: str) -> str:
+    ours = run.get(cell_of(run.subject, "moe-speq", dataset, level))
+    theirs = run.get(cell_of(run.subject, rival, dataset, level))
+    parts = []
+    more = ratio(value(ours, "h2d_bytes_per_token"), value(theirs, "h2d_bytes_per_token"))
+    if more is not None and more > 1.02:
+        parts.append(f"moe-speq copies {100 * (more - 1):.0f} % more bytes a token")
+    draft_s, verify_s = value(ours, "draft_s_per_step") or 0.0, value(ours, "verify_s_per_step") or 0.0
+    if draft_s > 0.25 * verify_s and "drafting" not in rival:
+        parts.append(f"drafting takes {100 * draft_s / (draft_s + verify_s):.0f} % of a step")
+    if "same memory" in rival:
+        parts.append("without a draft more experts have slots")
+    return "; ".join(parts) or "its bytes and passes are no fewer, so that this is what times vary by here"
+
+
+_PAPER_TEXT = "; ".join(
+    f"{name}: {ours:.1f} ms, Mixtral-Offloading at the same memory {'-' if sm is None else f'{sm:.1f}'}, at "
+    f"the same cache {sc:.1f}, Transformers {hf:.1f}"
+    for name, ours, sm, sc, hf in PAPER
+)
+FIG13 = Table(
+    "fig13",
+    "Time per output token by system",
+    "MoE-SpeQ, figure 13",
+    "Every system on this engine: its policy alone differs. On-demand is Mixtral-Offloading's cache; at "
+    "the same memory it has the slots that fit where the draft would lie. SP-MoE's rivals draft as it "
+    "does. Low and high are "
+    'table 3\'s budgets. "moe-speq is" compares with the faster of its two rows; targets do too, as the '
+    "governor is part of MoE-SpeQ. GPQA's authors ask that its questions not be published: MT-Bench stands "
+    "in for it. Transformers' own offloading is measured by benchmarks/end_to_end.py (docs/log.md). The "
+    f"paper's figures that its text gives (high memory, A100-40G): {_PAPER_TEXT}; DeepSeek-V2-Lite: 4.8 "
+    "times the speed of Transformers. Other machines and models than here, so ratios are what can be "
+    "compared.",
+    _cells,
+    _section,
+)

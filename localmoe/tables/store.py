@@ -1,0 +1,120 @@
+"""The results file: what was measured where, cell by cell, kept so that an interrupted run goes on. Measures
+nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localmoe.core.errors import ConfigError
+from localmoe.tables.cells import Cell, Subject, subject_from
+from localmoe.tables.row import Figures
+
+FORMAT = "localmoe tables 1"
+
+
+@dataclass(slots=True)
+class Run:
+    """One subject's cells. Beside its key a cell has its figures, or "refused" and why.
+
+    Attributes:
+        load: other programs' load when the run began, for people: what times are to be read with.
+        memory: of the loaded engine, bytes by owner; empty where nothing was loaded.
+    """
+
+    subject: Subject
+    load: str
+    cells: dict[str, Figures] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+
+    def get(self, cell: Cell) -> Figures | None:
+        """A cell's figures, if it was run and not refused."""
+        found = self.cells.get(cell.key)
+        return None if found is None or "refused" in found else found
+
+
+@dataclass(slots=True)
+class Results:
+    """Runs, memory by sharing (table 2), and people's notes by table."""
+
+    runs: list[Run] = field(default_factory=list)
+    sharing: Figures = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def run_of(self, subject: Subject, load: str) -> Run:
+        """The run of this very subject: the one that is there, or a new one."""
+        for run in self.runs:
+            if run.subject == subject:
+                return run
+        self.runs.append(Run(subject, load))
+        return self.runs[-1]
+
+
+def read_results(path: Path) -> Results:
+    """What a file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is no results file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The results {path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ConfigError(f"The results {path} are no JSON file: give another, or delete it.") from None
+    try:
+        if value["format"] != FORMAT:
+            raise KeyError("format")
+        runs = [
+            Run(subject_from(run["subject"]), str(run["load"]), dict(run["cells"]), dict(run["memory"]))
+            for run in value["runs"]
+        ]
+        return Results(runs, dict(value["sharing"]), dict(value["notes"]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"{path} holds no results of 'localmoe bench tables' (format '{FORMAT}'): give another file."
+        ) from None
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Replace the file at once, when all of it is on the disk.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    value = {
+        "format": FORMAT,
+        "notes": results.notes,
+        "sharing": results.sharing,
+        "runs": [
+            {
+                "subject": run.subject.as_dict(),
+                "load": run.load,
+                "memory": run.memory,
+                "cells": dict(sorted(run.cells.items())),
+            }
+            for run in results.runs
+        ],
+    }
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once, when all of it is on the disk.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): name a file in a folder that exists."
+        ) from None
