@@ -30,6 +30,7 @@ from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
 from localmoe.engine.live import LiveView
 from localmoe.engine.loading import EngineParts, assemble, new_memory
+from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.stepping import choose_governor, make_stepper
@@ -61,6 +62,7 @@ class Engine:
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
+        log_loaded(self.info(), self.plan, self.footprint)
 
     @classmethod
     def load(
