@@ -108,12 +108,16 @@ def main(
             service = ChatService(home, engine_loader, list_models)
             choose_settings(service, options)
             models = ModelsService(home, service, started_with)
+            service.logs.install()
         except LocalMoeError as error:
             return _refuse(str(error), 2)
         except OSError as error:
             reason = f"{home} cannot be used for chats and settings ({error.strerror})"
             return _refuse(f"{reason}: make it writable, or set LOCALMOE_HOME to another folder.", 1)
-        return _run(service, models, sock, options, home)
+        try:
+            return _run(service, models, sock, options, home)
+        finally:
+            service.logs.remove()
 
 
 def _run(

@@ -3,6 +3,7 @@ how far it is. Decides no setting."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import Progress
 
+_LOG = logging.getLogger(__name__)
 STOPPED = "Loading was stopped."
 
 
@@ -74,6 +76,7 @@ class EngineHolder:
             self._cancel = threading.Event()
             self.config = config
             self._publish(EngineStatus(phase="loading", model=model))
+            _LOG.info("loading %s", model)
             args = (self._thread, model, config, self._cancel)
             self._thread = threading.Thread(target=self._load, args=args, name="load", daemon=True)
             self._thread.start()
@@ -83,6 +86,7 @@ class EngineHolder:
         with self._lock:
             if self._status.phase == "loading":
                 self._cancel.set()
+                _LOG.info("loading %s was stopped", self._status.model)
                 self._publish(EngineStatus(phase="error", model=self._status.model, error=STOPPED))
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
@@ -190,6 +194,7 @@ class EngineHolder:
                 if self.config.improve_draft:
                     self._improver.start(engine)
             elif not superseded:
+                _LOG.error("%s was not loaded: %s", model, failed.error)
                 self._publish(failed)
         if engine is not None and superseded:
             engine.close()

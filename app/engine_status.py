@@ -9,14 +9,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stream import StreamEvent
+from localmoe.core.timeline import StepSpans
 from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from localmoe.engine import EngineInfo
 
 INTERNAL_ERROR = "Something went wrong inside localmoe; the terminal window shows the details."
+
+
+class LiveLike(Protocol):
+    """What the page uses of `localmoe.engine.live.LiveView`."""
+
+    def state(self) -> LiveState: ...
+    def reuse_bound(self) -> ReuseBound | None: ...
+    def record_timeline(self, steps: int | None = ...) -> None: ...
+    def timeline(self) -> tuple[StepSpans, ...]: ...
 
 
 class EngineLike(Protocol):
@@ -30,6 +41,8 @@ class EngineLike(Protocol):
     def stream(
         self, request: GenerationRequest, stop: threading.Event | None = None
     ) -> Iterator[StreamEvent]: ...
+    @property
+    def live(self) -> LiveLike: ...
     def device_memory(self) -> dict[str, int]: ...
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan: ...
     def why_no_better_draft(self) -> str: ...

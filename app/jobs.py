@@ -3,6 +3,7 @@ setting."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from localmoe.core.errors import LocalMoeError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 
+_LOG = logging.getLogger(__name__)
 SAVE_EVERY_S = 1.0
 STEP_EVERY_S = 0.25
 SPEED_EVERY_S = 0.2  # decode time between two points of the speed line
@@ -47,7 +49,8 @@ class JobView:
 
 class GenerationJob:
     """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
-    called now and then between two steps, and at the end: the moments when the engine can be asked."""
+    called now and then between two steps, and at the end: the moments when the engine can be asked; `on_end`
+    when all is over and the next answer may have begun."""
 
     def __init__(
         self,
@@ -56,8 +59,10 @@ class GenerationJob:
         chat_id: str,
         chats: ChatStore,
         on_step: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._request, self._chats, self._on_step = engine, request, chats, on_step
+        self._on_end = on_end
         self._link = engine.info().link
         self._lock = threading.Lock()  # guards the view and the names beside it
         self._saving = threading.Lock()  # taken before the other: saves happen one after the other
@@ -98,11 +103,13 @@ class GenerationJob:
             finish, error = self._consume(), ""
         except LocalMoeError as failure:
             finish, error = "error", str(failure)
+            _LOG.error("an answer failed: %s", type(failure).__name__)  # its sentence might quote a text
         finally:
             try:
                 self._finish(finish, error)
             finally:
                 self._ended.set()
+            self._on_end()
 
     def _consume(self) -> str:
         if self._stop.is_set():

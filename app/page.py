@@ -7,11 +7,13 @@ from html import escape
 
 import gradio as gr
 
+from app.live_html import live_cards_html
 from app.models.service import ModelsService
 from app.models_screen import STILL_S, ModelsScreen
 from app.screen import BUSY_S, Screen, Widgets
 from app.service import ChatService
 from app.tabs.chat import connect_chat_tab, create_chat_tab
+from app.tabs.logs import logs_html
 from app.tabs.models import action_html, connect_models_tab, create_models_tab, token_updates
 from app.tabs.settings import connect_settings_tab, create_settings_tab, form_values
 from app.tabs.sidebar import connect_sidebar, create_sidebar
@@ -19,7 +21,7 @@ from app.texts import IN_CHINESE, Texts, texts_for
 from app.translate import translatable, translations
 from app.view import Seen, Updates, View
 
-TABS = ("chat", "models", "settings")
+TABS = ("chat", "models", "settings", "logs")
 _LANGUAGE = "window.localmoeLanguage()"
 
 
@@ -61,8 +63,11 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
                         models_widgets = create_models_tab()
                     with gr.Tab("Settings", id="settings", elem_id="lm-tab-settings") as settings_tab:
                         settings = create_settings_tab()
+                    with gr.Tab("Logs", id="logs", elem_id="lm-tab-logs") as logs_tab:
+                        logs = gr.HTML("", apply_default_css=False, elem_id="lm-logs")
             with gr.Column(elem_id="lm-live", min_width=0):
                 panel = gr.HTML("", apply_default_css=False, elem_id="lm-live-panel")
+                live_cards = gr.HTML("", apply_default_css=False, elem_id="lm-live-cards")
         last_chat = gr.BrowserState(None, storage_key="localmoe-chat", secret="localmoe")
         language = gr.Textbox("", visible=False, label="Language code")
         timer = gr.Timer(BUSY_S)
@@ -78,7 +83,7 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
         connect_models_tab(screen, models_screen, [header, chat.welcome])
-        for tab, name in zip((chat_tab, models_tab, settings_tab), TABS, strict=True):
+        for tab, name in zip((chat_tab, models_tab, settings_tab, logs_tab), TABS, strict=True):
             _connect_tab(tab, name, screen, models_screen)
 
         def handle_load(wanted: object, chosen: object, shown_tab: str) -> Updates:
@@ -86,16 +91,19 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
             notice = " ".join([*service.reports(), *models.reports()])
             view = View(service.chat_to_open(wanted), notice=notice, language=code)
             models.shelf.refresh()
+            t = texts_for(code)
             return {
+                live_cards: live_cards_html(t), logs: logs_html(service.logs.path, t),
                 **form_values(settings, service), **screen.updates(view, ""),
                 **models_screen.refresh(view, "", shown_tab),
-                **token_updates(models_widgets, code), top: top_html(texts_for(code)),
+                **token_updates(models_widgets, code), top: top_html(t),
             }  # fmt: skip
 
         def handle_tick(view: View, seen: Seen) -> Updates:
             return screen.refresh(view, seen)
 
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
+        extra += [live_cards, logs]
         screen.listen(
             page.load,
             handle_load,

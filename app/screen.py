@@ -122,7 +122,10 @@ class Screen:
                 (status.revision, running),
                 lambda: {widgets.settings.load.share: share_html(status, running, t)},
             ),
-            "panel": ((status.revision, job_key), lambda: {widgets.panel: panel_html(status, job, t)}),
+            "panel": (
+                (status.revision, job_key, service.live.revision),
+                lambda: {widgets.panel: panel_html(status, job, t, service.live.bound)},
+            ),
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ from starlette.routing import Mount
 
 from app.address import page_url, state_file
 from app.guard import LocalOnly
+from app.live_routes import add_live_routes
 from app.models.service import ModelsService
 from app.page import build_page
 from app.service import ChatService
@@ -37,6 +39,7 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         status = service.holder.status()
         return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
 
+    add_live_routes(app, service)
     gr.mount_gradio_app(
         app, build_page(service, models), path="/", ssr_mode=False, run_history=False, footer_links=[],
         allowed_paths=[],
@@ -83,6 +86,7 @@ def serve(
     url = page_url(host, port)
 
     def on_started() -> None:
+        logging.getLogger("app").info("localmoe %s answers at %s", __version__, url)
         print(f"localmoe is ready at {url} (Ctrl+C ends it)", file=sys.stderr, flush=True)
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
@@ -91,6 +95,7 @@ def serve(
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
     )
+    service.logs.attach()  # uvicorn has arranged its own loggers by now
     with state_file(home, host, port):
         service.start()
         models.start()

@@ -13,6 +13,8 @@ from app.chats import ChatError, ChatMessage, ChatStore, check_id
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLoader
 from app.jobs import GenerationJob, JobRunner
+from app.live import LiveMonitor
+from app.logs import LogBook
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, LocalMoeError
@@ -37,6 +39,8 @@ class ChatService:
         self.store = SettingsStore(home / "settings.json")
         self.runner = JobRunner()
         self.holder = EngineHolder(engine_loader, self.runner.stop_and_wait, self._keep_load)
+        self.live = LiveMonitor(self.holder.engine)
+        self.logs = LogBook(home / "logs")
         self.list_models = list_models
         self._asking = threading.Lock()  # two clicks at once make one turn
         self.load_settings = self.store.load
@@ -119,9 +123,13 @@ class ChatService:
             policy=settings.policy,
             strict=settings.strict,
         )
+        number = self.live.begin_answer()
         self.runner.start(
-            GenerationJob(engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine))
-        )
+            GenerationJob(
+                engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine),
+                lambda: self.live.end_answer(engine, number),
+            )
+        )  # fmt: skip
 
     # --- settings ------------------------------------------------------------------------------------------
 

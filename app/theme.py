@@ -43,9 +43,10 @@ def make_theme() -> gr.themes.Base:
 
 def page_css() -> str:
     """The style sheet."""
-    return (_STATIC / "page.css").read_text(encoding="utf-8")
+    return "".join((_STATIC / name).read_text(encoding="utf-8") for name in ("page.css", "live.css"))
 
 
 def page_head() -> str:
-    """The script, for the head of the document."""
-    return f"<script>{(_STATIC / 'page.js').read_text(encoding='utf-8')}</script>"
+    """The scripts, for the head of the document."""
+    names = ("page.js", "live.js", "logs.js")
+    return "".join(f"<script>{(_STATIC / name).read_text(encoding='utf-8')}</script>" for name in names)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from app.chinese.chat import CHAT
+from app.chinese.live import LIVE
 from app.chinese.models import MODELS
 from app.chinese.panel import PANEL
 from app.chinese.settings import SETTINGS
 
-CHINESE: Mapping[str, str] = MappingProxyType({**CHAT, **MODELS, **PANEL, **SETTINGS})
+CHINESE: Mapping[str, str] = MappingProxyType({**CHAT, **LIVE, **MODELS, **PANEL, **SETTINGS})

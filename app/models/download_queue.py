@@ -3,6 +3,7 @@ does) and does not know what a finished one is for."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from localmoe.core.errors import ConfigError, DownloadCancelledError, LocalMoeEr
 from localmoe.core.types import Progress, ProgressCallback
 from localmoe.hub.downloads import discard_download
 
+_LOG = logging.getLogger(__name__)
 SAVE_EVERY_S = 2.0
 SHOW_EVERY_S = 0.3  # the page need not hear of every report
 _OPEN_STATES = ("queued", "running", "paused", "failed")
@@ -170,13 +172,17 @@ class DownloadQueue:
         given = {
             "repo_id": download.repo_id, "revision": download.revision, "draft": download.role == "draft",
         }  # fmt: skip
+        _LOG.info("downloading %s", download.repo_id)
         try:
             self._pull("pull", given, progress=report, cancel=cancel)
         except DownloadCancelledError:
+            _LOG.info("the download of %s was stopped", download.repo_id)
             self._end(download.id, None)
         except LocalMoeError as error:
+            _LOG.error("the download of %s failed: %s", download.repo_id, error)
             self._end(download.id, error)
         else:
+            _LOG.info("%s is downloaded", download.repo_id)
             self._finish(download.id)
 
     def _finish(self, download_id: str) -> None:

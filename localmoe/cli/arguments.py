@@ -117,6 +117,9 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-only", action="store_true", help="approximate: the draft answers alone, nothing is verified"
     )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE.json", help="write when every step ran, for ui.perfetto.dev"
+    )
     parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")

@@ -12,8 +12,11 @@ from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.prompts import Prompt, read_prompts
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
+from localmoe.core.timeline import check_trace_path, write_trace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+
+_TIMELINE_STEPS = 4096  # the last ones, of all prompts
 
 
 def run_generate(args: argparse.Namespace) -> None:
@@ -25,15 +28,21 @@ def run_generate(args: argparse.Namespace) -> None:
     sampling = sampling_config(args)
     prompts = read_prompts(args.prompts) if args.prompts else [Prompt("prompt", args.prompt)]
     requests = [_request(prompt, args, sampling) for prompt in prompts]
+    if args.timeline is not None:
+        check_trace_path(args.timeline)  # said before the answers, not after
     config = engine_config(args, policy=args.policy)
     with ProgressBars() as progress:
         engine = Engine.load(args.model, config, progress=progress)
     with engine:
+        if args.timeline is not None:
+            engine.live.record_timeline(_TIMELINE_STEPS)
         for prompt, request in zip(prompts, requests, strict=True):
             if args.json:
                 print_json(_answer(engine, prompt, request))
             else:
                 _show(engine, prompt, request, titled=len(prompts) > 1)
+        if args.timeline is not None:
+            write_trace(args.timeline, engine.live.timeline(), f"localmoe {engine.info().name}")
 
 
 def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:

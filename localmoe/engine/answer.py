@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.session import Session
 from localmoe.core.stream import StreamEvent
+from localmoe.engine.log_lines import log_answer
 from localmoe.engine.meter import Meter
 from localmoe.speculative.loop import StepResult
 
@@ -20,18 +21,25 @@ def write_events(
 ) -> Iterator[StreamEvent]:
     """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
     its keys and values are not the target's, so the next turn must not build on them."""
-    told = tuple(prompt)
-    for step in steps:
-        meter.update()
-        if session is not None:
-            session.extend(step.tokens)
-        piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
-        yield StreamEvent(
-            text=piece,
-            token_ids=tuple(step.tokens),
-            drafted=step.from_draft,
-            finish_reason=step.finish_reason,
-            stats=meter.counters.freeze(),
-            prompt_token_ids=told,
-        )
-        told = ()
+    told, reason = tuple(prompt), "its reader went away"
+    try:
+        for step in steps:
+            meter.update()
+            if session is not None:
+                session.extend(step.tokens)
+            piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
+            reason = step.finish_reason or reason
+            yield StreamEvent(
+                text=piece,
+                token_ids=tuple(step.tokens),
+                drafted=step.from_draft,
+                finish_reason=step.finish_reason,
+                stats=meter.counters.freeze(),
+                prompt_token_ids=told,
+            )
+            told = ()
+    except Exception as error:
+        reason = type(error).__name__
+        raise
+    finally:
+        log_answer(reason, meter.counters.freeze())

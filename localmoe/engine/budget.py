@@ -11,6 +11,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
+from localmoe.engine.log_lines import log_plan
 from localmoe.engine.planning import replan
 
 
@@ -63,6 +64,7 @@ class BudgetKeeper:
                 plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
             self._new_slots(plan.num_slots)
             self.config, self.plan = config, plan
+            log_plan(plan, parts.prepared.footprint)
             return plan
 
     def reserve(self, num_bytes: int) -> None:

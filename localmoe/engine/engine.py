@@ -28,7 +28,9 @@ from localmoe.engine.draft_upgrade import why_not_better
 from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
+from localmoe.engine.live import LiveView
 from localmoe.engine.loading import EngineParts, assemble, new_memory
+from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.stepping import choose_governor, make_stepper
@@ -60,6 +62,8 @@ class Engine:
         self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
+        self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
+        log_loaded(self.info(), self.plan, self.footprint)
 
     @classmethod
     def load(
@@ -158,6 +162,7 @@ class Engine:
         parts.passes.counters = counters
         exact = not allow_cpu(parts, not request.strict)
         parts.passes.lookahead.clear()
+        self.live.begin_answer()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
@@ -210,10 +215,7 @@ class Engine:
 
     def residency(self) -> list[list[int]]:
         """[MoE layer][expert] -> 1 if the expert is in a slot now."""
-        footprint = self.footprint
-        table = [[0] * footprint.num_experts for _ in range(footprint.num_layers)]
-        for layer, expert in self._loaded.passes.memory.resident_keys():
-            table[layer][expert] = 1
+        table: list[list[int]] = self.live.resident().astype(int).tolist()
         return table
 
     def info(self) -> EngineInfo:
@@ -273,6 +275,7 @@ class Engine:
         """Empty slots of another number, and a policy that has seen nothing."""
         parts = self._loaded
         new_memory(parts, num_slots)
+        self.live.attach()
         parts.passes.scheduler.use(make_policy(self._policy, cache_shape(parts.prepared, num_slots)))
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.draft_upgrade import improve_draft
 from localmoe.engine.loading import EngineParts
+from localmoe.engine.log_lines import log_better_draft
 from localmoe.engine.turns import Turns
 
 
@@ -39,6 +40,7 @@ class DraftImprover:
         stop = _Stop(self._closing, cancel or threading.Event(), self._busy)
         with self._running:
             info = improve_draft(parts, config, self._turns, self._lend, progress=progress, cancel=stop)
+        log_better_draft(str(info))
         return str(info)
 
     def _lend(self, num_bytes: int) -> None:

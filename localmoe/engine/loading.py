@@ -18,6 +18,7 @@ from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
 from localmoe.engine.draft_models import OtherDraft, load_draft_model
 from localmoe.engine.drafts import DraftInfo, DraftLayers
+from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
@@ -121,6 +122,7 @@ def assemble(
         except DraftError as error:
             if config.draft_length != "auto" or config.draft_dir is not None:
                 raise
+            log_no_draft(str(error))
             # chatting without a draft beats not chatting
             prepared = replace(prepared, plan=_without_draft(prepared.plan, str(error)))
         if device.type == "cuda":

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
+from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.pass_report import PassReport
@@ -74,6 +75,7 @@ class DeviceExpertMemory:
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
         self._counters = TransferCounters()
         self.lock = threading.Condition()
+        self.times: CopyTimes | None = None  # while somebody wants to know when copies ran
 
     def counters(self) -> TransferCounters:
         """A copy of the totals."""
@@ -161,6 +163,8 @@ class DeviceExpertMemory:
         return slot
 
     def _fill(self, key: ExpertKey, slot: int) -> None:
+        times = self.times
+        before = None if times is None else times.mark()
         try:
             ticket = self.transfers.copy(self.store.record(key), self.slots, slot)
         except BaseException:
@@ -170,6 +174,8 @@ class DeviceExpertMemory:
         self._slot_of[key] = slot
         self._stale = True
         self._counters.h2d_bytes += int(self._record_bytes[key.layer])
+        if times is not None:
+            times.copied(key, int(self._record_bytes[key.layer]), before)
 
     # -- a target pass
 

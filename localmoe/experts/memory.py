@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import TransferError
+from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey
 from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.counters import TransferCounters
@@ -60,6 +61,7 @@ class ExpertMemory:
         self._counters = TransferCounters()
         self._copies_s: deque[float] = deque(maxlen=_RECENT)
         self._stall_s = 0.0
+        self.timeline: Timeline | None = None  # told of copies and waits, while somebody wants to know
         self._changed = threading.Condition()
         self._closed = False
         self._idle = False  # the worker found nothing to start since something was last asked for
@@ -182,7 +184,10 @@ class ExpertMemory:
                     if self._table.is_resident(key):
                         self._table.pin(key)
                         self._wanted.discard(key)
-                        self._stall_s += time.perf_counter() - started
+                        ended = time.perf_counter()
+                        self._stall_s += ended - started
+                        if self.timeline is not None:
+                            self.timeline.add("stall", f"expert {key.layer}/{key.expert}", started, ended)
                         return key
                 self._raise_if_ended()
                 self._ask_again(remaining)
@@ -216,7 +221,15 @@ class ExpertMemory:
         except Exception as error:  # whatever it was, the reader that waits for the copy has to know
             return error
         self._copies_s.append(time.perf_counter() - started)
+        self._tell(claim, started)
         return None
+
+    def _tell(self, claim: Claim, started: float) -> None:
+        timeline, (layer, expert) = self.timeline, claim.key
+        if timeline is not None:
+            name = f"{'expert' if claim.is_demand else 'prefetch'} {layer}/{expert}"
+            num_bytes = self.store.layouts[layer].num_bytes(self.store.dtype)
+            timeline.add("copies", name, started, num_bytes=num_bytes)
 
     def _next_claims(self) -> list[Claim]:
         """Wait for a copy that can start, or a layer's prefetches; empty when the worker has to end."""

@@ -5,6 +5,7 @@ neither what is copied nor where to.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -30,6 +31,9 @@ class Transfers(Protocol):
 
     def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
         """Copy a record into a slot; returns its ticket at once."""
+
+    def time_mark(self) -> object:
+        """A point in the stream of copies whose time can be told later: an event, or a time of the host."""
 
     def mark_compute(self) -> Mark:
         """The computation issued so far."""
@@ -74,6 +78,12 @@ class CudaTransfers:
             slots.write(slot, record)
             self._done.copy_(self._values[at : at + 1], non_blocking=True)
         return self._issued
+
+    def time_mark(self) -> torch.cuda.Event:
+        """An event behind the copies asked for so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
     def mark_compute(self) -> torch.cuda.Event:
         """The computation issued so far."""
@@ -136,6 +146,10 @@ class HostTransfers:
             self._waiting = None
             for record, slots, slot, ticket in waiting:
                 self._finish(record, slots, slot, ticket)
+
+    def time_mark(self) -> float:
+        """Now: copies end when their call returns."""
+        return time.perf_counter()
 
     def mark_compute(self) -> None:
         """Computation has ended when its call returns."""

@@ -47,6 +47,11 @@ class Clock:
         event.record()
         self._points.append(event)
 
+    @property
+    def began(self) -> torch.cuda.Event | float:
+        """The first point."""
+        return self._points[0]
+
     def seconds(self) -> list[float]:
         """From each point to the next; all must have been reached."""
         pairs = zip(self._points, self._points[1:], strict=False)

@@ -4,6 +4,7 @@ them. Keeps no cache (device_runner).
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,10 @@ class DeviceDraftSteps:
         (start, count, clock, written), self._pending = self._pending, None
         tokens = written.wait().tolist()
         self._runner.sequence.advance(start + count)
+        ended = time.perf_counter()
         (draft_s,) = clock.seconds()
+        if self._runner.passes.timeline is not None:
+            self._runner.passes.timeline.add("draft", f"{count} tokens", ended - draft_s, ended)
         return DraftedRun(tokens, draft_s)
 
     def close(self) -> None:

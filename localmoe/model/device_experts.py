@@ -14,6 +14,7 @@ from torch import Tensor
 
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
+from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
@@ -55,6 +56,7 @@ class DevicePassState:
     synthetic: SyntheticModel | None = None
     recorder: RoutingRecorder | None = None
     fused_draft: bool = True  # see core.switches
+    timeline: Timeline | None = None  # told when things ran, while somebody wants to know
 
     @property
     def lane_is_on(self) -> bool:

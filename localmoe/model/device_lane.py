@@ -4,6 +4,7 @@ last one showed. Computes nothing itself (experts.cpu_lane) and divides nothing 
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 if TYPE_CHECKING:  # it needs numba's compiler
     from localmoe.experts.cpu_lane import CpuLane, LaneCounters
 
+_LOG = logging.getLogger(__name__)
 _GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
 _MOST = 3.0  # corrections stay within this factor of what was measured
 
@@ -98,6 +100,7 @@ class DeviceLane:
 
     def _give_up(self, reason: str) -> None:
         self.on = False
+        _LOG.warning("the CPU lane was given up: %s", reason)
         self.failure = f"the CPU lane was given up ({reason}); missing experts come over the link"
 
     def close(self) -> None:

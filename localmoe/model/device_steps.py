@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
+from localmoe.core.timeline import Timeline
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
@@ -35,6 +36,7 @@ class _Step:
     clock: Clock
     drafts: list[Landing]
     window: PendingWindow | None = None
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,9 @@ class DeviceSteps:
             routed = count + (self._whole_window and count > 0)
             self._issue.force("draft", start, routed)
             clock = Clock(self._issue.on_gpu)
-            drafts = [Landing(self._issue.draft(start + count + 1).report) for _ in range(routed)]
-            clock.tick()
-            step = self._step = _Step(start, count, clock, drafts)
+            timeline = self._passes.timeline
+            drafts = self._issue_drafts(start + count + 1, routed, clock, each=timeline is not None)
+            step = self._step = _Step(start, count, clock, drafts, timeline=timeline)
             self._close_books()
             self._passes.lookahead.clear()
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, count))
@@ -92,13 +94,18 @@ class DeviceSteps:
                 self._issue_verify(step)
             assert step.window is not None
             _, done = self._runner.land_window(step.window)
+            ended = time.perf_counter()
         except BaseException:
             self._rewind(step.start)
             raise
         accepted = self._accept(step.start, done)
         self._finished = _Finished(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
-        draft_s, verify_s = step.clock.seconds()
+        seconds = step.clock.seconds()
+        first = 1 if step.timeline is None else max(1, len(step.drafts))
+        draft_s, verify_s = sum(seconds[:first]), sum(seconds[first:])
+        if step.timeline is not None:
+            self._tell(step, step.timeline, seconds, ended, accepted + 1)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = time.perf_counter() - ready
         return Speculation(done.tokens, accepted, done.choices[accepted], draft_s, verify_s)
@@ -114,6 +121,30 @@ class DeviceSteps:
             _, found = self._runner.land_window(step.window)
             self._runner.take_over(found, "verify", wanted=False)
 
+    def _issue_drafts(self, length: int, count: int, clock: Clock, *, each: bool) -> list[Landing]:
+        """`count` passes over at most `length` tokens. each: mark every pass's end, else the last one's."""
+        drafts = []
+        for left in reversed(range(count)):
+            drafts.append(Landing(self._issue.draft(length).report))
+            if each and left:
+                clock.tick()
+        clock.tick()
+        return drafts
+
+    def _tell(self, step: _Step, timeline: Timeline, seconds: list[float], ended: float, kept: int) -> None:
+        """Lay what the GPU's clock measured on the host's. seconds: of each draft, of waiting for the host's
+        decision, of the verify pass."""
+        began = step.clock.began
+        began_s = began if isinstance(began, float) else ended - sum(seconds)
+        at = began_s
+        for token, took in enumerate(seconds[: len(step.drafts)], start=1):
+            timeline.add("draft", f"token {token}", at, at + took)
+            at += took
+        at = began_s + sum(seconds[:-1])
+        timeline.add("verify", f"verify {step.count + 1} tokens, keep {kept}", at, at + seconds[-1])
+        if self._passes.memory.times is not None:
+            self._passes.memory.times.place(timeline, began, began_s)
+
     def _hear_drafts(self, step: _Step) -> float:
         """Tell the policy token by token, while later ones are drafted; when the last one was heard of."""
         ready = time.perf_counter()
@@ -127,6 +158,8 @@ class DeviceSteps:
 
     def _issue_verify(self, step: _Step) -> None:
         self._issue.force("verify", step.start, step.count + 1)
+        if step.timeline is not None:
+            step.clock.tick()
         step.window = self._runner.issue_window(step.count + 1, step.start)
         step.clock.tick()
 

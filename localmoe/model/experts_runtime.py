@@ -18,6 +18,7 @@ from torch import Tensor
 from localmoe.core.events import LayerDemanded, LayerFinished
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
+from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
@@ -57,6 +58,7 @@ class PassState:
     forced_index: Tensor | None = None  # (live rows, L, K) int64 in place of the router's choice, this pass
     recorder: RoutingRecorder | None = None  # told of the target's routing
     gates: list[Gate | None] = field(default_factory=list)  # of each MoE layer
+    timeline: Timeline | None = None  # told when things ran, while somebody wants to know
 
 
 class RoutedExperts:
@@ -114,6 +116,8 @@ class RoutedExperts:
         top_k = len(chosen[0])
         counts = tuple(len(rows[expert]) for expert in wanted)
         state.scheduler.notify(LayerDemanded(self._layer, wanted, len(chosen), counts))
+        timeline = state.timeline if x.device.type == "cpu" else None
+        started = 0.0 if timeline is None else timeline.now()
         out = x.new_zeros(len(chosen), top_k, x.shape[1])
         flat = out.view(-1, x.shape[1])
         with state.memory.demand(self._layer, wanted) as (report, views):
@@ -123,6 +127,8 @@ class RoutedExperts:
                 weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
                 tokens = x[[p // top_k for p in positions]]
                 flat[positions] = expert_mlp(tokens, weights, self._gate, state.rows.multiple)
+        if timeline is not None:
+            timeline.add("cpu", f"layer {self._layer}: {len(wanted)} experts", started)
         state.scheduler.notify(LayerFinished(self._layer))
         if state.phase == "verify":
             self._count(chosen, report)

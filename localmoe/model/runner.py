@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
+from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.rows import RowPadding
@@ -47,6 +48,7 @@ class PassCommons(Protocol):
     rows: RowPadding
     counters: GenerationCounters
     synthetic: SyntheticModel | None
+    timeline: Timeline | None
 
     @property
     def scheduler(self) -> Scheduler:

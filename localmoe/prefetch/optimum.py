@@ -10,6 +10,7 @@ whenever that happens.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -44,6 +45,7 @@ def optimal_hits(
     begins = np.flatnonzero(np.diff(group, prepend=-1)).tolist()
     keys, nexts, weights = key.tolist(), following.tolist(), counts[when].tolist()
     cache: dict[int, int] = {}  # expert -> group of its next use
+    latest: list[tuple[int, int]] = []  # heap of (-next use, expert); entries that the cache has not are dead
     hits = 0
     for begin, end in pairwise([*begins, len(keys)]):
         if weights[begin]:
@@ -51,10 +53,13 @@ def optimal_hits(
         for k, following_use in zip(keys[begin:end], nexts[begin:end], strict=True):
             if following_use < never:
                 cache[k] = following_use
+                heapq.heappush(latest, (-following_use, k))
             else:
                 cache.pop(k, None)
-        if len(cache) > num_slots:
-            cache = dict(sorted(cache.items(), key=lambda item: item[1])[:num_slots])
+        while len(cache) > num_slots:
+            following_use, k = heapq.heappop(latest)
+            if cache.get(k) == -following_use:
+                del cache[k]
     return hits
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.core.demands import DemandRecorder
 from localmoe.core.events import Event, LayerFinished, RatesMeasured, RoomWanted, StepFinished, StepStarted
 from localmoe.core.types import ExpertKey
 from localmoe.prefetch.policy import Policy
@@ -46,6 +47,7 @@ class Scheduler:
         self._memory: PrefetchTarget | None = None
         self._meter = RateMeter(clock)
         self.settle: Callable[[], None] | None = None  # waits for what was asked for; None: nobody waits
+        self.demands: DemandRecorder | None = None  # told of every event too
 
     def attach(
         self,
@@ -82,6 +84,8 @@ class Scheduler:
         time is withdrawn: a layer's prefetches when the layer is done, all when the step is."""
         assert self._memory is not None, "attach() comes first"
         rates = self._meter.note(event)
+        if self.demands is not None:
+            self.demands.note(event)
         with self._memory.lock:
             match event:
                 case StepStarted() | StepFinished():

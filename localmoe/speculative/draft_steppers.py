@@ -33,7 +33,10 @@ class DraftStepper:
         self._runner.begin_draft_token(0)
         logits = self._runner.run([self._history[-1]], "draft", last_only=True)
         token = self._sampler.next_token(logits[0], self._history)
-        return StepOutcome([], 0, token, time.perf_counter() - started, 0.0)
+        ended = time.perf_counter()
+        if self._runner.passes.timeline is not None:
+            self._runner.passes.timeline.add("draft", "token 1", started, ended)
+        return StepOutcome([], 0, token, ended - started, 0.0)
 
     def close(self) -> None:
         """Nothing runs beside the host."""

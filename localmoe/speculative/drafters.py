@@ -5,6 +5,7 @@ target. Does not decide how many are proposed, nor which are kept.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,7 +56,10 @@ class SelfDrafter:
                 if stop is not None and stop.is_set():
                     break
                 runner.begin_draft_token(position)
+                started = time.perf_counter()
                 logits = runner.run([token], "draft", last_only=True)
+                if runner.passes.timeline is not None:
+                    runner.passes.timeline.add("draft", f"token {position + 1}", started)
                 context = [*history, *proposal.tokens]
                 if sampler.config.greedy:
                     token = sampler.greedy_choices(logits, context, ())[0]

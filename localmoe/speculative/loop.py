@@ -9,6 +9,7 @@ emitted tokens but the last.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,14 +63,19 @@ class SpeculativeLoop:
         """Generate at most `max_new_tokens` after `prompt`, of which the sequence state holds a prefix
         already."""
         history = list(prompt)
-        logits = self._prefill(history)
-        if logits is None:
-            yield _CANCELLED
-            return
-        first = self._emit(history, [self._sampler.next_token(logits[0], history)], 0, max_new_tokens)
-        yield first  # before anything else, so that it is never late
-        if first.finish_reason is None:
-            yield from self._steps(history, len(prompt) + max_new_tokens)
+        try:
+            self._begin_span("prompt")
+            logits = self._prefill(history)
+            if logits is None:
+                yield _CANCELLED
+                return
+            first = self._emit(history, [self._sampler.next_token(logits[0], history)], 0, max_new_tokens)
+            yield first  # before anything else, so that it is never late
+            if first.finish_reason is None:
+                yield from self._steps(history, len(prompt) + max_new_tokens)
+        finally:
+            if self._runner.passes.timeline is not None:
+                self._runner.passes.timeline.end_step()
 
     def _steps(self, history: list[int], limit: int) -> Iterator[StepResult]:
         """Steps until `history` has `limit` tokens or something else ends the answer."""
@@ -88,6 +94,8 @@ class SpeculativeLoop:
                 result = _CANCELLED if self._stopped() else self._finish(history, room)
         finally:
             self._stepper.close()
+            if self._runner.passes.timeline is not None:
+                self._runner.passes.timeline.end_step()
         if result is not None:
             yield result
         if result is None or result.finish_reason is None:
@@ -98,6 +106,7 @@ class SpeculativeLoop:
 
     def _begin(self, history: list[int], room: int) -> None:
         """Start to draft after `history`."""
+        self._begin_span(f"step {self._counters.steps + 1}")
         assert self._runner.sequence.length == len(history) - 1, "the state holds all tokens but the last"
         length = min(self._governor.choose(), room - 1, self._longest_draft)
         self._stepper.begin(history, length)
@@ -125,9 +134,16 @@ class SpeculativeLoop:
                 return None
             chunk = prompt[start : start + runner.prefill_chunk]
             runner.passes.scheduler.notify(PrefillStarted(len(chunk)))
+            started = time.perf_counter()
             logits = runner.run(chunk, "prefill", last_only=True)
+            if runner.passes.timeline is not None:
+                runner.passes.timeline.add("verify", f"{len(chunk)} tokens of the prompt", started)
         assert logits is not None, "at least the last prompt token has to run"
         return logits
+
+    def _begin_span(self, name: str) -> None:
+        if self._runner.passes.timeline is not None:
+            self._runner.passes.timeline.begin_step(name)
 
     def _emit(self, history: list[int], tokens: list[int], accepted: int, room: int) -> StepResult:
         """Append tokens up to the first end token or the limit, and say why the answer ends, if it does."""

@@ -90,7 +90,11 @@ class PassStepper:
         except BaseException:
             runner.rewind(base)
             raise
-        verify_s = time.perf_counter() - started
+        ended = time.perf_counter()
+        verify_s = ended - started
+        if runner.passes.timeline is not None:
+            name = f"verify {len(proposal.tokens) + 1} tokens, keep {verdict.accepted + 1}"
+            runner.passes.timeline.add("verify", name, started, ended)
         runner.passes.scheduler.notify(StepFinished(len(proposal.tokens), verdict.accepted))
         return StepOutcome(proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s)
 
@@ -103,7 +107,11 @@ class PassStepper:
         started = time.perf_counter()
         proposal = self._drafter.propose(history, length, self._sampler, self._stop)
         self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
-        return proposal, time.perf_counter() - started
+        ended = time.perf_counter()
+        if self._runner.passes.timeline is not None:
+            name = f"draft {len(proposal.tokens)} tokens"
+            self._runner.passes.timeline.add("draft", name, started, ended)
+        return proposal, ended - started
 
     def _accept(self, logits: Tensor, history: Sequence[int], proposal: Proposal) -> Verdict:
         sampler, drafted = self._sampler, proposal.tokens

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import (
     BudgetError,
@@ -15,9 +17,11 @@ from localmoe.core.errors import (
     ModelNotFoundError,
     TransferError,
 )
+from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
+from localmoe.core.timeline import StepSpans, Timeline
 from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
 from localmoe.core.units import format_bytes
 
@@ -72,6 +76,42 @@ def answer_to(text: str) -> str:
     return f"Hello! You wrote: {text}. I am a fake engine and I answer with a few words."
 
 
+class FakeLive:
+    """Every expert of even number is in a slot; the first of each layer is asked for most. Each token copies
+    three experts."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._timeline: Timeline | None = None
+        self.looks = 0
+
+    def state(self) -> LiveState:
+        if self._engine.closed:
+            raise EngineClosedError("The engine is closed: load a model first.")
+        self.looks += 1
+        resident, heat = np.zeros((LAYERS, EXPERTS), bool), np.zeros((LAYERS, EXPERTS), np.float32)
+        resident[:, ::2], heat[:, 0], heat[:, 1] = True, 1.0, 0.5
+        return LiveState(resident, heat, self._engine.copied, time.perf_counter(), 2e9)
+
+    def reuse_bound(self) -> ReuseBound | None:
+        return ReuseBound(demands=100, reusable=75, fetched=40)
+
+    def record_timeline(self, steps: int | None = 64) -> None:
+        self._timeline = None if steps is None else Timeline(steps)
+
+    def timeline(self) -> tuple[StepSpans, ...]:
+        return () if self._timeline is None else self._timeline.steps()
+
+    def step(self, number: int, started: float) -> None:
+        """A step of which the first half drafts, and one copy runs."""
+        if self._timeline is not None:
+            middle = (started + time.perf_counter()) / 2
+            self._timeline.add("draft", "token 1", started, middle)
+            self._timeline.add("copies", "expert 1/2", started, middle, 40_000)
+            self._timeline.add("verify", "verify 2 tokens, keep 1", middle)
+            self._timeline.begin_step(f"step {number}")
+
+
 class FakeEngine:
     """Emits a word or three a step."""
 
@@ -86,6 +126,7 @@ class FakeEngine:
         self._closing = threading.Event()
         self.requests: list[GenerationRequest] = []
         self.closed = False
+        self.copied = 0  # bytes
         self.footprint = ModelFootprint(
             name=model, architecture="qwen2_moe", num_layers=LAYERS, num_experts=EXPERTS, experts_per_token=4,
             expert_params=20_000, expert_bytes=40_000, shared_params=2_000_000, shared_bytes=4 * MIB,
@@ -94,6 +135,7 @@ class FakeEngine:
             can_rollback=True,
         )  # fmt: skip
         self.plan = self._plan(config.vram_budget_bytes)
+        self.live = FakeLive(self)
 
     def _plan(self, budget: int | None) -> MemoryPlan:
         budget = 32 * MIB if budget is None else budget
@@ -153,6 +195,7 @@ class FakeEngine:
             taken = words[place : place + 3][: limit - tokens]
             place, tokens = place + len(taken), tokens + len(taken)
             self._count(counters, len(taken), started)
+            self.live.step(counters.steps, time.perf_counter() - self.step_s)
             text = ("" if place == len(taken) else " ") + " ".join(taken)
             reason = "stop" if place >= len(words) else "length" if tokens >= limit else None
             yield StreamEvent(
@@ -175,6 +218,7 @@ class FakeEngine:
         counters.routed_pairs += 8 * tokens
         counters.matched_pairs += 7 * tokens
         counters.decode_h2d_bytes += 3 * 40_000
+        self.copied += 3 * 40_000
         counters.decode_s = time.perf_counter() - started - counters.ttft_s
         counters.stall_s += 0.001
 

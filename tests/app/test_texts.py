@@ -12,11 +12,12 @@ import pytest
 from conftest import ROOT
 from fake_engine import FakeLoader
 
-from app import models_html, panel
+from app import cache_card, models_html, panel, timeline_svg
 from app.chinese import CHINESE
 from app.models.service import ModelsService
 from app.page import build_page
 from app.service import ChatService
+from app.tabs import logs
 from app.texts import ENGLISH, IN_CHINESE, texts_for
 from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
@@ -39,6 +40,10 @@ def texts_in_tables() -> Iterator[str]:
     yield from models_html.WAYS_ON.values()
     yield from models_html._STATES.values()
     yield from panel._OWNER_NAMES.values()
+    yield from panel._OWNER_HINTS.values()
+    yield from (text for pair in cache_card._KINDS.values() for text in pair)
+    yield from timeline_svg.LANE_NAMES.values()
+    yield from logs._LEVELS.values()
     yield from (suggestion.about for suggestion in SUGGESTIONS)
 
 

@@ -76,6 +76,8 @@ def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
         "6",
         "--device",
         "cpu",
+        "--timeline",
+        str(tmp_path / "trace.json"),
     )
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [answer["id"] for answer in answers] == ["a", "b"]
@@ -85,6 +87,10 @@ def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
         assert len(answer["token_ids"]) == answer["stats"]["new_tokens"] == 6
         assert len(answer["prompt_token_ids"]) == answer["stats"]["prompt_tokens"]
         assert answer["finish_reason"] == "length" and answer["text"]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event["name"] for event in events if event.get("cat") == "steps"]
+    assert len(steps) == 2 + sum(answer["stats"]["steps"] for answer in answers)
+    assert steps.count("prompt") == 2 and "hello" not in json.dumps(events)
 
 
 def test_raw_prompts_are_not_wrapped_in_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +232,7 @@ def test_values_that_cannot_be_read_are_usage_errors(
         ("--min-p", "2"),
         ("--top-k", "-3"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--max-new-tokens", "0"),
         ("--context", "3"), ("--context", "9999999"), ("--policy", "magic"),
+        ("--timeline", "no/such/folder/trace.json"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_get_one_sentence(

@@ -20,7 +20,9 @@ from speculative.table_model import Table
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, Event, PassRouted, StepFinished, StepStarted, TokenRouted
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
+from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.prefill_stream import PrefillStream
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
@@ -203,6 +205,31 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         drafts = rig.passes.issued.count("draft")
         assert counters.drafted <= drafts
         assert counters.routed_pairs == LAYERS * drafts
+
+
+def test_a_timeline_has_every_pass_and_every_copy_and_changes_no_answer() -> None:
+    table, prompt_and_steps = Table(agreement=0.7, seed=6), []
+    for record in (False, True):
+        rig = Rig(table, num_slots=4)
+        if record:
+            rig.state.timeline, rig.experts.memory.times = Timeline(), CopyTimes(rig.experts.memory.transfers)
+        prompt_and_steps.append([step.tokens for step in rig.loop(3).run(PROMPT, 14)])
+    assert prompt_and_steps[0] == prompt_and_steps[1]
+    counters, (prompt, *steps) = rig.state.counters, rig.state.timeline.steps()
+    assert prompt.name == "prompt" and [span.lane for span in prompt.spans if span.lane != "host"] == [
+        "verify"
+    ]
+    assert len(steps) == counters.steps
+    main = [[span for span in step.spans if span.lane in ("draft", "verify")] for step in steps]
+    assert sum(span.lane == "draft" for spans in main for span in spans) == rig.passes.issued.count("draft")
+    assert [[span.lane for span in spans].count("verify") for spans in main] == [1] * len(steps)
+    for step, spans in zip(steps, main, strict=True):
+        ends = [time for span in spans for time in (span.start_s, span.end_s)]
+        assert ends == sorted(ends) and step.start_s <= ends[0] and ends[-1] <= step.end_s
+        lengths = [s.end_s - s.start_s for s in step.spans if s.lane in ("draft", "verify", "host")]
+        assert sum(lengths) == pytest.approx(step.end_s - step.start_s, abs=1e-7)
+    copies = [span for step in steps for span in step.spans if span.lane == "copies"]
+    assert len(copies) == rig.experts.memory.counters().prefetched > 0
 
 
 def test_a_step_tells_the_policy_its_story_in_order() -> None:

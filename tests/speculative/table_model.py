@@ -85,6 +85,7 @@ class TableRunner:
         self.state = TokenState()
         self.passes = SimpleNamespace(
             counters=GenerationCounters(),
+            timeline=None,
             lookahead=LookaheadBuffer(1),
             scheduler=SimpleNamespace(notify=self.events.append),
             rows=SimpleNamespace(multiple=1, max_rows=max_rows),

@@ -1,0 +1,67 @@
+"""What the engine says in the log: plans, loads, budgets, one line an answer. Figures and names only: never a
+prompt, an answer or a token."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.stats import GenerationStats
+from localmoe.core.types import ModelFootprint
+from localmoe.core.units import format_bytes
+
+if TYPE_CHECKING:  # it imports what logs
+    from localmoe.engine.info import EngineInfo
+
+_LOG = logging.getLogger("localmoe.engine")
+
+
+def log_loaded(info: EngineInfo, plan: MemoryPlan, footprint: ModelFootprint) -> None:
+    """A model is ready."""
+    _LOG.info(
+        "loaded %s on %s in %s, context %d; policy %s; draft: %s; lanes: %s; link: %s; steps: %s",
+        info.name, info.device, info.dtype, info.context, info.policy, info.draft, info.lanes, info.link,
+        info.passes,
+    )  # fmt: skip
+    log_plan(plan, footprint)
+
+
+def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
+    """How a budget is divided."""
+    _LOG.info(
+        "budget %s: shared weights %s, draft %s, KV cache %s, workspace %s, slots for %d of %d experts",
+        format_bytes(plan.budget_bytes), format_bytes(plan.shared_bytes), format_bytes(plan.draft_bytes),
+        format_bytes(plan.kv_bytes), format_bytes(plan.workspace_bytes),
+        min(plan.num_slots, footprint.total_experts), footprint.total_experts,
+    )  # fmt: skip
+
+
+def log_no_draft(reason: str) -> None:
+    """A model goes on without the draft that it should have had."""
+    _LOG.warning("no drafting: %s", reason)
+
+
+def log_better_draft(description: str) -> None:
+    """A draft was exchanged."""
+    _LOG.info("the model drafts with a better draft now: %s", description)
+
+
+def log_answer(reason: str, stats: GenerationStats) -> None:
+    """An answer is over. reason: why it ended."""
+    parts = [
+        f"{stats.prompt_tokens} tokens of prompt ({stats.reused_tokens} reused)",
+        f"{stats.new_tokens} new", f"first after {stats.ttft_s:.2f} s",
+    ]  # fmt: skip
+    if stats.tokens_per_s is not None:
+        parts.append(f"{stats.tokens_per_s:.1f} tok/s")
+    if stats.hit_rate is not None:
+        parts.append(f"hits {100 * stats.hit_rate:.0f} % of {stats.expert_demands}")
+    if stats.acceptance_rate is not None:
+        parts.append(f"accepted {100 * stats.acceptance_rate:.0f} % of {stats.drafted}")
+    if stats.computed:
+        parts.append(f"{stats.computed} experts computed on the CPU")
+    parts.append(f"copied {format_bytes(stats.h2d_bytes)}")
+    if stats.stall_s is not None:
+        parts.append(f"waited {stats.stall_s:.2f} s")
+    _LOG.info("answer ended (%s): %s", reason, ", ".join(parts))
