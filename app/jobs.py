@@ -27,6 +27,15 @@ class JobRunningError(LocalMoeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer goes: after `question` (a node of the chat's tree), or in the place of `node`."""
+
+    chat_id: str
+    question: int
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A snapshot of an answer.
 
@@ -53,7 +62,7 @@ class GenerationJob:
         self,
         engine: EngineLike,
         request: GenerationRequest,
-        chat_id: str,
+        place: Place,
         chats: ChatStore,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,7 +78,8 @@ class GenerationJob:
         self._speeds: list[float] = []
         self._mark = (0.0, 1)  # decode seconds and tokens at the last point of the speed line
         self._next_save = self._next_step = 0.0
-        self._view = JobView(chat_id, self._created, 0, "", None, "", None, ())
+        self._place = place
+        self._view = JobView(place.chat_id, self._created, 0, "", None, "", None, ())
 
     def view(self) -> JobView:
         """How far the answer is."""
@@ -174,7 +184,8 @@ class GenerationJob:
         stats = {} if view.stats is None else {**view.stats.as_dict(), "link": self._link}
         answer = ChatMessage("assistant", view.text, self._created, view.finish, view.error, stats)
         try:
-            self._chats.save_answer(view.chat_id, answer)
+            node = self._chats.save_answer(view.chat_id, answer, self._place.question, self._place.node)
+            self._place = replace(self._place, node=node)
         except ChatSaveError as failure:
             return str(failure)
         except ChatError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.branches_html import branches_html
 from app.chats import Chat, ChatError
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
@@ -51,9 +52,9 @@ class Screen:
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
-            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
-            chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.news,
-            widgets.panel, widgets.timer, widgets.last_chat,
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.notice,
+            chat.message, chat.send, chat.stop, widgets.sidebar.chats, widgets.settings.load.share,
+            widgets.header, widgets.news, widgets.panel, widgets.timer, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -110,6 +111,10 @@ class Screen:
             "turn": (
                 (chat_id, revision, mine.revision if mine is not None and running else None),
                 lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t)},
+            ),
+            "branches": (
+                (chat_id, revision, view.shown, answering == chat_id),
+                lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
             ),
             "list": (
                 (revision, chat_id, answering),

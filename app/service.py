@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.chats import ChatError, ChatMessage, ChatStore, check_id
+from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLoader
-from app.jobs import GenerationJob, JobRunner
+from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, LocalMoeError
@@ -51,40 +51,42 @@ class ChatService:
         with self._asking:
             self._check_ready()
             if chat_id is None:
-                chat_id = self.chats.create((question,)).id
+                chat = self.chats.create((question,))
             else:
-                self.chats.set_messages(chat_id, (*self.chats.get(chat_id).messages, question))
-            self._answer(chat_id)
-        return chat_id
+                chat = self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
+            self._answer(chat)
+        return chat.id
 
-    def retry(self, chat_id: str) -> str:
-        """Write the last answer anew."""
+    def retry(self, chat_id: str) -> None:
+        """Write the last answer anew; the one that is there stays beside it, unless it has no text."""
         with self._asking:
             self._check_ready()
             chat = self.chats.get(chat_id)
-            last = chat.last_user_index()
+            path, last = chat.tree.path(), chat.last_user_index()
             if last is None:
                 raise ChatError("There is no message to answer yet.")
-            self.chats.set_messages(chat_id, chat.messages[: last + 1])
-            self._answer(chat_id)
-        return chat_id
+            empty = next((node for node in path[last + 1 :] if not chat.tree.nodes[node].content), None)
+            self._answer(self.chats.end_at(chat_id, path[last]), replaced=empty)
 
-    def edit(self, chat_id: str, index: int, text: str) -> str:
-        """Change a user message and answer it anew; the id of the chat that goes on. Editing an earlier
-        message goes on in a copy, so that the turns after it are not lost."""
+    def edit(self, chat_id: str, index: int, text: str) -> None:
+        """Ask a message of the shown branch anew; what followed the old one stays beside it."""
         question = ChatMessage("user", _check_text(text), time.time())
         with self._asking:
             self._check_ready()
-            chat = self.chats.get(chat_id)
-            if not 0 <= index < len(chat.messages) or chat.messages[index].role != "user":
+            tree = self.chats.get(chat_id).tree
+            path = tree.path()
+            if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            messages = (*chat.messages[:index], question)
-            if index == chat.last_user_index():
-                self.chats.set_messages(chat_id, messages)
-            else:
-                chat_id = self.chats.create(messages, title=f"{chat.title} (edited)").id
-            self._answer(chat_id)
-        return chat_id
+            self._answer(self.chats.add(chat_id, question, tree.parents[path[index]]))
+
+    def show(self, chat_id: str, node: int) -> None:
+        """Show another version of a message, and what followed it."""
+        with self._asking:
+            if self.runner.running(chat_id):
+                raise JobRunningError(
+                    "This chat is being answered: wait for the end, or press Stop, to see its other versions."
+                )
+            self.chats.show(chat_id, node)
 
     def delete(self, chat_id: str) -> None:
         """Remove a chat; an answer being written in it ends."""
@@ -108,19 +110,21 @@ class ChatService:
         self.runner.check_free()
         self.holder.engine()
 
-    def _answer(self, chat_id: str) -> None:
+    def _answer(self, chat: Chat, replaced: int | None = None) -> None:
+        """Answer the last message of the shown branch. replaced: the node of an answer to overwrite."""
         engine = self.holder.engine()
         settings = self.answers
         request = GenerationRequest(
-            messages=request_messages(self.chats.get(chat_id).messages, settings.system_prompt),
+            messages=request_messages(chat.messages, settings.system_prompt),
             max_new_tokens=settings.max_new_tokens,
             sampling=settings.sampling(),
             draft_length=settings.draft_length,
             policy=settings.policy,
             strict=settings.strict,
         )
+        place = Place(chat.id, chat.tree.leaf, replaced)
         self.runner.start(
-            GenerationJob(engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine))
+            GenerationJob(engine, request, place, self.chats, lambda: self.holder.note_memory(engine))
         )
 
     # --- settings ------------------------------------------------------------------------------------------

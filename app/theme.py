@@ -6,8 +6,8 @@ from pathlib import Path
 
 import gradio as gr
 
-_STATIC = Path(__file__).parent / "static"
-FAVICON = _STATIC / "favicon.svg"
+STATIC = Path(__file__).parent / "static"
+FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 
@@ -43,9 +43,9 @@ def make_theme() -> gr.themes.Base:
 
 def page_css() -> str:
     """The style sheet."""
-    return (_STATIC / "page.css").read_text(encoding="utf-8")
+    return (STATIC / "page.css").read_text(encoding="utf-8")
 
 
 def page_head() -> str:
     """The script, for the head of the document."""
-    return f"<script>{(_STATIC / 'page.js').read_text(encoding='utf-8')}</script>"
+    return f"<script>{(STATIC / 'page.js').read_text(encoding='utf-8')}</script>"

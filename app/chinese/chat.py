@@ -34,7 +34,12 @@ CHAT = {
     "stopped": "已停止",
     "cut at the token limit": "达到词元上限而截断",
     "interrupted": "被中断",
-    "Continued in a copy: the chat you edited is kept as it was.": "已在副本中继续：您编辑的聊天保持原样。",
+    "version {number} of {total}": "第 {number} 个版本，共 {total} 个",
+    "Previous version": "上一个版本",
+    "Next version": "下一个版本",
+    "This chat is being answered: wait for the end, or press Stop, to see its other versions.": (
+        "此聊天正在回答：请等待结束或按“停止”，再查看其他版本。"
+    ),
     "The model is still loading: send the message when it is ready.": "模型仍在加载：请在就绪后再发送。",
     "No model is loaded: choose one under Models.": "尚未加载模型：请在“模型”中选择一个。",
     "The message is empty: write something first.": "消息是空的：请先写点什么。",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import gradio as gr
 
 from app.tabs.models import action_html
+from app.theme import STATIC
 from app.view import WINDOW, Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -27,6 +28,7 @@ class ChatWidgets:
     earlier: gr.Button
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
+    branches: gr.HTML  # arrows to other versions of messages, which a script puts in their places
     notice: gr.HTML
     message: gr.Textbox
     send: gr.Button
@@ -40,6 +42,10 @@ def create_chat_tab() -> ChatWidgets:
         earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
         history = _chatbot("Earlier messages of this chat", "lm-history", None)
         turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
+    branches = gr.HTML(
+        "", apply_default_css=False, elem_id="lm-branches",
+        js_on_load=(STATIC / "branches.js").read_text(encoding="utf-8"),
+    )  # fmt: skip
     notice = gr.HTML("", apply_default_css=False, elem_id="lm-notice")
     with gr.Row(elem_id="lm-composer"):
         message = gr.Textbox(
@@ -49,7 +55,7 @@ def create_chat_tab() -> ChatWidgets:
         )  # fmt: skip
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
-    return ChatWidgets(welcome, earlier, history, turn, notice, message, send, stop)
+    return ChatWidgets(welcome, earlier, history, turn, branches, notice, message, send, stop)
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:
@@ -82,7 +88,19 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         return screen.updates(view, seen)
 
     def handle_retry(view: View, seen: Seen) -> Updates:
-        return screen.act(view, seen, lambda: (_same(view, service.retry(view.chat_id or "")), {}))
+        def act() -> tuple[View, Updates]:
+            service.retry(view.chat_id or "")
+            return view, {}
+
+        return screen.act(view, seen, act)
+
+    def handle_version(view: View, seen: Seen, event: gr.EventData) -> Updates:
+        def act() -> tuple[View, Updates]:
+            node = event._data.get("node")
+            service.show(view.chat_id or "", node if isinstance(node, int) else -1)
+            return view, {}
+
+        return screen.act(view, seen, act)
 
     def handle_earlier(view: View, seen: Seen) -> Updates:
         return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
@@ -92,6 +110,7 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
     screen.listen(widgets.send.click, handle_send, [widgets.message, *both])
     screen.listen(widgets.stop.click, handle_stop, both)
     screen.listen(widgets.turn.retry, handle_retry, both)
+    screen.listen(widgets.branches.show_version, handle_version, both)
     screen.listen(widgets.earlier.click, handle_earlier, both)
     _connect_edits(widgets, screen)
 
@@ -102,13 +121,10 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
         try:
             text = data.value if isinstance(data.value, str) else ""
             index = data.index if isinstance(data.index, int) else data.index[0]
-            chat_id = screen.service.edit(view.chat_id or "", first + index, text)
+            screen.service.edit(view.chat_id or "", first + index, text)
         except LocalMoeError as error:
             return screen.updates(replace(view, notice=str(error), good=False), "")
-        notice = (
-            "" if chat_id == view.chat_id else "Continued in a copy: the chat you edited is kept as it was."
-        )
-        return screen.updates(replace(view, chat_id=chat_id, notice=notice, good=True), "")
+        return screen.updates(replace(view, notice=""), "")
 
     def handle_edit_turn(view: View, data: gr.EditData) -> Updates:
         return edited(view, screen.turn_start(view), data)
@@ -118,7 +134,3 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
 
     screen.listen(widgets.turn.edit, handle_edit_turn, [screen.view])
     screen.listen(widgets.history.edit, handle_edit_history, [screen.view])
-
-
-def _same(view: View, chat_id: str) -> View:
-    return replace(view, chat_id=chat_id)

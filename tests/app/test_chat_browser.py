@@ -1,0 +1,129 @@
+"""What a user expects of a chat, in a real browser on the fake engine: versions of messages, and what a long
+chat costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, Server, running_app, wait_for
+from fake_engine import MARKDOWN, answer_to
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+LONG_CHAT = "c" * 32
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("app") / "home"
+    _write_long_chat(home / "chats")
+    with running_app(home, FAKE, FAKE_LOAD_S="0.1") as made:
+        made.wait("ready")
+        yield made
+
+
+def _write_long_chat(folder: Path) -> None:
+    """120 messages with lists, code, tables and formulas; every fourth answer has two versions."""
+    stats = {"tokens_per_s": 12.5, "new_tokens": 24, "ttft_s": 0.2, "hit_rate": 0.9}
+    messages: list[dict[str, Any]] = []
+    last = -1
+    for turn in range(60):
+        question = {"role": "user", "content": f"question {turn} about `x`", "parent": last, "stats": {}}
+        answer = {"role": "assistant", "content": f"{MARKDOWN}\n\n$$x^2 + {turn}$$", "stats": stats}
+        asked = len(messages)
+        versions = 2 if turn % 4 == 0 else 1
+        messages += [question, *({**answer, "parent": asked} for _ in range(versions))]
+        last = len(messages) - 1
+    whole = [{"created": 1, "finish": "stop", "error": "", **message} for message in messages]
+    chat = {
+        "schema": 2, "id": LONG_CHAT, "title": "long chat", "created": 1, "updated": 1, "shown": last,
+        "messages": whole,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / f"{LONG_CHAT}.json").write_text(json.dumps(chat))
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    with open_browser(playwright) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def driver(server: Server, browser: Any) -> Iterator[PageDriver]:
+    made = PageDriver.open(browser, server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(driver: PageDriver) -> PageDriver:
+    """The one open page, on a new chat."""
+    driver.start_again()
+    return driver
+
+
+class MainThread:
+    """Seconds of processor time that the page's main thread has used, whatever else the machine does."""
+
+    def __init__(self, page: PageDriver) -> None:
+        self._session = page.page.context.new_cdp_session(page.page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds(self) -> float:
+        found = self._session.send("Performance.getMetrics")["metrics"]
+        return float(next(metric["value"] for metric in found if metric["name"] == "TaskDuration"))
+
+
+def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) -> None:
+    """At most 1.5 s of the main thread each: one list redrawn at every token would take many times that."""
+    page.send("a long story")
+    page.wait_answer(300)
+    main = MainThread(page)
+    page.stop()
+    before = main.seconds()
+    page.open_chat("long chat")
+    page.wait_text("#lm-turn", "That is all.")
+    wait_for(lambda: page.page.locator("#lm-history .lm-branch.placed").count() == 5, 10, "the arrows")
+    opening = main.seconds() - before
+    before = main.seconds()
+    page.type("show me markdown once more")
+    page.wait_text("#lm-turn [data-testid=user]", "once more")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-line", "accepted")
+    answering = main.seconds() - before
+    print(f"opening: {opening:.2f} s of the main thread, an answer: {answering:.2f} s")
+    assert opening < 1.5 and answering < 1.5
+
+
+def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: PageDriver) -> None:
+    page.send("one")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    assert page.text("#lm-turn .lm-branch") == "◂\n2 / 2\n▸"
+    page.send("two")
+    page.wait_idle()
+    page.edit_first("changed")
+    page.wait_answer_is(answer_to("changed"))
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    page.wait_questions(["one", "two"])
+    page.press("Previous version", "#lm-history .lm-branch[data-role=assistant]")
+    page.wait_questions(["one"])  # the first answer, which nobody asked on
+    page.press("Next version", "#lm-turn .lm-branch[data-role=assistant]")
+    page.wait_questions(["one", "two"])
+    focused = page.evaluate("document.activeElement.closest('.lm-branch')?.dataset.role ?? ''")
+    assert focused in ("", "assistant")
+    page.press("Next version", "#lm-history .lm-branch[data-role=user]")
+    page.wait_questions(["changed"])
+    page.reload()
+    page.wait_questions(["changed"])
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
