@@ -12,6 +12,7 @@ import gradio as gr
 
 from app.branches_html import branches_html
 from app.chats import Chat, ChatError
+from app.context_meter import context_use, meter_html
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
 from app.service import ChatService
@@ -52,9 +53,10 @@ class Screen:
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
-            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.notice,
-            chat.message, chat.send, chat.stop, widgets.sidebar.chats, widgets.settings.load.share,
-            widgets.header, widgets.news, widgets.panel, widgets.timer, widgets.last_chat,
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
+            chat.meter, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
+            widgets.settings.load.share, widgets.header, widgets.news, widgets.panel, widgets.timer,
+            widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -106,12 +108,21 @@ class Screen:
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
+        coloured = service.answers.show_drafted
+        go_on = chat is not None and not running and service.can_continue(chat)
+        use = context_use(chat, status.info.context) if status.info is not None else None
+        meter = meter_html(use, service.answers.max_new_tokens, t)
         parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
-            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown, t)),
-            "turn": (
-                (chat_id, revision, mine.revision if mine is not None and running else None),
-                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t)},
+            "history": (
+                (chat_id, revision, view.shown, coloured),
+                lambda: self._history(chat, view.shown, coloured, t),
             ),
+            "turn": (
+                (chat_id, revision, mine.revision if mine is not None and running else None, coloured),
+                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t, coloured=coloured)},
+            ),
+            "go on": (go_on, lambda: {widgets.chat.go_on: gr.Button(visible=go_on)}),
+            "meter": (hash(meter), lambda: {widgets.chat.meter: meter}),
             "branches": (
                 (chat_id, revision, view.shown, answering == chat_id),
                 lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
@@ -148,11 +159,13 @@ class Screen:
         except ChatError:
             return None  # deleted in another window
 
-    def _history(self, chat: Chat | None, shown: int, t: Texts) -> Updates:
+    def _history(self, chat: Chat | None, shown: int, coloured: bool, t: Texts) -> Updates:
         messages = split_turns(chat)[0]
         widgets = self.widgets.chat
         return {
-            widgets.history: gr.update(value=history_entries(messages[-shown:], t), visible=bool(messages)),
+            widgets.history: gr.update(
+                value=history_entries(messages[-shown:], t, coloured=coloured), visible=bool(messages)
+            ),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }
 

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from app.answer_text import to_continue, unfinished
 from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
+from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLoader
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
+from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
-from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, LocalMoeError
-from localmoe.core.types import Message
 from localmoe.core.units import format_bytes
-
-MAX_MESSAGE = 1_000_000  # characters
 
 
 class ChatService:
@@ -47,7 +46,7 @@ class ChatService:
 
     def send(self, chat_id: str | None, text: str) -> str:
         """Begin the answer to `text` in this chat, or in a new one; the id of the chat."""
-        question = ChatMessage("user", _check_text(text), time.time())
+        question = ChatMessage("user", check_message(text), time.time())
         with self._asking:
             self._check_ready()
             if chat_id is None:
@@ -68,9 +67,25 @@ class ChatService:
             empty = next((node for node in path[last + 1 :] if not chat.tree.nodes[node].content), None)
             self._answer(self.chats.end_at(chat_id, path[last]), replaced=empty)
 
+    def continue_answer(self, chat_id: str) -> None:
+        """Let the model go on with the last answer, from its text."""
+        with self._asking:
+            self._check_ready()
+            chat = self.chats.get(chat_id)
+            if not self.can_continue(chat):
+                raise ChatError("There is no unfinished answer that the model could go on with.")
+            self._answer(chat, replaced=chat.tree.leaf, before=to_continue(chat.messages[-1]))
+
+    def can_continue(self, chat: Chat) -> bool:
+        """Whether the last answer was stopped or cut, and the context has room for more of it."""
+        info, messages = self.holder.status().info, chat.messages
+        if info is None or len(messages) < 2 or messages[-2].role != "user" or not unfinished(messages[-1]):
+            return False
+        return has_room_to_continue(chat, info.context)
+
     def edit(self, chat_id: str, index: int, text: str) -> None:
         """Ask a message of the shown branch anew; what followed the old one stays beside it."""
-        question = ChatMessage("user", _check_text(text), time.time())
+        question = ChatMessage("user", check_message(text), time.time())
         with self._asking:
             self._check_ready()
             tree = self.chats.get(chat_id).tree
@@ -110,19 +125,13 @@ class ChatService:
         self.runner.check_free()
         self.holder.engine()
 
-    def _answer(self, chat: Chat, replaced: int | None = None) -> None:
-        """Answer the last message of the shown branch. replaced: the node of an answer to overwrite."""
+    def _answer(self, chat: Chat, replaced: int | None = None, before: ChatMessage | None = None) -> None:
+        """Answer the last question of the shown branch. replaced: the node of an answer to overwrite; before:
+        that answer, if it is continued."""
         engine = self.holder.engine()
-        settings = self.answers
-        request = GenerationRequest(
-            messages=request_messages(chat.messages, settings.system_prompt),
-            max_new_tokens=settings.max_new_tokens,
-            sampling=settings.sampling(),
-            draft_length=settings.draft_length,
-            policy=settings.policy,
-            strict=settings.strict,
-        )
-        place = Place(chat.id, chat.tree.leaf, replaced)
+        messages = chat.messages[: (chat.last_user_index() or 0) + 1]
+        request = make_request(messages, self.answers, before)
+        place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
         self.runner.start(
             GenerationJob(engine, request, place, self.chats, lambda: self.holder.note_memory(engine))
         )
@@ -204,24 +213,3 @@ class ChatService:
         """End the answer (its text is kept), cancel a load, free the engine."""
         self.runner.stop_and_wait()
         self.holder.close()
-
-
-def request_messages(messages: Sequence[ChatMessage], system_prompt: str) -> tuple[Message, ...]:
-    """What the model is given: the system prompt, the turns that have an answer, and the last question."""
-    turns = [Message("system", system_prompt)] if system_prompt.strip() else []
-    for index, message in enumerate(messages):
-        answer = messages[index + 1] if index + 1 < len(messages) else None
-        if message.role == "user" and answer is None:
-            turns.append(Message("user", message.content))
-        elif message.role == "user" and answer is not None and answer.role == "assistant" and answer.content:
-            turns += [Message("user", message.content), Message("assistant", answer.content)]
-    return tuple(turns)
-
-
-def _check_text(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8").strip()
-    if not text:
-        raise ChatError("The message is empty: write something first.")
-    if len(text) > MAX_MESSAGE:
-        raise ChatError(f"The message has {len(text):,} characters: send at most {MAX_MESSAGE:,}.")
-    return text

@@ -7,6 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("page.js", "thoughts.js")
 FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
@@ -47,5 +48,5 @@ def page_css() -> str:
 
 
 def page_head() -> str:
-    """The script, for the head of the document."""
-    return f"<script>{(STATIC / 'page.js').read_text(encoding='utf-8')}</script>"
+    """The scripts, for the head of the document."""
+    return "".join(f"<script>{(STATIC / name).read_text(encoding='utf-8')}</script>" for name in _SCRIPTS)

@@ -34,6 +34,27 @@ CHAT = {
     "stopped": "已停止",
     "cut at the token limit": "达到词元上限而截断",
     "interrupted": "被中断",
+    "Continue the answer": "继续回答",
+    "There is no unfinished answer that the model could go on with.": "没有模型可以继续的未完成回答。",
+    "accepted from the draft": "来自草稿并被接受",
+    "Thought for {time}": "思考了 {time}",
+    "Thoughts": "思考过程",
+    "Thinking … {time}": "思考中…… {time}",
+    "Stopped while thinking, after {time}": "思考 {time} 后停止",
+    "about {count}": "约 {count}",
+    "{used} of {context} tokens used; {left} are left for your next message and its answer.": (
+        "已用 {used} / {context} 个词元；还剩 {left} 个用于您的下一条消息及其回答。"
+    ),
+    "Nearly full: {left} of {context} tokens are left for your next message and its answer, which "
+    "would be cut there. A new chat or a longer context under Settings gives more room.": (
+        "快满了：{context} 个词元中还剩 {left} 个用于您的下一条消息及其回答，超出处会被截断。"
+        "新聊天或“设置”中更长的上下文会有更多空间。"
+    ),
+    "The context of {context} tokens is full: another message would be refused. Begin a new chat, "
+    "edit an earlier message, or load the model with a longer context under Settings.": (
+        "{context} 个词元的上下文已满：再发消息会被拒绝。请开始新聊天、编辑更早的消息，"
+        "或在“设置”中以更长的上下文加载模型。"
+    ),
     "version {number} of {total}": "第 {number} 个版本，共 {total} 个",
     "Previous version": "上一个版本",
     "Next version": "下一个版本",

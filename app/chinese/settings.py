@@ -60,6 +60,9 @@ SETTINGS = {
     "Which experts are fetched, and when. It changes the speed, never the answer.": (
         "获取哪些专家以及何时获取。它只影响速度，从不影响回答。"
     ),
+    "Colour what the draft wrote": "标出草稿所写的内容",
+    "Marks the text of drafted tokens that the model accepted; answers are then shown "
+    "without formatting.": "标出模型接受的草稿词元的文字；此时回答不带格式显示。",
     "{share} of the experts stay in {place} ({here} of {total})": (
         "{share} 的专家留在{place}中（{here} / {total})"
     ),

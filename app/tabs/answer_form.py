@@ -40,13 +40,14 @@ class AnswerForm:
     seed: gr.Textbox
     policy: gr.Dropdown
     strict: gr.Checkbox
+    show_drafted: gr.Checkbox
     saved: gr.HTML
 
     def plain_fields(self) -> dict[str, Any]:
         """Widgets by the name of their setting, but for the draft length, which has two."""
         names = (
             "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy", "strict",
+            "seed", "policy", "strict", "show_drafted",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -85,8 +86,13 @@ def create_answer_form() -> AnswerForm:
                 info="The same bits whatever the settings and the timing: no experts are computed on the "
                 "CPU. Slower where a model does not fit into VRAM.",
             )  # fmt: skip
+            show_drafted = gr.Checkbox(
+                False, label="Colour what the draft wrote", elem_id="lm-show-drafted",
+                info="Marks the text of drafted tokens that the model accepted; answers are then shown "
+                "without formatting.",
+            )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
-    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, saved)
+    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, show_drafted, saved)
 
 
 def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:

@@ -19,6 +19,12 @@ _PLACEHOLDER = (
     "### What would you like to talk about?\nEverything runs on this computer; nothing you write leaves it."
 )
 
+_FORMULAS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": r"\[", "right": r"\]", "display": True},
+    {"left": r"\(", "right": r"\)", "display": False},
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ChatWidgets:
@@ -29,6 +35,8 @@ class ChatWidgets:
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
     branches: gr.HTML  # arrows to other versions of messages, which a script puts in their places
+    go_on: gr.Button
+    meter: gr.HTML  # how much of the context is used
     notice: gr.HTML
     message: gr.Textbox
     send: gr.Button
@@ -42,6 +50,7 @@ def create_chat_tab() -> ChatWidgets:
         earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
         history = _chatbot("Earlier messages of this chat", "lm-history", None)
         turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
+        go_on = gr.Button("Continue the answer", size="sm", visible=False, elem_id="lm-continue")
     branches = gr.HTML(
         "", apply_default_css=False, elem_id="lm-branches",
         js_on_load=(STATIC / "branches.js").read_text(encoding="utf-8"),
@@ -55,7 +64,8 @@ def create_chat_tab() -> ChatWidgets:
         )  # fmt: skip
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
-    return ChatWidgets(welcome, earlier, history, turn, branches, notice, message, send, stop)
+    meter = gr.HTML("", apply_default_css=False, elem_id="lm-meter")
+    return ChatWidgets(welcome, earlier, history, turn, branches, go_on, meter, notice, message, send, stop)
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:
@@ -67,7 +77,7 @@ def _chatbot(label: str, elem_id: str, placeholder: str | None) -> gr.Chatbot:
         [], label=label, show_label=False, container=False, elem_id=elem_id, elem_classes=["lm-turns"],
         height=None, autoscroll=False, editable="user", buttons=["copy"], sanitize_html=True, layout="bubble",
         feedback_options=None, placeholder=placeholder, group_consecutive_messages=True, allow_tags=False,
-        latex_delimiters=[{"left": "$$", "right": "$$", "display": True}],
+        latex_delimiters=_FORMULAS,
     )  # fmt: skip
 
 
@@ -94,6 +104,13 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
 
         return screen.act(view, seen, act)
 
+    def handle_continue(view: View, seen: Seen) -> Updates:
+        def act() -> tuple[View, Updates]:
+            service.continue_answer(view.chat_id or "")
+            return view, {}
+
+        return screen.act(view, seen, act)
+
     def handle_version(view: View, seen: Seen, event: gr.EventData) -> Updates:
         def act() -> tuple[View, Updates]:
             node = event._data.get("node")
@@ -110,6 +127,7 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
     screen.listen(widgets.send.click, handle_send, [widgets.message, *both])
     screen.listen(widgets.stop.click, handle_stop, both)
     screen.listen(widgets.turn.retry, handle_retry, both)
+    screen.listen(widgets.go_on.click, handle_continue, both)
     screen.listen(widgets.branches.show_version, handle_version, both)
     screen.listen(widgets.earlier.click, handle_earlier, both)
     _connect_edits(widgets, screen)

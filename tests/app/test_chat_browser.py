@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser import PageDriver, chromium_path, open_browser
 from conftest import FAKE, Server, running_app, wait_for
-from fake_engine import MARKDOWN, answer_to
+from fake_engine import MARKDOWN, THOUGHT, answer_to
 
 pytestmark = [
     pytest.mark.browser,
@@ -127,3 +127,84 @@ def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: Pag
     page.reload()
     page.wait_questions(["changed"])
     page.wait_text("#lm-turn .lm-branch", "2 / 2")
+
+
+def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None:
+    page.send("think about it")
+    page.wait_text("#lm-turn .lm-think summary", "Thinking …")
+    page.page.click("#lm-turn .lm-think summary")
+    before = len(page.text("#lm-turn .lm-think pre"))
+    wait_for(lambda: len(page.text("#lm-turn .lm-think pre")) > before + 20, 10, "more thoughts, still shown")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-think summary", "Thought for ")
+    shown = page.evaluate("document.querySelector('#lm-turn .lm-think pre').textContent")
+    assert shown == f"Let me see: {THOUGHT}"  # tags and formulas in it are text
+    assert "<strong>four</strong>" in page.turn_html()
+    page.reload()
+    page.wait_text("#lm-turn .lm-think summary", "Thought for ")
+    assert not page.evaluate("document.querySelector('#lm-turn .lm-think').open")
+
+
+def test_a_stopped_answer_is_continued(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(200)
+    page.stop()
+    kept = page.answer()
+    page.page.click("#lm-continue")
+    page.wait_answer(len(kept) + 100)
+    assert page.page.query_selector("#lm-continue") is None
+    page.stop()
+    assert page.answer().startswith(kept) and answer_to("long").startswith(page.answer())
+    page.send("hello")
+    page.wait_idle()
+    assert page.page.query_selector("#lm-continue") is None  # it ended by itself
+    assert "of 4,096 tokens used" in page.text("#lm-meter")
+
+
+def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
+    page.settings()
+    page.page.locator("#lm-tab-settings button:has-text('Advanced')").last.click()
+    page.page.check("#lm-show-drafted input")
+    page.wait_text("#lm-saved", "Saved")
+    page.chat()
+    page.send("attack")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-line", "accepted from the draft")
+    assert page.evaluate("document.querySelector('#lm-turn .lm-tokens').textContent") == answer_to("attack")
+    assert page.page.locator("#lm-turn .lm-tokens mark").count() > 1
+    assert page.page.locator("#lm-turn .lm-tokens :not(mark)").count() == 0
+    page.settings()
+    page.page.uncheck("#lm-show-drafted input")
+    page.chat()
+    page.wait_text("#lm-turn [data-testid=bot] strong", "done")
+
+
+HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
+<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x"><input name=a></form>
+<svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
+<style>body { display: none }</style><link rel=stylesheet href=//203.0.113.7/x.css>
+
+[link](javascript:window.hacked=5) ![x](x" onerror="window.hacked=6) $$\href{javascript:window.hacked=7}{x}$$
+\(\htmlData{x=y}{z}\) `<img src=x onerror=window.hacked=8>` <a href="javascript:window.hacked=9">a</a>"""
+
+
+def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: PageDriver) -> None:
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.send("show me markdown")
+    page.wait_idle()
+    page.page.click("#lm-turn .copy_code_button")
+    assert page.evaluate("navigator.clipboard.readText()").strip() == "print('hello')"
+    page.send(r"sums: \(a_1 + b\) and \[c^2\] and $$d$$ but $5 and `\(e\)`")
+    page.wait_idle()
+    assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
+    assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
+    page.send(HOSTILE)
+    page.wait_idle()
+    for link in page.page.locator("#lm-turn a").all():
+        assert not str(link.get_attribute("href") or "").startswith("javascript")
+    assert page.evaluate("window.hacked") is None and page.loaded_images() == 0
+    kept = page.page.locator("#lm-turn .prose :is(iframe, style, link, script, [onload], [onclick])")
+    assert kept.count() == 0
+    assert not page.page.locator("#lm-turn .prose :is(form, input)").first.is_visible()
+    page.send("still there?")  # nothing covers the box to write in, and the page is shown
+    page.wait_idle()

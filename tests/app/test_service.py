@@ -14,7 +14,8 @@ from fake_engine import FakeEngine, FakeLoader, answer_to
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import EngineNotReadyError
 from app.jobs import JobRunningError
-from app.service import ChatService, request_messages
+from app.requests import request_messages
+from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.types import Message
@@ -183,6 +184,61 @@ def test_a_kill_in_a_retry_loses_no_version(service: ChatService, loader: FakeLo
         assert len(chat.messages) == 2  # the newest answer is shown, never a question without one
         time.sleep(0.02)
     assert [None, "stop"] in seen and [None, "stop", None] in seen
+
+
+def test_an_answer_that_was_cut_goes_on_in_its_place(service: ChatService, loader: FakeLoader) -> None:
+    service.set_answers({"max_new_tokens": 7})
+    chat_id = service.send(None, "a long story")
+    finish(service)
+    cut = service.chats.get(chat_id)
+    assert cut.messages[1].finish == "length" and service.can_continue(cut)
+    service.continue_answer(chat_id)
+    finish(service)
+    chat = service.chats.get(chat_id)
+    request = loader.engines[0].requests[-1]
+    assert request.continue_answer and request.messages[-1] == Message("assistant", cut.messages[1].content)
+    assert chat.tree.parents == (-1, 0)
+    answer = chat.messages[1]
+    assert answer_to("a long story").startswith(answer.content)
+    counts = (answer.stats["earlier_tokens"], answer.stats["new_tokens"])
+    assert counts == (7, 7) and len(answer.content.split()) == 13  # a token of the fake's can be empty
+    assert sum(answer.runs) == len(answer.content) and len(answer.runs) > 5
+
+
+def test_only_an_unfinished_answer_with_room_for_more_goes_on(service: ChatService) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    with pytest.raises(ChatError, match="no unfinished answer"):
+        service.continue_answer(chat_id)
+    with pytest.raises(ChatError):
+        service.continue_answer("f" * 32)
+    stats = {"prompt_tokens": 4000, "new_tokens": 95}
+    for new_tokens, room in ((94, True), (95, False)):
+        answer = ChatMessage("assistant", "a", 1.0, "length", "", {**stats, "new_tokens": new_tokens})
+        chat = service.chats.create((ChatMessage("user", "q"), answer))
+        assert service.can_continue(chat) == room  # of 4,096 tokens
+
+
+def test_a_kill_while_an_answer_goes_on_keeps_what_it_had(
+    service: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
+    service.set_answers({"max_new_tokens": 6})
+    chat_id = service.send(None, "hello")
+    finish(service)
+    before = service.chats.get(chat_id).messages[1].content
+    loader.engines[0].step_s = 0.05
+    service.continue_answer(chat_id)
+    while service.runner.running():
+        assert ChatStore(tmp_path / "chats").get(chat_id).messages[1].content.startswith(before)
+        time.sleep(0.02)
+    assert len(service.chats.get(chat_id).messages[1].content) > len(before)
+
+
+def test_thoughts_are_timed_and_kept(service: ChatService) -> None:
+    chat_id = service.send(None, "think hard")
+    finish(service)
+    answer = service.chats.get(chat_id).messages[1]
+    assert 0.05 < answer.thought_s < 3 and answer.content == answer_to("think hard")
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2, 99])
