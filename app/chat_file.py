@@ -21,6 +21,7 @@ NEW_TITLE = "New chat"
 EMPTY = MessageTree()
 _ROLES = ("user", "assistant")
 _LATEST = 32_503_680_000.0  # the year 3000, in seconds since 1970
+_LONGEST = 1 << 40  # characters
 _BREAKS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters that no text needs
 
@@ -99,9 +100,9 @@ def _message(data: dict[str, Any], mend: Mend) -> ChatMessage:
         raise ValueError("not a message")
     finish, content = data["finish"], mend(data["content"])
     runs = data.get("runs", [])
-    if not isinstance(runs, list) or len(runs) > len(content) + 1:
+    if not isinstance(runs, list):
         raise ValueError("not lengths")
-    lengths = tuple(_whole(length, 0, len(content)) for length in runs)
+    lengths = tuple(_whole(length, 0, _LONGEST) for length in runs)
     return ChatMessage(
         role=data["role"],
         content=content,

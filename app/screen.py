@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app.branches_html import branches_html
+from app.chat_search import ChatSearch
 from app.chats import Chat, ChatError
 from app.context_meter import context_use, meter_html
 from app.messages import history_entries, split_turns, turn_entries
@@ -19,7 +20,7 @@ from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
-from app.tabs.sidebar import SidebarWidgets, chat_list_html
+from app.tabs.sidebar import SidebarWidgets, chat_list_html, files_html
 from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -50,13 +51,14 @@ class Screen:
         self.service = service
         self.widgets = widgets
         self.view = gr.State(View())
+        self._search = ChatSearch()
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
             chat.meter, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
-            widgets.settings.load.share, widgets.header, widgets.news, widgets.panel, widgets.timer,
-            widgets.last_chat,
+            widgets.sidebar.files, widgets.settings.load.share, widgets.header, widgets.news,
+            widgets.panel, widgets.timer, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -128,9 +130,10 @@ class Screen:
                 lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
             ),
             "list": (
-                (revision, chat_id, answering),
-                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering, t)},
+                (revision, chat_id, answering, view.find),
+                lambda: {widgets.sidebar.chats: self._list(view.find, chat_id, answering, t)},
             ),
+            "files": (chat_id, lambda: {widgets.sidebar.files: files_html(chat_id, t)}),
             # these two are read out when they change, so the page gets them only then
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
@@ -168,6 +171,10 @@ class Screen:
             ),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }
+
+    def _list(self, find: str, chat_id: str | None, answering: str | None, t: Texts) -> str:
+        found = self._search.find(self.service.chats.list(), find)
+        return chat_list_html(found, chat_id, answering, t, searched=bool(find.strip()))
 
     def _buttons(self, running: bool) -> Updates:
         widgets = self.widgets.chat

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.routing import Mount
 
 from app.address import page_url, state_file
+from app.chat_routes import add_chat_routes
 from app.guard import LocalOnly
 from app.models.service import ModelsService
 from app.page import build_page
@@ -37,6 +38,7 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         status = service.holder.status()
         return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
 
+    add_chat_routes(app, service)
     gr.mount_gradio_app(
         app, build_page(service, models), path="/", ssr_mode=False, run_history=False, footer_links=[],
         allowed_paths=[],

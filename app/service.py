@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.answer_text import to_continue, unfinished
+from app.chat_transfer import import_chat
 from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
 from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
@@ -110,6 +111,14 @@ class ChatService:
             if self.runner.running(chat_id):
                 self.runner.stop()
             self.chats.delete(chat_id)
+
+    def import_chat(self, data: bytes) -> str:
+        """Take an exported chat; its new id.
+
+        Raises:
+            ChatImportError: the file holds none.
+        """
+        return self.chats.keep(import_chat(data)).id
 
     def chat_to_open(self, wanted: object) -> str | None:
         """The chat that a page shows first: the wanted one, else the one being answered, else the latest."""

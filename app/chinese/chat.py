@@ -7,7 +7,6 @@ CHAT = {
     "New chat": "新聊天",
     "Chats": "聊天列表",
     "No chats yet.": "还没有聊天。",
-    '<p class="lm-empty">No chats yet.</p>': '<p class="lm-empty">还没有聊天。</p>',
     "Rename": "重命名",
     "Delete": "删除",
     "Delete?": "确认删除？",
@@ -55,6 +54,23 @@ CHAT = {
         "{context} 个词元的上下文已满：再发消息会被拒绝。请开始新聊天、编辑更早的消息，"
         "或在“设置”中以更长的上下文加载模型。"
     ),
+    "Search the chats": "搜索聊天",
+    "Search (Ctrl+K)": "搜索（Ctrl+K）",
+    "No chat has these words.": "没有聊天包含这些词。",
+    '<p class="lm-empty">No chats yet.</p>': '<p class="lm-empty">还没有聊天。</p>',
+    "Export": "导出",
+    "This chat with all versions": "此聊天及其所有版本",
+    "What is shown, as a text": "所显示的内容，作为文本",
+    "Import a chat": "导入聊天",
+    "The file has more than {size}, and no more than that can be imported.": (
+        "文件超过 {size}，无法导入更大的文件。"
+    ),
+    "The file could not be sent: is localmoe still running?": "无法发送文件：localmoe 还在运行吗？",
+    "The file is no exported chat: choose a JSON file that was exported here.": (
+        "该文件不是导出的聊天：请选择在这里导出的 JSON 文件。"
+    ),
+    "You": "您",
+    "Answer": "回答",
     "version {number} of {total}": "第 {number} 个版本，共 {total} 个",
     "Previous version": "上一个版本",
     "Next version": "下一个版本",

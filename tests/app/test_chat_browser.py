@@ -208,3 +208,36 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     assert not page.page.locator("#lm-turn .prose :is(form, input)").first.is_visible()
     page.send("still there?")  # nothing covers the box to write in, and the page is shown
     page.wait_idle()
+
+
+def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
+    page: PageDriver, server: Server, tmp_path: Path
+) -> None:
+    page.send("a walrus and nothing else")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    page.page.keyboard.press("Control+k")
+    page.page.keyboard.type("walrus ELSE")
+    wait_for(lambda: len(page.titles()) == 1, 10, "the chat with these words")
+    assert "walrus" in page.text(".lm-snippet")
+    page.page.keyboard.press("Escape")
+    wait_for(lambda: len(page.titles()) > 1, 10, "all chats")
+    with page.page.expect_download() as download:
+        page.page.click("#lm-files a:has-text('JSON')")
+    assert download.value.suggested_filename == "a walrus and nothing else.json"
+    file = tmp_path / "chat.json"
+    download.value.save_as(file)
+    page.delete("a walrus and nothing else")
+    page.page.keyboard.press("Control+Shift+O")
+    page.page.keyboard.type("a new question")
+    page.page.keyboard.press("Control+Enter")
+    page.wait_questions(["a new question"])
+    page.wait_idle()
+    page.page.set_input_files("#lm-files input[type=file]", file)
+    page.wait_questions(["a walrus and nothing else"])
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+    file.write_text("{}")
+    page.page.set_input_files("#lm-files input[type=file]", file)
+    page.wait_text("#lm-notice", "The file is no exported chat")
+    page.wait_questions(["a walrus and nothing else"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fake_engine import FakeEngine
 
 from app import words
+from app.chat_search import Found
 from app.chat_tree import MessageTree
 from app.chats import Chat, ChatMessage
 from app.engine_status import EngineStatus
@@ -159,7 +160,7 @@ def test_names_and_titles_are_escaped() -> None:
     chat = Chat("a" * 32, evil, 0, 0)
     status = EngineStatus("error", evil, error=evil)
     for html in (
-        chat_list_html([chat], chat.id),
+        chat_list_html([Found(chat, evil)], chat.id),
         header_html(status),
         share_html(status),
         header_html(EngineStatus("loading", evil)),
