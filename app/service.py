@@ -16,6 +16,7 @@ from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLoader
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
+from app.presets import Presets
 from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
@@ -35,6 +36,7 @@ class ChatService:
         self.home = home
         self.chats = ChatStore(home / "chats")
         self.store = SettingsStore(home / "settings.json")
+        self.presets = Presets(home / "presets.json")
         self.runner = JobRunner()
         self.holder = EngineHolder(engine_loader, self.runner.stop_and_wait, self._keep_load)
         self.list_models = list_models
@@ -216,7 +218,8 @@ class ChatService:
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read at the start."""
-        return [*self.chats.reports, *([self.store.report] if self.store.report else [])]
+        kept = (self.store.report, self.presets.report)
+        return [*self.chats.reports, *(report for report in kept if report)]
 
     def close(self) -> None:
         """End the answer (its text is kept), cancel a load, free the engine."""

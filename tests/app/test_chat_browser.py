@@ -241,3 +241,28 @@ def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     page.page.set_input_files("#lm-files input[type=file]", file)
     page.wait_text("#lm-notice", "The file is no exported chat")
     page.wait_questions(["a walrus and nothing else"])
+
+
+def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: Server) -> None:
+    def prompt_kept(text: str) -> bool:
+        return bool(
+            json.loads((server.home / "settings.json").read_text())["answers"]["system_prompt"] == text
+        )
+
+    page.settings()
+    page.fill("lm-preset-prompt", "pirate")
+    page.page.fill("#lm-system textarea", "Answer like a pirate.")
+    page.page.click("#lm-save-prompt")
+    page.wait_text("#lm-saved", "The preset is saved.")
+    page.fill("lm-system", "")
+    wait_for(lambda: prompt_kept(""), 10, "no system prompt")
+    page.reload()
+    page.settings()
+    page.page.click("#lm-preset-prompt input")
+    page.page.click("#lm-preset-prompt [role=option]:has-text('pirate')")
+    wait_for(lambda: page.value("lm-system") == "Answer like a pirate.", 10, "the chosen prompt")
+    wait_for(lambda: prompt_kept("Answer like a pirate."), 10, "the chosen prompt in the settings")
+    page.page.click("#lm-delete-prompt")
+    page.wait_text("#lm-saved", "The preset is deleted.")
+    page.fill("lm-system", "")
+    wait_for(lambda: prompt_kept(""), 10, "no system prompt")
