@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from app.chats import Chat
 
 MAX_QUERY = 200  # characters
-_BEFORE, _AFTER = 24, 64  # characters of a text that are shown around what was found
+_BEFORE, _AFTER = 10, 64  # characters of a text that are shown around what was found
 
 
 @dataclass(frozen=True, slots=True)

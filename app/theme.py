@@ -7,7 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 STATIC = Path(__file__).parent / "static"
-_SCRIPTS = ("page.js", "keys.js", "thoughts.js")
+_SCRIPTS = ("page.js", "keys.js", "thoughts.js", "copying.js")
 FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", "monospace")

@@ -129,6 +129,13 @@ def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: Pag
     page.wait_text("#lm-turn .lm-branch", "2 / 2")
 
 
+def copied(page: PageDriver) -> str:
+    """What the button under the last answer puts on the clipboard."""
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.locator("#lm-turn .bot-row ~ .message-buttons button[aria-label='Copy message']").last.click()
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
 def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None:
     page.send("think about it")
     page.wait_text("#lm-turn .lm-think summary", "Thinking …")
@@ -140,6 +147,7 @@ def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None
     shown = page.evaluate("document.querySelector('#lm-turn .lm-think pre').textContent")
     assert shown == f"Let me see: {THOUGHT}"  # tags and formulas in it are text
     assert "<strong>four</strong>" in page.turn_html()
+    assert copied(page) == "It is **four**."
     page.reload()
     page.wait_text("#lm-turn .lm-think summary", "Thought for ")
     assert not page.evaluate("document.querySelector('#lm-turn .lm-think').open")
@@ -172,6 +180,7 @@ def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
     page.wait_text("#lm-turn .lm-line", "accepted from the draft")
     assert page.evaluate("document.querySelector('#lm-turn .lm-tokens').textContent") == answer_to("attack")
     assert page.page.locator("#lm-turn .lm-tokens mark").count() > 1
+    assert copied(page) == answer_to("attack")
     assert page.page.locator("#lm-turn .lm-tokens :not(mark)").count() == 0
     page.settings()
     page.page.uncheck("#lm-show-drafted input")
@@ -189,9 +198,9 @@ HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="wi
 
 
 def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: PageDriver) -> None:
-    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.send("show me markdown")
     page.wait_idle()
+    assert copied(page) == MARKDOWN
     page.page.click("#lm-turn .copy_code_button")
     assert page.evaluate("navigator.clipboard.readText()").strip() == "print('hello')"
     page.send(r"sums: \(a_1 + b\) and \[c^2\] and $$d$$ but $5 and `\(e\)`")
