@@ -55,8 +55,7 @@ class HarmonyText:
         last_start = max(
             (i for i, token in enumerate(prompt) if marks.get(token) == START), default=len(prompt)
         )
-        self.add(list(prompt[last_start:]))
-        self._text = Detokeniser(tokenizer)  # the prompt's text is not the answer's
+        self.add(list(prompt[last_start:]))  # the prompt's text is not the answer's
 
     def add(self, tokens: list[int]) -> str:
         """New text, possibly empty."""
