@@ -7,16 +7,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
+from app.answer_text import AnswerText
 from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
 from app.engine_status import INTERNAL_ERROR, EngineLike
+from app.job_view import JobView, Place
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 
 _LOG = logging.getLogger(__name__)
+__all__ = ["GenerationJob", "JobRunner", "JobRunningError", "JobView", "Place"]
 SAVE_EVERY_S = 1.0
 STEP_EVERY_S = 0.25
 SPEED_EVERY_S = 0.2  # decode time between two points of the speed line
@@ -28,25 +32,6 @@ class JobRunningError(LocalMoeError):
     """An answer is being written already."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A snapshot of an answer.
-
-    Attributes:
-        finish: None while it is being written, else "stop", "length", "cancelled" or "error".
-        speeds: tokens/s between events, from the differences of their statistics, oldest first.
-    """
-
-    chat_id: str
-    started: float
-    revision: int
-    text: str
-    finish: str | None
-    error: str
-    stats: GenerationStats | None
-    speeds: tuple[float, ...]
-
-
 class GenerationJob:
     """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
     called now and then between two steps, and at the end: the moments when the engine can be asked; `on_end`
@@ -56,7 +41,7 @@ class GenerationJob:
         self,
         engine: EngineLike,
         request: GenerationRequest,
-        chat_id: str,
+        place: Place,
         chats: ChatStore,
         on_step: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
@@ -70,11 +55,15 @@ class GenerationJob:
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._created = time.time()
-        self._text: list[str] = []
+        self._text = AnswerText(place.before)
         self._speeds: list[float] = []
         self._mark = (0.0, 1)  # decode seconds and tokens at the last point of the speed line
         self._next_save = self._next_step = 0.0
-        self._view = JobView(chat_id, self._created, 0, "", None, "", None, ())
+        self._place = place
+        self._view = JobView(
+            place.chat_id, self._created, 0, self._text.text(), None, "", None, (), self._text.thought_s,
+            self._text.runs(),
+        )  # fmt: skip
 
     def view(self) -> JobView:
         """How far the answer is."""
@@ -139,11 +128,11 @@ class GenerationJob:
             view = self._view
             if self._frozen:
                 return False
-            self._text.append(event.text)
+            self._text.add(event)
             self._add_speed(event.stats)
             self._view = replace(
-                view, revision=view.revision + 1, text="".join(self._text), stats=event.stats,
-                speeds=tuple(self._speeds),
+                view, revision=view.revision + 1, text=self._text.text(), stats=event.stats,
+                speeds=tuple(self._speeds), thought_s=self._text.thought_s, runs=self._text.runs(),
             )  # fmt: skip
         return True
 
@@ -178,15 +167,29 @@ class GenerationJob:
 
     def _save(self, view: JobView) -> str:
         """Write the answer to the disk; a sentence if that failed. A deleted chat ends the answer."""
-        stats = {} if view.stats is None else {**view.stats.as_dict(), "link": self._link}
-        answer = ChatMessage("assistant", view.text, self._created, view.finish, view.error, stats)
+        answer = ChatMessage(
+            "assistant", view.text, self._created, view.finish, view.error, self._stats(view), view.thought_s,
+            view.runs,
+        )  # fmt: skip
         try:
-            self._chats.save_answer(view.chat_id, answer)
+            node = self._chats.save_answer(view.chat_id, answer, self._place.question, self._place.node)
+            self._place = replace(self._place, node=node)
         except ChatSaveError as failure:
             return str(failure)
         except ChatError:
             self._stop.set()
         return ""
+
+    def _stats(self, view: JobView) -> dict[str, Any]:
+        """Of the last run, with the tokens that an answer had before it was continued."""
+        before = self._place.before
+        if view.stats is None:
+            return {} if before is None else before.stats
+        stats = {**view.stats.as_dict(), "link": self._link}
+        if before is not None:
+            earlier = (before.stats.get(name) or 0 for name in ("new_tokens", "earlier_tokens"))
+            stats["earlier_tokens"] = sum(earlier)
+        return stats
 
 
 class JobRunner:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from app.answer_html import WAITING, answer_parts
 from app.chats import Chat, ChatMessage
 from app.jobs import JobView
 from app.texts import ENGLISH, Texts
 from app.words import answer_line
 
 Entry = dict[str, Any]
-WAITING = "…"
 
 
 def split_turns(chat: Chat | None) -> tuple[Sequence[ChatMessage], Sequence[ChatMessage]]:
@@ -23,35 +23,43 @@ def split_turns(chat: Chat | None) -> tuple[Sequence[ChatMessage], Sequence[Chat
     return chat.messages[:cut], chat.messages[cut:]
 
 
-def history_entries(messages: Sequence[ChatMessage], t: Texts = ENGLISH) -> list[Entry]:
-    """Entries of finished turns."""
-    return [_entry(message, t) for message in messages]
+def history_entries(
+    messages: Sequence[ChatMessage], t: Texts = ENGLISH, *, coloured: bool = False
+) -> list[Entry]:
+    """Entries of finished turns. coloured: what was accepted from the draft is."""
+    return [_entry(message, t, coloured) for message in messages]
 
 
-def turn_entries(messages: Sequence[ChatMessage], job: JobView | None, t: Texts = ENGLISH) -> list[Entry]:
+def turn_entries(
+    messages: Sequence[ChatMessage], job: JobView | None, t: Texts = ENGLISH, *, coloured: bool = False
+) -> list[Entry]:
     """Entries of the last turn; `job` is the answer being written in it, if one is."""
     if job is None or job.finish is not None:
-        entries = [_entry(message, t) for message in messages]
+        entries = [_entry(message, t, coloured) for message in messages]
         if messages and messages[-1].role != "assistant":
             text = f"*({t('not answered yet: press Retry')})*"
-            entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t))
+            entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t, False))
         return entries
+    parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t)
     return [
-        *(_entry(message, t) for message in messages if message.role == "user"),
-        {"role": "assistant", "content": [_text(job.text or WAITING)]},
+        *(_entry(message, t, coloured) for message in messages if message.role == "user"),
+        {"role": "assistant", "content": [_text(part) for part in parts]},
     ]
 
 
-def _entry(message: ChatMessage, t: Texts) -> Entry:
-    content = [_text(message.content)] if message.content else []
+def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:
+    content = [_text(message.content or WAITING)]
     if message.role == "assistant":
+        runs = message.runs if coloured else ()
+        content = [_text(part) for part in answer_parts(message.content, message.thought_s, runs, False, t)]
         line = answer_line(message.stats, message.finish, t)
         if message.error:
             content.append(_text(f'<p class="lm-error">{_escape(message.error)}</p>'))
         if not content:
             content.append(_text(f"*({t('an empty answer')})*"))
         if line:
-            content.append(_text(f'<p class="lm-line">{_escape(line)}</p>'))
+            legend = f" · <mark>{_escape(t('accepted from the draft'))}</mark>" if runs else ""
+            content.append(_text(f'<p class="lm-line">{_escape(line)}{legend}</p>'))
     return {"role": message.role, "content": content}
 
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import gradio as gr
 
+from app.branches_html import branches_html
+from app.chat_search import ChatSearch
 from app.chats import Chat, ChatError
+from app.context_meter import context_use, meter_html
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
-from app.tabs.sidebar import SidebarWidgets, chat_list_html
+from app.tabs.sidebar import SidebarWidgets, chat_list_html, files_html
 from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -48,11 +51,13 @@ class Screen:
         self.service = service
         self.widgets = widgets
         self.view = gr.State(View())
+        self._search = ChatSearch()
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
-            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.notice, chat.message, chat.send,
-            chat.stop, widgets.sidebar.chats, widgets.settings.load.share, widgets.header, widgets.news,
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
+            chat.meter, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
+            widgets.sidebar.files, widgets.settings.load.share, widgets.header, widgets.news,
             widgets.panel, widgets.timer, widgets.last_chat,
         ]  # fmt: skip
 
@@ -105,16 +110,30 @@ class Screen:
         answering = job.chat_id if job is not None and running else None
         job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
+        coloured = service.answers.show_drafted
+        go_on = chat is not None and not running and service.can_continue(chat)
+        use = context_use(chat, status.info.context) if status.info is not None else None
+        meter = meter_html(use, service.answers.max_new_tokens, t)
         parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
-            "history": ((chat_id, revision, view.shown), lambda: self._history(chat, view.shown, t)),
+            "history": (
+                (chat_id, revision, view.shown, coloured),
+                lambda: self._history(chat, view.shown, coloured, t),
+            ),
             "turn": (
-                (chat_id, revision, mine.revision if mine is not None and running else None),
-                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t)},
+                (chat_id, revision, mine.revision if mine is not None and running else None, coloured),
+                lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t, coloured=coloured)},
+            ),
+            "go on": (go_on, lambda: {widgets.chat.go_on: gr.Button(visible=go_on)}),
+            "meter": (hash(meter), lambda: {widgets.chat.meter: meter}),
+            "branches": (
+                (chat_id, revision, view.shown, answering == chat_id),
+                lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
             ),
             "list": (
-                (revision, chat_id, answering),
-                lambda: {widgets.sidebar.chats: chat_list_html(service.chats.list(), chat_id, answering, t)},
+                (revision, chat_id, answering, view.find),
+                lambda: {widgets.sidebar.chats: self._list(view.find, chat_id, answering, t)},
             ),
+            "files": (chat_id, lambda: {widgets.sidebar.files: files_html(chat_id, t)}),
             # these two are read out when they change, so the page gets them only then
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
@@ -146,13 +165,19 @@ class Screen:
         except ChatError:
             return None  # deleted in another window
 
-    def _history(self, chat: Chat | None, shown: int, t: Texts) -> Updates:
+    def _history(self, chat: Chat | None, shown: int, coloured: bool, t: Texts) -> Updates:
         messages = split_turns(chat)[0]
         widgets = self.widgets.chat
         return {
-            widgets.history: gr.update(value=history_entries(messages[-shown:], t), visible=bool(messages)),
+            widgets.history: gr.update(
+                value=history_entries(messages[-shown:], t, coloured=coloured), visible=bool(messages)
+            ),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }
+
+    def _list(self, find: str, chat_id: str | None, answering: str | None, t: Texts) -> str:
+        found = self._search.find(self.service.chats.list(), find)
+        return chat_list_html(found, chat_id, answering, t, searched=bool(find.strip()))
 
     def _buttons(self, running: bool) -> Updates:
         widgets = self.widgets.chat

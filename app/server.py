@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.routing import Mount
 
 from app.address import page_url, state_file
+from app.chat_routes import add_chat_routes
 from app.guard import LocalOnly
 from app.live_routes import add_live_routes
 from app.models.service import ModelsService
@@ -40,6 +41,7 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
 
     add_live_routes(app, service)
+    add_chat_routes(app, service)
     gr.mount_gradio_app(
         app, build_page(service, models), path="/", ssr_mode=False, run_history=False, footer_links=[],
         allowed_paths=[],

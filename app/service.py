@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.chats import ChatError, ChatMessage, ChatStore, check_id
+from app.answer_text import to_continue, unfinished
+from app.chat_transfer import import_chat
+from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
+from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLoader
-from app.jobs import GenerationJob, JobRunner
+from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.live import LiveMonitor
 from app.logs import LogBook
+from app.presets import Presets
+from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
-from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, LocalMoeError
-from localmoe.core.types import Message
 from localmoe.core.units import format_bytes
-
-MAX_MESSAGE = 1_000_000  # characters
 
 
 class ChatService:
@@ -37,6 +38,7 @@ class ChatService:
         self.home = home
         self.chats = ChatStore(home / "chats")
         self.store = SettingsStore(home / "settings.json")
+        self.presets = Presets(home / "presets.json")
         self.runner = JobRunner()
         self.holder = EngineHolder(engine_loader, self.runner.stop_and_wait, self._keep_load)
         self.live = LiveMonitor(self.holder.engine)
@@ -51,44 +53,62 @@ class ChatService:
 
     def send(self, chat_id: str | None, text: str) -> str:
         """Begin the answer to `text` in this chat, or in a new one; the id of the chat."""
-        question = ChatMessage("user", _check_text(text), time.time())
+        question = ChatMessage("user", check_message(text), time.time())
         with self._asking:
             self._check_ready()
             if chat_id is None:
-                chat_id = self.chats.create((question,)).id
+                chat = self.chats.create((question,))
             else:
-                self.chats.set_messages(chat_id, (*self.chats.get(chat_id).messages, question))
-            self._answer(chat_id)
-        return chat_id
+                chat = self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
+            self._answer(chat)
+        return chat.id
 
-    def retry(self, chat_id: str) -> str:
-        """Write the last answer anew."""
+    def retry(self, chat_id: str) -> None:
+        """Write the last answer anew; the one that is there stays beside it, unless it has no text."""
         with self._asking:
             self._check_ready()
             chat = self.chats.get(chat_id)
-            last = chat.last_user_index()
+            path, last = chat.tree.path(), chat.last_user_index()
             if last is None:
                 raise ChatError("There is no message to answer yet.")
-            self.chats.set_messages(chat_id, chat.messages[: last + 1])
-            self._answer(chat_id)
-        return chat_id
+            empty = next((node for node in path[last + 1 :] if not chat.tree.nodes[node].content), None)
+            self._answer(self.chats.end_at(chat_id, path[last]), replaced=empty)
 
-    def edit(self, chat_id: str, index: int, text: str) -> str:
-        """Change a user message and answer it anew; the id of the chat that goes on. Editing an earlier
-        message goes on in a copy, so that the turns after it are not lost."""
-        question = ChatMessage("user", _check_text(text), time.time())
+    def continue_answer(self, chat_id: str) -> None:
+        """Let the model go on with the last answer, from its text."""
         with self._asking:
             self._check_ready()
             chat = self.chats.get(chat_id)
-            if not 0 <= index < len(chat.messages) or chat.messages[index].role != "user":
+            if not self.can_continue(chat):
+                raise ChatError("There is no unfinished answer that the model could go on with.")
+            self._answer(chat, replaced=chat.tree.leaf, before=to_continue(chat.messages[-1]))
+
+    def can_continue(self, chat: Chat) -> bool:
+        """Whether the last answer was stopped or cut, and the context has room for more of it."""
+        info, messages = self.holder.status().info, chat.messages
+        if info is None or len(messages) < 2 or messages[-2].role != "user" or not unfinished(messages[-1]):
+            return False
+        return has_room_to_continue(chat, info.context)
+
+    def edit(self, chat_id: str, index: int, text: str) -> None:
+        """Ask a message of the shown branch anew; what followed the old one stays beside it."""
+        question = ChatMessage("user", check_message(text), time.time())
+        with self._asking:
+            self._check_ready()
+            tree = self.chats.get(chat_id).tree
+            path = tree.path()
+            if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            messages = (*chat.messages[:index], question)
-            if index == chat.last_user_index():
-                self.chats.set_messages(chat_id, messages)
-            else:
-                chat_id = self.chats.create(messages, title=f"{chat.title} (edited)").id
-            self._answer(chat_id)
-        return chat_id
+            self._answer(self.chats.add(chat_id, question, tree.parents[path[index]]))
+
+    def show(self, chat_id: str, node: int) -> None:
+        """Show another version of a message, and what followed it."""
+        with self._asking:
+            if self.runner.running(chat_id):
+                raise JobRunningError(
+                    "This chat is being answered: wait for the end, or press Stop, to see its other versions."
+                )
+            self.chats.show(chat_id, node)
 
     def delete(self, chat_id: str) -> None:
         """Remove a chat; an answer being written in it ends."""
@@ -97,6 +117,14 @@ class ChatService:
             if self.runner.running(chat_id):
                 self.runner.stop()
             self.chats.delete(chat_id)
+
+    def import_chat(self, data: bytes) -> str:
+        """Take an exported chat; its new id.
+
+        Raises:
+            ChatImportError: the file holds none.
+        """
+        return self.chats.keep(import_chat(data)).id
 
     def chat_to_open(self, wanted: object) -> str | None:
         """The chat that a page shows first: the wanted one, else the one being answered, else the latest."""
@@ -112,21 +140,17 @@ class ChatService:
         self.runner.check_free()
         self.holder.engine()
 
-    def _answer(self, chat_id: str) -> None:
+    def _answer(self, chat: Chat, replaced: int | None = None, before: ChatMessage | None = None) -> None:
+        """Answer the last question of the shown branch. replaced: the node of an answer to overwrite; before:
+        that answer, if it is continued."""
         engine = self.holder.engine()
-        settings = self.answers
-        request = GenerationRequest(
-            messages=request_messages(self.chats.get(chat_id).messages, settings.system_prompt),
-            max_new_tokens=settings.max_new_tokens,
-            sampling=settings.sampling(),
-            draft_length=settings.draft_length,
-            policy=settings.policy,
-            strict=settings.strict,
-        )
+        messages = chat.messages[: (chat.last_user_index() or 0) + 1]
+        request = make_request(messages, self.answers, before)
+        place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
         number = self.live.begin_answer()
         self.runner.start(
             GenerationJob(
-                engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine),
+                engine, request, place, self.chats, lambda: self.holder.note_memory(engine),
                 lambda: self.live.end_answer(engine, number),
             )
         )  # fmt: skip
@@ -202,30 +226,10 @@ class ChatService:
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read at the start."""
-        return [*self.chats.reports, *([self.store.report] if self.store.report else [])]
+        kept = (self.store.report, self.presets.report)
+        return [*self.chats.reports, *(report for report in kept if report)]
 
     def close(self) -> None:
         """End the answer (its text is kept), cancel a load, free the engine."""
         self.runner.stop_and_wait()
         self.holder.close()
-
-
-def request_messages(messages: Sequence[ChatMessage], system_prompt: str) -> tuple[Message, ...]:
-    """What the model is given: the system prompt, the turns that have an answer, and the last question."""
-    turns = [Message("system", system_prompt)] if system_prompt.strip() else []
-    for index, message in enumerate(messages):
-        answer = messages[index + 1] if index + 1 < len(messages) else None
-        if message.role == "user" and answer is None:
-            turns.append(Message("user", message.content))
-        elif message.role == "user" and answer is not None and answer.role == "assistant" and answer.content:
-            turns += [Message("user", message.content), Message("assistant", answer.content)]
-    return tuple(turns)
-
-
-def _check_text(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8").strip()
-    if not text:
-        raise ChatError("The message is empty: write something first.")
-    if len(text) > MAX_MESSAGE:
-        raise ChatError(f"The message has {len(text):,} characters: send at most {MAX_MESSAGE:,}.")
-    return text

@@ -67,6 +67,7 @@ class AnswerSettings:
     seed: int | None = None
     system_prompt: str = ""
     strict: bool = False  # no sums on the CPU, so that bits depend on no setting
+    show_drafted: bool = False  # colour what was accepted from the draft
 
     def sampling(self) -> SamplingConfig:
         """How tokens are chosen; raises ConfigError when a number is out of range."""
@@ -124,6 +125,7 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
         seed=None if seed in (None, "") else _whole("Seed", seed),
         system_prompt=prompt,
         strict=bool(values.get("strict", base.strict)),
+        show_drafted=bool(values.get("show_drafted", base.show_drafted)),
     )
     settings.sampling()
     if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:

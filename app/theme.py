@@ -6,8 +6,10 @@ from pathlib import Path
 
 import gradio as gr
 
-_STATIC = Path(__file__).parent / "static"
-FAVICON = _STATIC / "favicon.svg"
+STATIC = Path(__file__).parent / "static"
+_SHEETS = ("page.css", "live.css")
+_SCRIPTS = ("page.js", "keys.js", "thoughts.js", "copying.js", "live.js", "logs.js")
+FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 
@@ -43,10 +45,9 @@ def make_theme() -> gr.themes.Base:
 
 def page_css() -> str:
     """The style sheet."""
-    return "".join((_STATIC / name).read_text(encoding="utf-8") for name in ("page.css", "live.css"))
+    return "".join((STATIC / name).read_text(encoding="utf-8") for name in _SHEETS)
 
 
 def page_head() -> str:
     """The scripts, for the head of the document."""
-    names = ("page.js", "live.js", "logs.js")
-    return "".join(f"<script>{(_STATIC / name).read_text(encoding='utf-8')}</script>" for name in names)
+    return "".join(f"<script>{(STATIC / name).read_text(encoding='utf-8')}</script>" for name in _SCRIPTS)

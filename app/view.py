@@ -19,3 +19,4 @@ class View:
     notice: str = ""
     good: bool = False  # whether the notice is good news
     language: str = "en"
+    find: str = ""  # what the list of chats is searched for

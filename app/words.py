@@ -46,7 +46,7 @@ def answer_line(stats: Mapping[str, Any], finish: str | None, t: Texts = ENGLISH
         return t("stopped before the first token") if finish == "cancelled" else ""
     parts = [
         f"{rate(stats.get('tokens_per_s'))} tok/s",
-        t("{count} tokens", count=f"{stats.get('new_tokens', 0):,}"),
+        t("{count} tokens", count=f"{_tokens(stats):,}"),
         t("first token {time}", time=seconds(stats.get("ttft_s"))),
         t("hits {share}", share=percent(stats.get("hit_rate"))),
     ]
@@ -60,6 +60,11 @@ def answer_line(stats: Mapping[str, Any], finish: str | None, t: Texts = ENGLISH
     if finish in endings:
         parts.append(endings[finish])
     return " · ".join(parts)
+
+
+def _tokens(stats: Mapping[str, Any]) -> int:
+    """Tokens of an answer, with those that it had before it was continued."""
+    return int((stats.get("new_tokens") or 0) + (stats.get("earlier_tokens") or 0))
 
 
 def expert_share(plan: MemoryPlan, footprint: ModelFootprint, device: str, t: Texts = ENGLISH) -> str:

@@ -7,7 +7,6 @@ CHAT = {
     "New chat": "新聊天",
     "Chats": "聊天列表",
     "No chats yet.": "还没有聊天。",
-    '<p class="lm-empty">No chats yet.</p>': '<p class="lm-empty">还没有聊天。</p>',
     "Rename": "重命名",
     "Delete": "删除",
     "Delete?": "确认删除？",
@@ -34,7 +33,50 @@ CHAT = {
     "stopped": "已停止",
     "cut at the token limit": "达到词元上限而截断",
     "interrupted": "被中断",
-    "Continued in a copy: the chat you edited is kept as it was.": "已在副本中继续：您编辑的聊天保持原样。",
+    "Continue the answer": "继续回答",
+    "There is no unfinished answer that the model could go on with.": "没有模型可以继续的未完成回答。",
+    "accepted from the draft": "来自草稿并被接受",
+    "Thought for {time}": "思考了 {time}",
+    "Thoughts": "思考过程",
+    "Thinking … {time}": "思考中…… {time}",
+    "Stopped while thinking, after {time}": "思考 {time} 后停止",
+    "about {count}": "约 {count}",
+    "{used} of {context} tokens used; {left} are left for your next message and its answer.": (
+        "已用 {used} / {context} 个词元；还剩 {left} 个用于您的下一条消息及其回答。"
+    ),
+    "Nearly full: {left} of {context} tokens are left for your next message and its answer, which "
+    "would be cut there. A new chat or a longer context under Settings gives more room.": (
+        "快满了：{context} 个词元中还剩 {left} 个用于您的下一条消息及其回答，超出处会被截断。"
+        "新聊天或“设置”中更长的上下文会有更多空间。"
+    ),
+    "The context of {context} tokens is full: another message would be refused. Begin a new chat, "
+    "edit an earlier message, or load the model with a longer context under Settings.": (
+        "{context} 个词元的上下文已满：再发消息会被拒绝。请开始新聊天、编辑更早的消息，"
+        "或在“设置”中以更长的上下文加载模型。"
+    ),
+    "Search the chats": "搜索聊天",
+    "Search (Ctrl+K)": "搜索（Ctrl+K）",
+    "No chat has these words.": "没有聊天包含这些词。",
+    '<p class="lm-empty">No chats yet.</p>': '<p class="lm-empty">还没有聊天。</p>',
+    "Export": "导出",
+    "This chat with all versions": "此聊天及其所有版本",
+    "What is shown, as a text": "所显示的内容，作为文本",
+    "Import a chat": "导入聊天",
+    "The file has more than {size}, and no more than that can be imported.": (
+        "文件超过 {size}，无法导入更大的文件。"
+    ),
+    "The file could not be sent: is localmoe still running?": "无法发送文件：localmoe 还在运行吗？",
+    "The file is no exported chat: choose a JSON file that was exported here.": (
+        "该文件不是导出的聊天：请选择在这里导出的 JSON 文件。"
+    ),
+    "You": "您",
+    "Answer": "回答",
+    "version {number} of {total}": "第 {number} 个版本，共 {total} 个",
+    "Previous version": "上一个版本",
+    "Next version": "下一个版本",
+    "This chat is being answered: wait for the end, or press Stop, to see its other versions.": (
+        "此聊天正在回答：请等待结束或按“停止”，再查看其他版本。"
+    ),
     "The model is still loading: send the message when it is ready.": "模型仍在加载：请在就绪后再发送。",
     "No model is loaded: choose one under Models.": "尚未加载模型：请在“模型”中选择一个。",
     "The message is empty: write something first.": "消息是空的：请先写点什么。",

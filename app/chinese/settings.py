@@ -60,6 +60,18 @@ SETTINGS = {
     "Which experts are fetched, and when. It changes the speed, never the answer.": (
         "获取哪些专家以及何时获取。它只影响速度，从不影响回答。"
     ),
+    "Saved system prompts": "已保存的系统提示",
+    "Saved sampling settings": "已保存的采样设置",
+    "Choose one, or type a new name and save.": "选择一个，或输入新名称并保存。",
+    "Save preset": "保存预设",
+    "Delete preset": "删除预设",
+    "The preset is saved.": "预设已保存。",
+    "The preset is deleted.": "预设已删除。",
+    "Type a name for the preset first.": "请先输入预设名称。",
+    "There is no preset of this name: choose one first.": "没有此名称的预设：请先选择一个。",
+    "Colour what the draft wrote": "标出草稿所写的内容",
+    "Marks the text of drafted tokens that the model accepted; answers are then shown "
+    "without formatting.": "标出模型接受的草稿词元的文字；此时回答不带格式显示。",
     "{share} of the experts stay in {place} ({here} of {total})": (
         "{share} 的专家留在{place}中（{here} / {total})"
     ),

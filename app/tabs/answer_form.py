@@ -3,6 +3,7 @@ itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
+from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
 from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.config import MAX_DRAFT_LENGTH
@@ -40,13 +42,22 @@ class AnswerForm:
     seed: gr.Textbox
     policy: gr.Dropdown
     strict: gr.Checkbox
+    show_drafted: gr.Checkbox
+    prompts: PresetRow
+    samplings: PresetRow
     saved: gr.HTML
+
+    def settings(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The settings that the values of `fields` mean, by their names."""
+        mode, length, *plain = values
+        draft = {"auto": "auto", "off": 0}.get(mode, length)
+        return {**dict(zip(self.plain_fields(), plain, strict=True)), "draft_length": draft}
 
     def plain_fields(self) -> dict[str, Any]:
         """Widgets by the name of their setting, but for the draft length, which has two."""
         names = (
             "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy", "strict",
+            "seed", "policy", "strict", "show_drafted",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -61,6 +72,7 @@ def create_answer_form() -> AnswerForm:
         gr.HTML(
             "<h2>Answers</h2><p>Kept at once; they hold from the next answer on.</p>", apply_default_css=False
         )
+        prompts = create_preset_row("prompt", "Saved system prompts")
         system_prompt = gr.Textbox(
             "", label="System prompt", lines=2, max_lines=8, elem_id="lm-system",
             info="Given to the model before every chat. Empty: none.",
@@ -74,6 +86,7 @@ def create_answer_form() -> AnswerForm:
                 _USUAL_DRAFT_LENGTH, label="Drafted tokens a step", visible=False, elem_id="lm-draft-length",
                 info=f"1 to {MAX_DRAFT_LENGTH}",
             )  # fmt: skip
+        samplings = create_preset_row("sampling", "Saved sampling settings")
         sampling = _create_sampling()
         with gr.Accordion("Advanced", open=False):
             policy = gr.Dropdown(
@@ -85,8 +98,16 @@ def create_answer_form() -> AnswerForm:
                 info="The same bits whatever the settings and the timing: no experts are computed on the "
                 "CPU. Slower where a model does not fit into VRAM.",
             )  # fmt: skip
+            show_drafted = gr.Checkbox(
+                False, label="Colour what the draft wrote", elem_id="lm-show-drafted",
+                info="Marks the text of drafted tokens that the model accepted; answers are then shown "
+                "without formatting.",
+            )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
-    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, saved)
+    return AnswerForm(
+        system_prompt, draft_mode, draft_length, *sampling, policy, strict, show_drafted, prompts,
+        samplings, saved,
+    )  # fmt: skip
 
 
 def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:
@@ -114,6 +135,8 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
     plain = {widget: getattr(answers, name) for name, widget in form.plain_fields().items()}
     return {
         **plain,
+        **preset_values(form.prompts, service),
+        **preset_values(form.samplings, service),
         form.seed: "" if answers.seed is None else str(answers.seed),
         form.draft_mode: mode,
         form.draft_length: gr.Number(value=fixed, visible=mode == "fixed"),
@@ -124,12 +147,12 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     """Attach the one listener of the form: it runs once at a time, and last with the newest values."""
 
     service = screen.service
+    connect_preset_row(form.prompts, form, screen)
+    connect_preset_row(form.samplings, form, screen)
 
     def handle_change(view: View, mode: str, length: float | None, *plain: Any) -> Updates:
-        draft = {"auto": "auto", "off": 0}.get(mode, length)
-        values = dict(zip(form.plain_fields(), plain, strict=True))
         try:
-            message, good = service.set_answers({**values, "draft_length": draft}), True
+            message, good = service.set_answers(form.settings([mode, length, *plain])), True
         except LocalMoeError as error:
             message, good = str(error), False
         return {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import gradio as gr
 
 from app.tabs.models import action_html
+from app.theme import STATIC
 from app.view import WINDOW, Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
@@ -18,6 +19,12 @@ _PLACEHOLDER = (
     "### What would you like to talk about?\nEverything runs on this computer; nothing you write leaves it."
 )
 
+_FORMULAS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": r"\[", "right": r"\]", "display": True},
+    {"left": r"\(", "right": r"\)", "display": False},
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ChatWidgets:
@@ -27,6 +34,9 @@ class ChatWidgets:
     earlier: gr.Button
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
+    branches: gr.HTML  # arrows to other versions of messages, which a script puts in their places
+    go_on: gr.Button
+    meter: gr.HTML  # how much of the context is used
     notice: gr.HTML
     message: gr.Textbox
     send: gr.Button
@@ -40,6 +50,11 @@ def create_chat_tab() -> ChatWidgets:
         earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
         history = _chatbot("Earlier messages of this chat", "lm-history", None)
         turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
+        go_on = gr.Button("Continue the answer", size="sm", visible=False, elem_id="lm-continue")
+    branches = gr.HTML(
+        "", apply_default_css=False, elem_id="lm-branches",
+        js_on_load=(STATIC / "branches.js").read_text(encoding="utf-8"),
+    )  # fmt: skip
     notice = gr.HTML("", apply_default_css=False, elem_id="lm-notice")
     with gr.Row(elem_id="lm-composer"):
         message = gr.Textbox(
@@ -49,7 +64,8 @@ def create_chat_tab() -> ChatWidgets:
         )  # fmt: skip
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
-    return ChatWidgets(welcome, earlier, history, turn, notice, message, send, stop)
+    meter = gr.HTML("", apply_default_css=False, elem_id="lm-meter")
+    return ChatWidgets(welcome, earlier, history, turn, branches, go_on, meter, notice, message, send, stop)
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:
@@ -61,7 +77,7 @@ def _chatbot(label: str, elem_id: str, placeholder: str | None) -> gr.Chatbot:
         [], label=label, show_label=False, container=False, elem_id=elem_id, elem_classes=["lm-turns"],
         height=None, autoscroll=False, editable="user", buttons=["copy"], sanitize_html=True, layout="bubble",
         feedback_options=None, placeholder=placeholder, group_consecutive_messages=True, allow_tags=False,
-        latex_delimiters=[{"left": "$$", "right": "$$", "display": True}],
+        latex_delimiters=_FORMULAS,
     )  # fmt: skip
 
 
@@ -82,7 +98,26 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         return screen.updates(view, seen)
 
     def handle_retry(view: View, seen: Seen) -> Updates:
-        return screen.act(view, seen, lambda: (_same(view, service.retry(view.chat_id or "")), {}))
+        def act() -> tuple[View, Updates]:
+            service.retry(view.chat_id or "")
+            return view, {}
+
+        return screen.act(view, seen, act)
+
+    def handle_continue(view: View, seen: Seen) -> Updates:
+        def act() -> tuple[View, Updates]:
+            service.continue_answer(view.chat_id or "")
+            return view, {}
+
+        return screen.act(view, seen, act)
+
+    def handle_version(view: View, seen: Seen, event: gr.EventData) -> Updates:
+        def act() -> tuple[View, Updates]:
+            node = event._data.get("node")
+            service.show(view.chat_id or "", node if isinstance(node, int) else -1)
+            return view, {}
+
+        return screen.act(view, seen, act)
 
     def handle_earlier(view: View, seen: Seen) -> Updates:
         return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
@@ -92,6 +127,8 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
     screen.listen(widgets.send.click, handle_send, [widgets.message, *both])
     screen.listen(widgets.stop.click, handle_stop, both)
     screen.listen(widgets.turn.retry, handle_retry, both)
+    screen.listen(widgets.go_on.click, handle_continue, both)
+    screen.listen(widgets.branches.show_version, handle_version, both)
     screen.listen(widgets.earlier.click, handle_earlier, both)
     _connect_edits(widgets, screen)
 
@@ -102,13 +139,10 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
         try:
             text = data.value if isinstance(data.value, str) else ""
             index = data.index if isinstance(data.index, int) else data.index[0]
-            chat_id = screen.service.edit(view.chat_id or "", first + index, text)
+            screen.service.edit(view.chat_id or "", first + index, text)
         except LocalMoeError as error:
             return screen.updates(replace(view, notice=str(error), good=False), "")
-        notice = (
-            "" if chat_id == view.chat_id else "Continued in a copy: the chat you edited is kept as it was."
-        )
-        return screen.updates(replace(view, chat_id=chat_id, notice=notice, good=True), "")
+        return screen.updates(replace(view, notice=""), "")
 
     def handle_edit_turn(view: View, data: gr.EditData) -> Updates:
         return edited(view, screen.turn_start(view), data)
@@ -118,7 +152,3 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
 
     screen.listen(widgets.turn.edit, handle_edit_turn, [screen.view])
     screen.listen(widgets.history.edit, handle_edit_history, [screen.view])
-
-
-def _same(view: View, chat_id: str) -> View:
-    return replace(view, chat_id=chat_id)

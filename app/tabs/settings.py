@@ -25,7 +25,8 @@ class SettingsWidgets:
 
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
-        return [*self.load.fields(), *self.answers.fields()]
+        presets = (self.answers.prompts.name, self.answers.samplings.name)
+        return [*self.load.fields(), *self.answers.fields(), *presets]
 
 
 def create_settings_tab() -> SettingsWidgets:

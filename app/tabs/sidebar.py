@@ -1,23 +1,25 @@
-"""The list of chats: new, open, rename, delete. Titles are escaped here; ids are checked by the store."""
+"""The list of chats: new, search, open, rename, delete, export, import. Titles are escaped here; ids are
+checked by the store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gradio as gr
 
-from app.chats import Chat, check_id
+from app.chat_search import MAX_QUERY, Found
+from app.chat_transfer import MAX_BYTES
+from app.chats import check_id
 from app.texts import ENGLISH, Texts
+from app.theme import STATIC
 from app.view import WINDOW, Seen, Updates, View
+from localmoe.core.units import format_bytes
 
 if TYPE_CHECKING:
     from app.screen import Screen
-
-_SCRIPT = Path(__file__).parent.parent / "static" / "chat_list.js"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ class SidebarWidgets:
     """The widgets of the left column."""
 
     new: gr.Button
+    find: gr.Textbox
     chats: gr.HTML
+    files: gr.HTML  # export and import
 
 
 def create_sidebar() -> SidebarWidgets:
@@ -35,33 +39,72 @@ def create_sidebar() -> SidebarWidgets:
         apply_default_css=False,
     )
     new = gr.Button("New chat", elem_id="lm-new", variant="secondary")
+    find = gr.Textbox(
+        "", label="Search the chats", show_label=False, container=False, elem_id="lm-find", max_lines=1,
+        placeholder="Search (Ctrl+K)",
+    )  # fmt: skip
     chats = gr.HTML(
         chat_list_html((), None),
         apply_default_css=False,
         elem_id="lm-chats",
-        js_on_load=_SCRIPT.read_text(encoding="utf-8"),
+        js_on_load=(STATIC / "chat_list.js").read_text(encoding="utf-8"),
     )
-    return SidebarWidgets(new, chats)
+    files = gr.HTML(
+        "", apply_default_css=False, elem_id="lm-files",
+        js_on_load=(STATIC / "files.js").read_text(encoding="utf-8"),
+    )  # fmt: skip
+    return SidebarWidgets(new, find, chats, files)
 
 
 def chat_list_html(
-    chats: Sequence[Chat], current: str | None, answering: str | None = None, t: Texts = ENGLISH
+    found: Sequence[Found],
+    current: str | None,
+    answering: str | None = None,
+    t: Texts = ENGLISH,
+    *,
+    searched: bool = False,
 ) -> str:
     """The chats as a list of buttons; the one that is being answered is marked."""
-    if not chats:
-        return f'<p class="lm-empty">{escape(t("No chats yet."))}</p>'
-    rows = "".join(_row(chat, chat.id == current, chat.id == answering, t) for chat in chats)
+    if not found:
+        nothing = t("No chat has these words.") if searched else t("No chats yet.")
+        role = ' role="status"' if searched else ""
+        return f'<p class="lm-empty"{role}>{escape(nothing)}</p>'
+    rows = "".join(_row(one, one.chat.id == current, one.chat.id == answering, t) for one in found)
     return f'<nav aria-label="{escape(t("Chats"))}"><ul class="lm-chat-list">{rows}</ul></nav>'
 
 
-def _row(chat: Chat, current: bool, answering: bool, t: Texts) -> str:
+def files_html(chat_id: str | None, t: Texts = ENGLISH) -> str:
+    """Where the chat that is shown can be had as a file, and the button that takes one."""
+    limit = format_bytes(MAX_BYTES)
+    large = t("The file has more than {size}, and no more than that can be imported.", size=limit)
+    failed = t("The file could not be sent: is localmoe still running?")
+    texts = f'data-max="{MAX_BYTES}" data-large="{escape(large)}" data-failed="{escape(failed)}"'
+    links = ""
+    if chat_id is not None:
+        json_title, text_title = t("This chat with all versions"), t("What is shown, as a text")
+        language = f"?language={t.language}"
+        links = (
+            f"<span>{escape(t('Export'))}</span>"
+            f'<a href="/chats/{chat_id}.json" download title="{escape(json_title)}">JSON</a>'
+            f'<a href="/chats/{chat_id}.md{language}" download title="{escape(text_title)}">Markdown</a>'
+        )
+    name = escape(t("Import a chat"))
+    choose = f'<input type="file" accept=".json,application/json" hidden aria-label="{name}">'
+    button = f'<button type="button" data-act="import">{name}</button>'
+    return f'<div class="lm-files" {texts}>{links}{button}{choose}</div>'
+
+
+def _row(found: Found, current: bool, answering: bool, t: Texts) -> str:
+    chat = found.chat
     title = escape(chat.title)
     mark = ' aria-current="true"' if current else ""
     dot = f'<span class="lm-answering" title="{escape(t("being answered"))}"></span>' if answering else ""
+    snippet = f'<span class="lm-snippet">{escape(found.snippet)}</span>' if found.snippet else ""
     sure, new_title = escape(t("Delete?")), escape(t("New title"))
     return (
         f'<li data-chat="{chat.id}" data-sure="{sure}" data-new-title="{new_title}"{mark}>'
-        f'<button type="button" class="lm-open" data-act="open" title="{title}">{title}</button>{dot}'
+        f'<button type="button" class="lm-open" data-act="open" title="{title}">{title}{snippet}</button>'
+        f"{dot}"
         f"{_icon('rename', t('Rename'), title, '✎')}{_icon('delete', t('Delete'), title, '✕')}</li>"
     )
 
@@ -77,6 +120,20 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
 
     def handle_new(view: View, seen: Seen) -> Updates:
         return screen.updates(replace(view, chat_id=None, shown=WINDOW, notice=""), seen)
+
+    def handle_find(text: str, view: View, seen: Seen) -> Updates:
+        return screen.updates(replace(view, find=(text or "")[:MAX_QUERY]), seen)
+
+    def handle_imported(view: View, seen: Seen, event: gr.EventData) -> Updates:
+        data = event._data if isinstance(event._data, dict) else {}
+        if data.get("error"):
+            return screen.updates(replace(view, notice=str(data["error"])[:500], good=False), seen)
+
+        def act() -> tuple[View, Updates]:
+            chat = service.chats.get(_chat_id(event))
+            return replace(view, chat_id=chat.id, shown=WINDOW), {}
+
+        return screen.act(view, seen, act)
 
     def handle_open(view: View, seen: Seen, event: gr.EventData) -> Updates:
         def act() -> tuple[View, Updates]:
@@ -102,6 +159,8 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
 
     both = [screen.view, screen.seen]
     screen.listen(widgets.new.click, handle_new, both)
+    screen.listen(widgets.find.change, handle_find, [widgets.find, *both])
+    screen.listen(widgets.files.imported, handle_imported, both)
     screen.listen(widgets.chats.open_chat, handle_open, both)
     screen.listen(widgets.chats.rename_chat, handle_rename, both)
     screen.listen(widgets.chats.delete_chat, handle_delete, both)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import transformers
 
+from localmoe.chat.harmony import as_messages, harmony_marks
+from localmoe.chat.reasoning import resumed
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.types import Message
@@ -71,16 +73,26 @@ class PromptEncoder:
         """
         if request.prompt_token_ids is not None:
             return _checked(request.prompt_token_ids, len(self.tokenizer), context)
-        ids = self._raw(request.prompt) if request.prompt is not None else self._chat(request.messages)
+        if request.prompt is not None:
+            ids = self._raw(request.prompt)
+        elif request.continue_answer:
+            ids = self._chat(request.messages[:-1], request.messages[-1].content)
+        else:
+            ids = self._chat(request.messages)
         return _checked(ids, None, context)
 
     def _raw(self, prompt: str) -> list[int]:
         ids: list[int] = self.tokenizer(prompt)["input_ids"]
         return ids
 
-    def _chat(self, messages: Sequence[Message]) -> list[int]:
+    def _chat(self, messages: Sequence[Message], answer: str = "") -> list[int]:
+        """The messages, and the beginning of an answer that is continued.
+
+        The latter goes after the prompt that the model had answered, so that it reads what it had written.
+        That is what transformers' `continue_final_message` gives where a template leaves answers as they are;
+        those of reasoning models change them (thoughts are cut out or given another frame)."""
         if not self.has_template:
-            return self._raw(_plain_dialogue(messages))
+            return self._raw(_plain_dialogue(messages) + answer)
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -88,6 +100,9 @@ class PromptEncoder:
             raise ConfigError(
                 f"The model's chat template refuses this conversation: {sentence_of(error)}"
             ) from error
+        if answer:
+            channels = harmony_marks(self.tokenizer)
+            text = text + as_messages(answer) if channels else resumed(text, answer)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

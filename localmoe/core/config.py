@@ -165,7 +165,8 @@ class GenerationRequest:
     """One answer: to chat messages, a raw prompt text, or token ids as they are. Draft length and policy may
     differ from the engine's. strict: this one without the CPU lane (see EngineConfig). draft_only:
     approximate, all but the prompt by the draft, which nothing verifies. switches: optimisations to do
-    without, for measurements."""
+    without, for measurements. continue_answer: the last message is an unfinished answer of the assistant,
+    and what is generated goes on from its last character."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -177,8 +178,11 @@ class GenerationRequest:
     strict: bool = False
     draft_only: bool = False
     switches: Switches = DEFAULT_SWITCHES
+    continue_answer: bool = False
 
     def __post_init__(self) -> None:
+        if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):
+            raise ConfigError("There is no answer to continue: the last message has to be the assistant's.")
         given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)
         if given != 1:
             raise ConfigError(

@@ -19,8 +19,12 @@ class StreamEvent:
     Attributes:
         text: new text since the last event; never half a character.
         token_ids: tokens that this step emitted.
-        drafted: how many of them the draft had proposed (the rest are the target's own).
+        drafted: how many of them, the first ones, the draft had proposed (the rest are the target's own).
         stats: statistics so far.
+        pieces: the text of each token, which together are `text`; a token that ends no character has
+            none, and the next one both. Text that was held back until the end belongs to the last, or
+            stands alone.
+        opens_reasoning: the prompt has ended with `<think>`, so the answer begins inside; on the first event.
     """
 
     text: str
@@ -29,3 +33,5 @@ class StreamEvent:
     finish_reason: FinishReason | None
     stats: GenerationStats
     prompt_token_ids: tuple[int, ...] = ()  # on the first event only
+    pieces: tuple[str, ...] = ()
+    opens_reasoning: bool = False

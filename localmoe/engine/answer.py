@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from localmoe.chat.detokenise import Detokeniser
+from localmoe.chat.harmony import text_stream
+from localmoe.chat.reasoning import opens_reasoning
 from localmoe.chat.session import Session
 from localmoe.core.stream import StreamEvent
 from localmoe.engine.log_lines import log_answer
@@ -16,28 +18,34 @@ def write_events(
     steps: Iterable[StepResult],
     prompt: Sequence[int],
     session: Session | None,
-    text: Detokeniser,
+    tokenizer: Any,
     meter: Meter,
 ) -> Iterator[StreamEvent]:
     """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
     its keys and values are not the target's, so the next turn must not build on them."""
-    told, reason = tuple(prompt), "its reader went away"
+    told, text = tuple(prompt), text_stream(tokenizer, prompt)
+    thinks, reason = opens_reasoning(tokenizer, prompt), "its reader went away"
     try:
         for step in steps:
             meter.update()
             if session is not None:
                 session.extend(step.tokens)
-            piece = text.add(step.tokens) + (text.finish() if step.finish_reason else "")
             reason = step.finish_reason or reason
+            pieces = [text.add([token]) for token in step.tokens]
+            rest = text.finish() if step.finish_reason else ""
+            if rest:
+                pieces = [*pieces[:-1], "".join(pieces[-1:]) + rest]
             yield StreamEvent(
-                text=piece,
+                text="".join(pieces),
                 token_ids=tuple(step.tokens),
                 drafted=step.from_draft,
                 finish_reason=step.finish_reason,
                 stats=meter.counters.freeze(),
                 prompt_token_ids=told,
+                pieces=tuple(pieces),
+                opens_reasoning=thinks,
             )
-            told = ()
+            told, thinks = (), False
     except Exception as error:
         reason = type(error).__name__
         raise

@@ -11,7 +11,6 @@ from types import TracebackType
 
 import torch
 
-from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.prompt import Encoder
 from localmoe.chat.session import Session
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, GenerationRequest
@@ -175,7 +174,7 @@ class Engine:
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
         session = None if approximate else self._session
-        yield from write_events(steps, prompt, session, Detokeniser(self._encoder.tokenizer), meter)
+        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:

@@ -39,6 +39,8 @@ MARKDOWN = (
     "| expert | hits |\n|---|---|\n| 3 | 12 |\n| 7 | 9 |\n\nThat is all."
 )
 
+THOUGHT = " ".join(f"thought {n} <b>&amp;</b>\n\n$$x$$" for n in range(60))
+
 
 class LoadCancelledError(LocalMoeError):
     """The load was cancelled."""
@@ -69,6 +71,8 @@ def answer_to(text: str) -> str:
     lowered = text.lower()
     if "attack" in lowered:
         return ATTACK
+    if "think" in lowered:
+        return f"<think>\nLet me see: {THOUGHT} </think>\n\nIt is **four**."
     if "markdown" in lowered:
         return MARKDOWN
     if "long" in lowered:
@@ -180,9 +184,12 @@ class FakeEngine:
             self.answering = False
 
     def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
-        question = request.messages[-1].content
-        words = answer_to(question).split(" ")
-        counters = GenerationCounters(prompt_tokens=7, vram_budget_bytes=self.plan.budget_bytes)
+        begun = request.messages[-1].content if request.continue_answer else ""
+        question = request.messages[-2 if begun else -1].content
+        whole = answer_to(question)
+        words = whole[len(begun) :].split(" ") if whole.startswith(begun) else ["(another", "answer)"]
+        told = len(" ".join(message.content for message in request.messages).split())
+        counters = GenerationCounters(prompt_tokens=told + 6, vram_budget_bytes=self.plan.budget_bytes)
         started = time.perf_counter()
         time.sleep(3 * self.step_s if "slow step" not in question else 2.0)
         counters.ttft_s = time.perf_counter() - started
@@ -198,8 +205,9 @@ class FakeEngine:
             self.live.step(counters.steps, time.perf_counter() - self.step_s)
             text = ("" if place == len(taken) else " ") + " ".join(taken)
             reason = "stop" if place >= len(words) else "length" if tokens >= limit else None
+            pieces = tuple(f"{'' if i == 0 and place == len(taken) else ' '}{w}" for i, w in enumerate(taken))
             yield StreamEvent(
-                text, tuple(range(len(taken))), max(0, len(taken) - 1), reason, counters.freeze()
+                text, tuple(range(len(taken))), max(0, len(taken) - 1), reason, counters.freeze(), (), pieces
             )
             if reason is not None:
                 return

@@ -118,9 +118,10 @@ def test_retry_and_edits(page: PageDriver) -> None:
     page.edit_first("changed")
     page.wait_answer_is(answer_to("changed"))
     page.wait_questions(["changed"])
-    page.wait_text("#lm-notice", "copy")
-    page.open_chat("hello")
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch")
     page.wait_questions(["good evening", "and more"])
+    assert page.titles()[0] == "hello"
 
 
 def test_chats_are_renamed_and_deleted(page: PageDriver) -> None:

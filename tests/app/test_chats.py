@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore, check_id, clean_title
+from app.chat_file import chat_from_json, chat_to_json
+from app.chat_tree import ROOT, MessageTree
+from app.chats import Chat, ChatError, ChatMessage, ChatSaveError, ChatStore, check_id, clean_title
 
 
 def question(text: str) -> ChatMessage:
@@ -26,12 +31,10 @@ def test_the_first_message_gives_the_title_and_a_rename_keeps(tmp_path: Path) ->
     store = ChatStore(tmp_path)
     chat = store.create()
     assert chat.title == "New chat"
-    store.set_messages(chat.id, (question("first\nmessage"),))
+    store.add(chat.id, question("first\nmessage"), ROOT)
     assert store.get(chat.id).title == "first message"
     store.rename(chat.id, "  my\ttitle ")
-    store.set_messages(
-        chat.id, (question("first"), ChatMessage("assistant", "yes", finish="stop"), question("b"))
-    )
+    store.add(chat.id, question("b"), ROOT)
     assert ChatStore(tmp_path).get(chat.id).title == "my title"
 
 
@@ -46,7 +49,7 @@ def test_titles_are_one_short_printable_line(text: str, title: str) -> None:
 def test_the_list_starts_with_the_chat_that_changed_last(tmp_path: Path) -> None:
     store = ChatStore(tmp_path)
     first, second = store.create((question("one"),)), store.create((question("two"),))
-    store.set_messages(first.id, (question("one"), question("more")))
+    store.add(first.id, question("more"), 0)
     assert [chat.id for chat in store.list()] == [first.id, second.id]
 
 
@@ -55,7 +58,7 @@ def test_a_deleted_chat_is_gone_from_disk_and_is_not_brought_back_by_its_answer(
     chat = store.create((question("one"),))
     store.delete(chat.id)
     with pytest.raises(ChatError, match="deleted"):
-        store.save_answer(chat.id, ChatMessage("assistant", "late"))
+        store.save_answer(chat.id, ChatMessage("assistant", "late"), 0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,13 +77,16 @@ def test_an_unfinished_answer_is_on_disk_but_changes_no_list(tmp_path: Path) -> 
     store = ChatStore(tmp_path)
     chat = store.create((question("one"),))
     revision = store.revision
-    store.save_answer(chat.id, ChatMessage("assistant", "half an ans"))
+    node = store.save_answer(chat.id, ChatMessage("assistant", "half an ans"), 0)
     assert store.revision == revision
     kept = ChatStore(tmp_path).get(chat.id).messages[-1]
     assert (kept.content, kept.finish) == ("half an ans", None)
-    store.save_answer(chat.id, ChatMessage("assistant", "half an answer", finish="stop"))
+    store.save_answer(chat.id, ChatMessage("assistant", "half an answer", finish="stop"), 0, node)
     assert store.revision == revision + 1
     assert [m.content for m in store.get(chat.id).messages] == ["one", "half an answer"]
+
+
+SCHEMA_1 = {"role": "user", "content": "hi", "created": 1, "finish": None, "error": "", "stats": {}}
 
 
 def _file(**changed: object) -> str:
@@ -93,6 +99,11 @@ def _file(**changed: object) -> str:
     [
         "{", "[]", "null", "[" * 100_000, '{"schema": 1}', '{"schema": "1", "id": "x"}', _file(id="b" * 32),
         _file(messages=[{"role": "system", "content": "x"}]), _file(created="then"), _file(schema=0),
+        _file(schema=2), _file(schema=2, shown=0), _file(schema=2, shown=-1, messages={}),
+        _file(schema=2, shown=0, messages=[{**SCHEMA_1, "parent": 0}]),  # it would follow itself
+        _file(schema=2, shown=0, messages=[{**SCHEMA_1, "parent": -2}]),
+        _file(schema=2, shown=True, messages=[{**SCHEMA_1, "parent": -1}] * 2),
+        _file(updated=float("nan")), _file(messages=[{**SCHEMA_1, "runs": [-1]}]),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_kept_aside_and_reported(tmp_path: Path, content: str) -> None:
@@ -113,10 +124,10 @@ def test_binary_rubbish_is_kept_aside_too(tmp_path: Path) -> None:
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / f"{'a' * 32}.json"
-    path.write_text('{"schema": 2, "everything": "else"}')
+    path.write_text('{"schema": 3, "everything": "else"}')
     store = ChatStore(tmp_path)
     assert store.list() == [] and "newer version" in store.reports[0]
-    assert path.read_text() == '{"schema": 2, "everything": "else"}'
+    assert path.read_text() == '{"schema": 3, "everything": "else"}'
 
 
 def test_text_that_is_no_unicode_is_mended_when_read(tmp_path: Path) -> None:
@@ -148,3 +159,57 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
 def test_chats_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     chat = ChatStore(tmp_path).create((question("one"),))
     assert (tmp_path / f"{chat.id}.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_file_of_the_first_schema_is_read_and_kept_whole_by_the_second(tmp_path: Path) -> None:
+    stats = {"tokens_per_s": 3.5, "acceptance_rate": None, "approximate": False, "link": "PCIe"}
+    turns = [
+        {**SCHEMA_1, "content": "one"},
+        {**SCHEMA_1, "role": "assistant", "content": "a \r\n b", "finish": "length", "stats": stats},
+        {**SCHEMA_1, "content": "two", "created": 7},
+    ]
+    path = tmp_path / f"{'a' * 32}.json"
+    path.write_text(_file(messages=turns, title="old", created=3, updated=5))
+    chat = ChatStore(tmp_path).get("a" * 32)
+    assert [asdict(message) for message in chat.messages] == [
+        {**turn, "thought_s": 0.0, "runs": ()} for turn in turns
+    ]
+    ChatStore(tmp_path).rename(chat.id, "new")
+    again = ChatStore(tmp_path).get("a" * 32)
+    assert json.loads(path.read_text())["schema"] == 2
+    assert again == replace(chat, title="new") and (again.created, again.updated) == (3.0, 5.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30), st.integers(0, 40))
+@settings(deadline=None, max_examples=60)
+def test_every_version_stays_reachable_whatever_was_asked(steps: list[tuple[int, bool]], shown: int) -> None:
+    """Against a plain dictionary of parents."""
+    tree, parents = MessageTree(), dict[int, int]()
+    for node, (wanted, mine) in enumerate(steps):
+        parent = wanted % (node + 1) - 1
+        parents[node] = parent
+        tree = tree.add(ChatMessage("user" if mine else "assistant", str(node)), parent)
+        assert tree.leaf == node
+    if steps:
+        tree = tree.showing(shown % len(steps))
+        assert tree.leaf not in parents.values() and shown % len(steps) in tree.path()
+    chain, node = [], tree.leaf
+    while node != ROOT:
+        chain.append(node)
+        node = parents[node]
+    assert list(tree.path()) == chain[::-1]
+    for parent, children in tree.children().items():
+        assert children == [node for node, other in parents.items() if other == parent]
+        assert all(node in tree.showing(node).path() for node in children)
+    chat = Chat("a" * 32, "t", 1.0, 2.0, tree)
+    assert chat_from_json(json.loads(json.dumps(chat_to_json(chat))), chat.id) == chat
+
+
+def test_statistics_that_are_none_and_lengths_of_another_text_are_left_out(tmp_path: Path) -> None:
+    stats = {"tokens_per_s": "fast", "hits": [1], "hit_rate": 0.5, "link": 5, "drafted": 1e400, "\n": 1}
+    turn = {**SCHEMA_1, "role": "assistant", "stats": stats, "runs": [1, 5], "content": "hello"}
+    path = tmp_path / f"{'a' * 32}.json"
+    path.write_text(_file(messages=[turn, {**turn, "runs": [1, 4]}]))
+    first, second = ChatStore(tmp_path).get("a" * 32).messages
+    assert first.stats == {"hit_rate": 0.5, "New chat": 1} and first.runs == ()
+    assert second.runs == (1, 4)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from fake_engine import FakeEngine
 
 from app import words
+from app.chat_search import Found
+from app.chat_tree import MessageTree
 from app.chats import Chat, ChatMessage
 from app.engine_status import EngineStatus
 from app.jobs import JobView
@@ -158,7 +160,7 @@ def test_names_and_titles_are_escaped() -> None:
     chat = Chat("a" * 32, evil, 0, 0)
     status = EngineStatus("error", evil, error=evil)
     for html in (
-        chat_list_html([chat], chat.id),
+        chat_list_html([Found(chat, evil)], chat.id),
         header_html(status),
         share_html(status),
         header_html(EngineStatus("loading", evil)),
@@ -180,7 +182,7 @@ def test_only_the_last_turn_is_drawn_again() -> None:
     messages = tuple(
         ChatMessage(role, str(i), finish="stop") for i, role in enumerate(("user", "assistant") * 3)
     )
-    chat = Chat("a" * 32, "t", 0, 0, messages)
+    chat = Chat("a" * 32, "t", 0, 0, MessageTree.line(messages))
     history, turn = split_turns(chat)
     assert [m.content for m in history] == list("0123") and [m.content for m in turn] == list("45")
     running = turn_entries(turn, replace(JOB, text="so far"))
@@ -188,4 +190,4 @@ def test_only_the_last_turn_is_drawn_again() -> None:
     unanswered = turn_entries(turn[:1], None)
     assert [entry["role"] for entry in unanswered] == ["user", "assistant"]
     assert "Retry" in unanswered[1]["content"][0]["text"]
-    assert split_turns(None) == ((), ()) and split_turns(replace(chat, messages=())) == ((), ())
+    assert split_turns(None) == ((), ()) and split_turns(replace(chat, tree=MessageTree())) == ((), ())

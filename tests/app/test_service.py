@@ -14,7 +14,8 @@ from fake_engine import FakeEngine, FakeLoader, answer_to
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import EngineNotReadyError
 from app.jobs import JobRunningError
-from app.service import ChatService, request_messages
+from app.requests import request_messages
+from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.types import Message
@@ -113,35 +114,131 @@ def test_many_sends_at_once_start_one_answer(service: ChatService) -> None:
     assert len(refused) == 7 and len(service.chats.list()) == 1
 
 
-def test_retry_replaces_the_last_answer(service: ChatService, loader: FakeLoader) -> None:
+def test_a_retry_keeps_the_answer_beside_the_new_one(service: ChatService, loader: FakeLoader) -> None:
     chat_id = service.send(None, "hello")
     finish(service)
+    before = service.chats.get(chat_id).messages
     service.retry(chat_id)
     finish(service)
+    tree = service.chats.get(chat_id).tree
     assert contents(service, chat_id) == ["hello", answer_to("hello")]
+    assert tree.parents == (-1, 0, 0) and tree.path() == (0, 2) and tree.nodes[:2] == before
     first, second = loader.engines[0].requests
     assert first.messages == second.messages == (Message("user", "hello"),)
+    service.show(chat_id, 1)
+    assert service.chats.get(chat_id).messages == before
 
 
-def test_editing_the_last_message_answers_it_anew(service: ChatService) -> None:
+def test_a_retry_of_an_answer_without_text_takes_its_place(service: ChatService, loader: FakeLoader) -> None:
+    loader.engines[0].step_s = 0.1
     chat_id = service.send(None, "hello")
-    finish(service)
-    assert service.edit(chat_id, 0, " good morning ") == chat_id
-    finish(service)
-    assert contents(service, chat_id) == ["good morning", answer_to("good morning")]
+    service.runner.stop()
+    assert service.chats.get(chat_id).messages[1].content == ""
+    service.retry(chat_id)
+    service.runner.stop()
+    assert len(service.chats.get(chat_id).tree.nodes) == 2
 
 
-def test_editing_an_earlier_message_goes_on_in_a_copy(service: ChatService) -> None:
+def test_editing_begins_a_branch_and_the_old_one_can_be_shown_again(
+    service: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
     chat_id = service.send(None, "one")
     finish(service)
     service.send(chat_id, "two")
     finish(service)
-    before = service.chats.get(chat_id)
-    copy = service.edit(chat_id, 0, "changed")
+    before = service.chats.get(chat_id).messages
+    service.edit(chat_id, 0, " changed ")
     finish(service)
-    assert copy != chat_id and service.chats.get(chat_id) == before
-    assert contents(service, copy) == ["changed", answer_to("changed")]
-    assert service.chats.get(copy).title == "one (edited)"
+    assert contents(service, chat_id) == ["changed", answer_to("changed")]
+    assert loader.engines[0].requests[-1].messages == (Message("user", "changed"),)
+    assert len(service.chats.list()) == 1 and service.chats.get(chat_id).title == "one"
+    service.show(chat_id, 0)
+    assert service.chats.get(chat_id).messages == before
+    assert ChatStore(tmp_path / "chats").get(chat_id) == service.chats.get(chat_id)
+    service.edit(chat_id, 2, "three")  # the last question
+    finish(service)
+    assert contents(service, chat_id) == ["one", answer_to("one"), "three", answer_to("three")]
+
+
+def test_versions_cannot_be_changed_under_a_running_answer_nor_be_invented(service: ChatService) -> None:
+    chat_id = service.send(None, "a long story")
+    with pytest.raises(JobRunningError, match="Stop"):
+        service.show(chat_id, 0)
+    service.runner.stop_and_wait()
+    for node in (-1, 2, 99):
+        with pytest.raises(ChatError, match="not there"):
+            service.show(chat_id, node)
+
+
+def test_a_kill_in_a_retry_loses_no_version(service: ChatService, loader: FakeLoader, tmp_path: Path) -> None:
+    """What another process reads at any moment: the old answer, and the new one as far as it was saved."""
+    chat_id = service.send(None, "hello")
+    finish(service)
+    loader.engines[0].step_s = 0.1
+    service.retry(chat_id)
+    seen = []
+    while service.runner.running():
+        chat = ChatStore(tmp_path / "chats").get(chat_id)
+        seen.append([node.finish for node in chat.tree.nodes])
+        assert chat.tree.nodes[1].content == answer_to("hello")
+        assert len(chat.messages) == 2  # the newest answer is shown, never a question without one
+        time.sleep(0.02)
+    assert [None, "stop"] in seen and [None, "stop", None] in seen
+
+
+def test_an_answer_that_was_cut_goes_on_in_its_place(service: ChatService, loader: FakeLoader) -> None:
+    service.set_answers({"max_new_tokens": 7})
+    chat_id = service.send(None, "a long story")
+    finish(service)
+    cut = service.chats.get(chat_id)
+    assert cut.messages[1].finish == "length" and service.can_continue(cut)
+    service.continue_answer(chat_id)
+    finish(service)
+    chat = service.chats.get(chat_id)
+    request = loader.engines[0].requests[-1]
+    assert request.continue_answer and request.messages[-1] == Message("assistant", cut.messages[1].content)
+    assert chat.tree.parents == (-1, 0)
+    answer = chat.messages[1]
+    assert answer_to("a long story").startswith(answer.content)
+    counts = (answer.stats["earlier_tokens"], answer.stats["new_tokens"])
+    assert counts == (7, 7) and len(answer.content.split()) == 13  # a token of the fake's can be empty
+    assert sum(answer.runs) == len(answer.content) and len(answer.runs) > 5
+
+
+def test_only_an_unfinished_answer_with_room_for_more_goes_on(service: ChatService) -> None:
+    chat_id = service.send(None, "hello")
+    finish(service)
+    with pytest.raises(ChatError, match="no unfinished answer"):
+        service.continue_answer(chat_id)
+    with pytest.raises(ChatError):
+        service.continue_answer("f" * 32)
+    stats = {"prompt_tokens": 4000, "new_tokens": 95}
+    for new_tokens, room in ((94, True), (95, False)):
+        answer = ChatMessage("assistant", "a", 1.0, "length", "", {**stats, "new_tokens": new_tokens})
+        chat = service.chats.create((ChatMessage("user", "q"), answer))
+        assert service.can_continue(chat) == room  # of 4,096 tokens
+
+
+def test_a_kill_while_an_answer_goes_on_keeps_what_it_had(
+    service: ChatService, loader: FakeLoader, tmp_path: Path
+) -> None:
+    service.set_answers({"max_new_tokens": 6})
+    chat_id = service.send(None, "hello")
+    finish(service)
+    before = service.chats.get(chat_id).messages[1].content
+    loader.engines[0].step_s = 0.05
+    service.continue_answer(chat_id)
+    while service.runner.running():
+        assert ChatStore(tmp_path / "chats").get(chat_id).messages[1].content.startswith(before)
+        time.sleep(0.02)
+    assert len(service.chats.get(chat_id).messages[1].content) > len(before)
+
+
+def test_thoughts_are_timed_and_kept(service: ChatService) -> None:
+    chat_id = service.send(None, "think hard")
+    finish(service)
+    answer = service.chats.get(chat_id).messages[1]
+    assert 0.05 < answer.thought_s < 3 and answer.content == answer_to("think hard")
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2, 99])
@@ -301,7 +398,7 @@ def test_a_page_opens_the_chat_it_had_or_the_running_one_or_the_latest(service: 
     assert service.chat_to_open(old) == old
     assert service.chat_to_open("../x") == service.chat_to_open({"id": 1}) == new
     service.send(old, "a long story")
-    service.chats.set_messages(new, (ChatMessage("user", "c"),))
+    service.chats.add(new, ChatMessage("user", "c"), 0)
     assert service.chat_to_open(None) == old
 
 

@@ -190,3 +190,49 @@ def test_a_damaged_tokenizer_is_one_sentence_that_names_the_folder(tmp_path: Pat
 def test_a_folder_that_is_not_there_is_refused_without_a_look_at_the_network(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be read|no tokenizer"):
         PromptEncoder(tmp_path / "nothing" / "here")
+
+
+FRAMES = {
+    "labels": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "brackets": "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ m['content'] + '</s>' }}"
+    "{% else %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% endif %}{% endfor %}",
+    "turns": "{% for m in messages %}{{ '<turn>' + ('model' if m['role'] == 'assistant' else m['role'])"
+    " + '\n' + m['content'] | trim + '</turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("frame", [None, *FRAMES])
+@pytest.mark.parametrize("answer", ["Once upon a time", "def f():\n    return", "Grüße, 日本", "a <b> & c."])
+def test_a_continued_answer_is_what_transformers_makes_of_it(
+    encoder: PromptEncoder, tmp_path: Path, frame: str | None, answer: str
+) -> None:
+    made = encoder if frame is None else with_template(tmp_path, FRAMES[frame])
+    messages = (*CHAT, Message("assistant", answer))
+    ids = made.encode(GenerationRequest(messages, continue_answer=True), 4096)
+    turns = [{"role": m.role, "content": m.content} for m in messages]
+    assert ids == made.tokenizer.apply_chat_template(turns, continue_final_message=True, return_dict=False)
+    assert text_of(made, ids).endswith(answer)
+
+
+def test_thoughts_go_on_after_the_tag_that_the_template_writes(tmp_path: Path) -> None:
+    """Where transformers would cut the thoughts out of the answer, as the template does with earlier ones."""
+    thinking = FRAMES["labels"].replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    made = with_template(tmp_path, thinking)
+    for answer in ("<think>so far", "<think>so far</think>\n\nYes, and"):
+        request = GenerationRequest((CHAT[1], Message("assistant", answer)), continue_answer=True)
+        told = text_of(made, made.encode(request, 4096))
+        assert told.endswith("<|im_start|>assistant\n<think>\n" + answer.removeprefix("<think>"))
+
+
+def test_without_a_template_the_answer_goes_on_after_its_label(tmp_path: Path) -> None:
+    made = with_template(tmp_path, None)
+    request = GenerationRequest((*CHAT, Message("assistant", " So it")), continue_answer=True)
+    assert text_of(made, made.encode(request, 4096)).endswith("User: ?\nAssistant: So it")
+
+
+@pytest.mark.parametrize("messages", [(), CHAT, CHAT[1:2]])
+def test_only_an_answer_can_be_continued(messages: tuple[Message, ...]) -> None:
+    with pytest.raises(ConfigError, match="no answer to continue"):
+        GenerationRequest(messages, continue_answer=True)

@@ -1,0 +1,138 @@
+"""A chat as JSON: what a file holds, and reading it back with everything checked. Opens no file.
+
+Schema 2 keeps a tree: each message names the one that it follows, and `shown` is the last message of the
+branch that is shown. Schema 1 kept one branch, as a list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from app.chat_tree import ROOT, ChatMessage, MessageTree
+
+SCHEMA = 2
+Mend = Callable[[str], str]
+MAX_TITLE = 80
+NEW_TITLE = "New chat"
+EMPTY = MessageTree()
+_ROLES = ("user", "assistant")
+_LATEST = 32_503_680_000.0  # the year 3000, in seconds since 1970
+_LONGEST = 1 << 40  # characters
+_BREAKS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
+_UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters that no text needs
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation with all its branches. Times are seconds since 1970."""
+
+    id: str
+    title: str
+    created: float
+    updated: float
+    tree: MessageTree = EMPTY
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The branch that is shown, oldest message first."""
+        return tuple(self.tree.nodes[node] for node in self.tree.path())
+
+    def last_user_index(self) -> int | None:
+        """Where the last turn of the shown branch begins; None in an empty chat."""
+        messages = self.messages
+        return next((i for i in reversed(range(len(messages))) if messages[i].role == "user"), None)
+
+
+def clean_title(text: str) -> str:
+    """One line of at most 80 printable characters; "New chat" if nothing is left."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return (line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1].rstrip() + "…") or NEW_TITLE
+
+
+def chat_to_json(chat: Chat) -> dict[str, Any]:
+    """What is written to the disk and exported."""
+    tree = chat.tree
+    messages = [
+        {"parent": parent, **asdict(message)}
+        for parent, message in zip(tree.parents, tree.nodes, strict=True)
+    ]
+    return {
+        "schema": SCHEMA, "id": chat.id, "title": chat.title, "created": chat.created,
+        "updated": chat.updated, "shown": tree.leaf, "messages": messages,
+    }  # fmt: skip
+
+
+def whole_unicode(text: str) -> str:
+    """The text without lone surrogates, which no file could take."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def clean_text(text: str) -> str:
+    """A stranger's text without lone surrogates and control characters; line ends are newlines."""
+    return _UNWANTED.sub("", _BREAKS.sub("\n", whole_unicode(text)))
+
+
+def chat_from_json(data: dict[str, Any], chat_id: str, mend: Mend = whole_unicode) -> Chat:
+    """The chat of schema 1 or 2, under this id; `mend` is what its texts go through.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: it is none.
+    """
+    schema, items = data["schema"], data["messages"]
+    if schema not in (1, SCHEMA) or isinstance(schema, bool) or not isinstance(items, list):
+        raise ValueError("unknown schema")
+    messages = tuple(_message(item, mend) for item in items)
+    if schema == 1:
+        tree = MessageTree.line(messages)
+    else:
+        parents = tuple(_whole(item["parent"], ROOT, node - 1) for node, item in enumerate(items))
+        tree = MessageTree(messages, parents).showing(_whole(data["shown"], ROOT, len(items) - 1))
+    title = clean_title(str(data["title"]))
+    return Chat(chat_id, title, _time(data["created"]), _time(data["updated"]), tree)
+
+
+def _message(data: dict[str, Any], mend: Mend) -> ChatMessage:
+    if data["role"] not in _ROLES or not isinstance(data["content"], str):
+        raise ValueError("not a message")
+    finish, content = data["finish"], mend(data["content"])
+    runs = data.get("runs", [])
+    if not isinstance(runs, list):
+        raise ValueError("not lengths")
+    lengths = tuple(_whole(length, 0, _LONGEST) for length in runs)
+    return ChatMessage(
+        role=data["role"],
+        content=content,
+        created=_time(data["created"]),
+        finish=clean_title(str(finish)) if finish is not None else None,
+        error=mend(str(data["error"])),
+        stats=_stats(data["stats"]),
+        thought_s=_time(data.get("thought_s", 0.0)),
+        runs=lengths if sum(lengths) == len(content) else (),  # of another text
+    )
+
+
+def _stats(data: dict[str, Any]) -> dict[str, Any]:
+    """Finite numbers or missing ones, and the link's name; whatever else is there is left out."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        number = isinstance(value, int | float) and abs(value) < 1e18 and math.isfinite(value)
+        if (number or value is None) if name != "link" else isinstance(value, str):
+            found[clean_title(name)] = clean_title(value) if isinstance(value, str) else value
+    return found
+
+
+def _whole(value: object, lowest: int, highest: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise ValueError("a number out of range")
+    return value
+
+
+def _time(value: object) -> float:
+    seconds = float(value)  # type: ignore[arg-type]
+    if not 0.0 <= seconds <= _LATEST:
+        raise ValueError("not a time")
+    return seconds

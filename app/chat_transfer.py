@@ -1,0 +1,76 @@
+"""Chats as files to take away and bring back: JSON with every version, Markdown of what is shown. Opens
+no file."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from app.chat_file import Chat, chat_from_json, chat_to_json, clean_text
+from app.chats import ChatError
+from app.texts import ENGLISH, Texts
+from localmoe.chat.reasoning import split_reasoning
+from localmoe.core.units import format_bytes
+
+MAX_BYTES = 32 << 20
+MAX_MESSAGES = 20_000
+_REFUSED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class ChatImportError(ChatError):
+    """A file holds no chat that can be taken."""
+
+
+def export_json(chat: Chat) -> str:
+    """All of the chat, in the form that a chat's own file has."""
+    return json.dumps(chat_to_json(chat), ensure_ascii=False, indent=1) + "\n"
+
+
+def export_markdown(chat: Chat, t: Texts = ENGLISH) -> str:
+    """The branch that is shown, with thoughts as quotations."""
+    parts = [f"# {chat.title}"]
+    for message in chat.messages:
+        if message.role == "user":
+            parts += [f"## {t('You')}", message.content]
+            continue
+        split = split_reasoning(message.content)
+        parts.append(f"## {t('Answer')}")
+        if split.thoughts:
+            parts.append("\n".join(f"> {line}".rstrip() for line in split.thoughts.splitlines()))
+        if split.answer:
+            parts.append(split.answer)
+        if message.error:
+            parts.append(f"*{message.error}*")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def import_chat(data: bytes) -> Chat:
+    """The chat of an exported file, under a new id, as the latest one. Its texts lose control characters.
+
+    Raises:
+        ChatImportError: it is too large, or no chat.
+    """
+    if len(data) > MAX_BYTES:
+        raise ChatImportError(
+            f"The file has more than {format_bytes(MAX_BYTES)}, and no more than that can be imported."
+        )
+    try:
+        found = json.loads(data.decode("utf-8-sig"))
+        _check_size(found)
+        chat = chat_from_json(found, secrets.token_hex(16), clean_text)
+    except _REFUSED as error:
+        raise ChatImportError(
+            "The file is no exported chat: choose a JSON file that was exported here."
+        ) from error
+    return replace(chat, updated=time.time())
+
+
+def _check_size(found: dict[str, Any]) -> None:
+    count = len(found["messages"])
+    if count > MAX_MESSAGES:
+        raise ChatImportError(
+            f"The file has {count:,} messages, and no more than {MAX_MESSAGES:,} can be imported."
+        )

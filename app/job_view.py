@@ -1,0 +1,41 @@
+"""Where an answer goes, and a snapshot of how far it is. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.chats import ChatMessage
+from localmoe.core.stats import GenerationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer goes: after `question` (a node of the chat's tree), or in the place of `node`, whose
+    text it goes on with if that is `before`."""
+
+    chat_id: str
+    question: int
+    node: int | None = None
+    before: ChatMessage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A snapshot of an answer.
+
+    Attributes:
+        finish: None while it is being written, else "stop", "length", "cancelled" or "error".
+        speeds: tokens/s between events, from the differences of their statistics, oldest first.
+        thought_s, runs: as in ChatMessage.
+    """
+
+    chat_id: str
+    started: float
+    revision: int
+    text: str
+    finish: str | None
+    error: str
+    stats: GenerationStats | None
+    speeds: tuple[float, ...]
+    thought_s: float = 0.0
+    runs: tuple[int, ...] = ()

@@ -1,0 +1,102 @@
+"""Named system prompts and named sampling settings, kept in one JSON file. Applies none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from app.files import set_aside, write_json
+from app.settings import AnswerSettings, check_answers
+from localmoe.core.errors import ConfigError, LocalMoeError
+
+SCHEMA = 1
+MAX_NAME = 60  # characters
+MAX_PRESETS = 200  # of a kind
+Kind = Literal["prompt", "sampling"]
+FIELDS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
+    {
+        "prompt": ("system_prompt",),
+        "sampling": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    }
+)
+_Values = dict[str, Any]  # setting -> value
+
+
+class Presets:
+    """What the user named, by kind and name; `report` is a sentence if the file could not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: dict[Kind, dict[str, _Values]] = {kind: {} for kind in FIELDS}
+        self.report = ""
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+            self._kept = {
+                kind: {_name(name): _checked(kind, values) for name, values in data[kind].items()}
+                for kind in FIELDS
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LocalMoeError):
+            kept = set_aside(self._path)
+            self.report = f"The presets could not be read and were kept as {kept.name} in {kept.parent}."
+
+    def names(self, kind: Kind) -> list[str]:
+        """In the order of the alphabet."""
+        return sorted(self._kept[kind], key=str.casefold)
+
+    def values(self, kind: Kind, name: str) -> _Values | None:
+        """Setting -> value; None where there is no such preset."""
+        found = self._kept[kind].get(" ".join(name.split()))
+        return None if found is None else dict(found)
+
+    def save(self, kind: Kind, name: str, answers: AnswerSettings) -> str:
+        """Keep these settings under the name, in the place of what had it; the name as it is kept.
+
+        Raises:
+            ConfigError: there is no name, or there are too many.
+        """
+        name = _name(name)
+        others = {key: values for key, values in self._kept[kind].items() if key != name}
+        if len(others) >= MAX_PRESETS:
+            raise ConfigError(f"There are {MAX_PRESETS} presets already: delete one first.")
+        self._keep(kind, {**others, name: {field: getattr(answers, field) for field in FIELDS[kind]}})
+        return name
+
+    def delete(self, kind: Kind, name: str) -> None:
+        """Forget a preset.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        name = " ".join(name.split())
+        if name not in self._kept[kind]:
+            raise ConfigError("There is no preset of this name: choose one first.")
+        self._keep(kind, {key: values for key, values in self._kept[kind].items() if key != name})
+
+    def _keep(self, kind: Kind, presets: dict[str, _Values]) -> None:
+        kept = {**self._kept, kind: presets}
+        try:
+            write_json(self._path, {"schema": SCHEMA, **kept})
+        except OSError as error:
+            raise ConfigError(
+                f"The preset could not be saved in {self._path.parent}: {error.strerror}."
+            ) from error
+        self._kept = kept
+
+
+def _name(text: str) -> str:
+    name = " ".join("".join(char if char.isprintable() else " " for char in text).split())[:MAX_NAME].strip()
+    if not name:
+        raise ConfigError("Type a name for the preset first.")
+    return name
+
+
+def _checked(kind: Kind, values: Mapping[str, object]) -> _Values:
+    answers = check_answers({field: values[field] for field in FIELDS[kind]})
+    return {field: getattr(answers, field) for field in FIELDS[kind]}

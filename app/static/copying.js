@@ -1,0 +1,17 @@
+// What "Copy message" takes along: the Chatbot would copy the HTML of folded thoughts, colours and the line of figures.
+(() => {
+  const plain = (html) => {
+    const box = document.createElement('textarea'); // decodes entities and makes nothing of tags
+    box.innerHTML = html.replace(/<\/?mark>/g, '');
+    return box.value;
+  };
+  const clean = (text) => text
+    .replace(/<details class="lm-think">.*?<\/details>\s*/gs, '')
+    .replace(/\s*<p class="lm-(?:line|error)">.*?<\/p>/gs, '')
+    .replace(/<pre class="lm-tokens">(.*?)<\/pre>/gs, (whole, inner) => plain(inner));
+
+  const clipboard = navigator.clipboard; // there is none where the page is not trusted
+  if (!clipboard) return;
+  const write = clipboard.writeText.bind(clipboard);
+  clipboard.writeText = (text) => write(clean(String(text)));
+})();

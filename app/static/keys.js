@@ -1,0 +1,48 @@
+// Ctrl+K looks for a chat, Ctrl+Shift+O begins one, Ctrl+Enter sends from anywhere on the page (Cmd on a Mac). Stopping
+// with Esc is in page.js.
+(() => {
+  const click = (id) => {
+    const button = document.getElementById(id);
+    if (button && button.offsetParent !== null) button.click();
+    return Boolean(button);
+  };
+  const field = (id) => document.querySelector(`#${id} textarea, #${id} input`);
+
+  const keys = {
+    'k': () => {
+      const shell = document.getElementById('lm-shell');
+      shell.classList.remove('lm-show-live');
+      shell.classList.add('lm-show-nav'); // the drawer of a narrow screen
+      field('lm-find')?.focus();
+      field('lm-find')?.select();
+    },
+    'shift+o': () => {
+      click('lm-tab-chat-button');
+      document.getElementById('lm-new')?.click();
+      setTimeout(() => field('lm-message')?.focus());
+    },
+    'enter': () => click('lm-send'),
+  };
+
+  document.addEventListener('keydown', (event) => {
+    if (event.defaultPrevented || event.altKey || !(event.ctrlKey || event.metaKey)) return;
+    const act = keys[`${event.shiftKey ? 'shift+' : ''}${event.key.toLowerCase()}`];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+
+  // Enter that ends the composing of a Chinese or Japanese word sends nothing.
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && event.isComposing) event.stopImmediatePropagation();
+  }, true);
+
+  // Esc in the search box empties it, and stops no answer.
+  document.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || !event.target.closest?.('#lm-find')) return;
+    event.stopImmediatePropagation();
+    event.target.value = '';
+    event.target.dispatchEvent(new Event('input', { bubbles: true }));
+    field('lm-message')?.focus();
+  }, true);
+})();

@@ -1,0 +1,98 @@
+"""A list of named settings with Save and Delete, above the controls that it fills in. Keeps nothing
+itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app.presets import Kind
+from app.service import ChatService
+from app.settings import check_answers
+from app.status_html import message_html
+from app.texts import texts_for
+from app.view import Updates, View
+from localmoe.core.errors import LocalMoeError
+
+if TYPE_CHECKING:
+    from app.screen import Screen
+    from app.tabs.answer_form import AnswerForm
+
+
+@dataclass(frozen=True, slots=True)
+class PresetRow:
+    """The widgets of one kind."""
+
+    kind: Kind
+    name: gr.Dropdown
+    save: gr.Button
+    delete: gr.Button
+
+
+def create_preset_row(kind: Kind, label: str) -> PresetRow:
+    """Lay them out; the names come when a page opens."""
+    with gr.Row(elem_classes=["lm-presets"]):
+        name = gr.Dropdown(
+            [], value=None, label=label, allow_custom_value=True, elem_id=f"lm-preset-{kind}", scale=1,
+            info="Choose one, or type a new name and save.",
+        )  # fmt: skip
+        save = gr.Button("Save preset", elem_id=f"lm-save-{kind}", scale=0, min_width=110, size="sm")
+        delete = gr.Button("Delete preset", elem_id=f"lm-delete-{kind}", scale=0, min_width=110, size="sm")
+    return PresetRow(kind, name, save, delete)
+
+
+def preset_values(row: PresetRow, service: ChatService, chosen: str | None = None) -> Updates:
+    """The names that there are."""
+    names: Sequence[str] = service.presets.names(row.kind)
+    return {row.name: gr.Dropdown(choices=list(names), value=chosen)}
+
+
+def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None:
+    """Attach the listeners. What is chosen holds from the next answer on, as what is typed does."""
+    service, plain = screen.service, form.plain_fields()
+
+    def handle_choose(view: View, name: str | None, *values: Any) -> Updates:
+        preset = service.presets.values(row.kind, name or "")
+        if preset is None:
+            return {form.saved: gr.skip()}  # a new name, to be saved
+        filled = {plain[field]: value for field, value in preset.items()}
+        return {**filled, **_said(view, lambda: service.set_answers({**form.settings(values), **preset}))}
+
+    def handle_save(view: View, name: str | None, *values: Any) -> Updates:
+        """Of what the form shows: what was typed last may not be kept yet."""
+        kept: list[str] = []
+
+        def save() -> str:
+            kept.append(service.presets.save(row.kind, name or "", check_answers(form.settings(values))))
+            return "The preset is saved."
+
+        said = _said(view, save)
+        return {**said, **(preset_values(row, service, kept[0]) if kept else {})}
+
+    def handle_delete(view: View, name: str | None) -> Updates:
+        done: list[bool] = []
+
+        def delete() -> str:
+            service.presets.delete(row.kind, name or "")
+            done.append(True)
+            return "The preset is deleted."
+
+        said = _said(view, delete)
+        return {**said, **(preset_values(row, service) if done else {})}
+
+    def _said(view: View, act: Any) -> Updates:
+        try:
+            text, good = act(), True
+        except LocalMoeError as error:
+            text, good = str(error), False
+        return {form.saved: message_html(texts_for(view.language)(text), good)}
+
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    row.name.input(
+        handle_choose, [screen.view, row.name, *form.fields()], [form.saved, *plain.values()], **quiet
+    )
+    row.save.click(handle_save, [screen.view, row.name, *form.fields()], [form.saved, row.name], **quiet)
+    row.delete.click(handle_delete, [screen.view, row.name], [form.saved, row.name], **quiet)

@@ -1,0 +1,61 @@
+"""Where a reasoning model's thoughts end and its answer begins, in the text that localmoe streams. Needs
+no tokenizer but to look at a prompt's end.
+
+Qwen3 and DeepSeek-R1 write `<think>thoughts</think>answer`; some chat templates have written the
+`<think>` already, so that such an answer begins inside. gpt-oss's channels are streamed in the same form
+(localmoe.chat.harmony).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<think>", "</think>"
+_TAIL = 8  # tokens of a prompt's end that hold an opening tag
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """An answer's text in two.
+
+    Attributes:
+        thoughts: what the model thought; "" if it did not.
+        answer: the rest, always the end of the text.
+        finished: the thoughts have ended, or there are none.
+    """
+
+    thoughts: str
+    answer: str
+    finished: bool
+
+
+def split_reasoning(text: str) -> Reasoning:
+    """Thoughts are tagged blocks at the very beginning of a text; tags anywhere else are text."""
+    thoughts: list[str] = []
+    rest = text
+    while (inside := rest.lstrip()).startswith(OPEN):
+        thought, closed, rest = inside[len(OPEN) :].partition(CLOSE)
+        thoughts.append(thought.strip())
+        if not closed:
+            return Reasoning(_joined(thoughts), "", False)
+    return Reasoning(_joined(thoughts), rest.lstrip() if thoughts else text, True)
+
+
+def _joined(thoughts: Sequence[str]) -> str:
+    return "\n\n".join(thought for thought in thoughts if thought)
+
+
+def opens_reasoning(tokenizer: Any, prompt: Sequence[int]) -> bool:
+    """Whether the prompt ends with an opening tag, so that the answer begins with thoughts."""
+    tail: str = tokenizer.decode(
+        list(prompt[-_TAIL:]), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return tail.rstrip().endswith(OPEN)
+
+
+def resumed(opening: str, answer: str) -> str:
+    """The text of an unfinished answer as it goes after `opening`, the template's beginning of an answer,
+    which may hold the tag that the answer begins with."""
+    return opening + (answer.removeprefix(OPEN) if opening.rstrip().endswith(OPEN) else answer)

@@ -1,0 +1,277 @@
+"""What a user expects of a chat, in a real browser on the fake engine: versions of messages, and what a long
+chat costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, Server, running_app, wait_for
+from fake_engine import MARKDOWN, THOUGHT, answer_to
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+LONG_CHAT = "c" * 32
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("app") / "home"
+    _write_long_chat(home / "chats")
+    with running_app(home, FAKE, FAKE_LOAD_S="0.1") as made:
+        made.wait("ready")
+        yield made
+
+
+def _write_long_chat(folder: Path) -> None:
+    """120 messages with lists, code, tables and formulas; every fourth answer has two versions."""
+    stats = {"tokens_per_s": 12.5, "new_tokens": 24, "ttft_s": 0.2, "hit_rate": 0.9}
+    messages: list[dict[str, Any]] = []
+    last = -1
+    for turn in range(60):
+        question = {"role": "user", "content": f"question {turn} about `x`", "parent": last, "stats": {}}
+        answer = {"role": "assistant", "content": f"{MARKDOWN}\n\n$$x^2 + {turn}$$", "stats": stats}
+        asked = len(messages)
+        versions = 2 if turn % 4 == 0 else 1
+        messages += [question, *({**answer, "parent": asked} for _ in range(versions))]
+        last = len(messages) - 1
+    whole = [{"created": 1, "finish": "stop", "error": "", **message} for message in messages]
+    chat = {
+        "schema": 2, "id": LONG_CHAT, "title": "long chat", "created": 1, "updated": 1, "shown": last,
+        "messages": whole,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / f"{LONG_CHAT}.json").write_text(json.dumps(chat))
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    with open_browser(playwright) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def driver(server: Server, browser: Any) -> Iterator[PageDriver]:
+    made = PageDriver.open(browser, server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(driver: PageDriver) -> PageDriver:
+    """The one open page, on a new chat."""
+    driver.start_again()
+    return driver
+
+
+class MainThread:
+    """Seconds of processor time that the page's main thread has used, whatever else the machine does."""
+
+    def __init__(self, page: PageDriver) -> None:
+        self._session = page.page.context.new_cdp_session(page.page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds(self) -> float:
+        found = self._session.send("Performance.getMetrics")["metrics"]
+        return float(next(metric["value"] for metric in found if metric["name"] == "TaskDuration"))
+
+
+def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) -> None:
+    """At most 1.5 s of the main thread each: one list redrawn at every token would take many times that."""
+    page.send("a long story")
+    page.wait_answer(300)
+    main = MainThread(page)
+    page.stop()
+    before = main.seconds()
+    page.open_chat("long chat")
+    page.wait_text("#lm-turn", "That is all.")
+    wait_for(lambda: page.page.locator("#lm-history .lm-branch.placed").count() == 5, 10, "the arrows")
+    opening = main.seconds() - before
+    before = main.seconds()
+    page.type("show me markdown once more")
+    page.wait_text("#lm-turn [data-testid=user]", "once more")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-line", "accepted")
+    answering = main.seconds() - before
+    print(f"opening: {opening:.2f} s of the main thread, an answer: {answering:.2f} s")
+    assert opening < 1.5 and answering < 1.5
+
+
+def test_versions_are_switched_by_their_arrows_in_the_middle_of_a_chat(page: PageDriver) -> None:
+    page.send("one")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    assert page.text("#lm-turn .lm-branch") == "◂\n2 / 2\n▸"
+    page.send("two")
+    page.wait_idle()
+    page.edit_first("changed")
+    page.wait_answer_is(answer_to("changed"))
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    page.wait_questions(["one", "two"])
+    page.press("Previous version", "#lm-history .lm-branch[data-role=assistant]")
+    page.wait_questions(["one"])  # the first answer, which nobody asked on
+    page.press("Next version", "#lm-turn .lm-branch[data-role=assistant]")
+    page.wait_questions(["one", "two"])
+    focused = page.evaluate("document.activeElement.closest('.lm-branch')?.dataset.role ?? ''")
+    assert focused in ("", "assistant")
+    page.press("Next version", "#lm-history .lm-branch[data-role=user]")
+    page.wait_questions(["changed"])
+    page.reload()
+    page.wait_questions(["changed"])
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+
+
+def copied(page: PageDriver) -> str:
+    """What the button under the last answer puts on the clipboard."""
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.locator("#lm-turn .bot-row ~ .message-buttons button[aria-label='Copy message']").last.click()
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None:
+    page.send("think about it")
+    page.wait_text("#lm-turn .lm-think summary", "Thinking …")
+    page.page.click("#lm-turn .lm-think summary")
+    before = len(page.text("#lm-turn .lm-think pre"))
+    wait_for(lambda: len(page.text("#lm-turn .lm-think pre")) > before + 20, 10, "more thoughts, still shown")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-think summary", "Thought for ")
+    shown = page.evaluate("document.querySelector('#lm-turn .lm-think pre').textContent")
+    assert shown == f"Let me see: {THOUGHT}"  # tags and formulas in it are text
+    assert "<strong>four</strong>" in page.turn_html()
+    assert copied(page) == "It is **four**."
+    page.reload()
+    page.wait_text("#lm-turn .lm-think summary", "Thought for ")
+    assert not page.evaluate("document.querySelector('#lm-turn .lm-think').open")
+
+
+def test_a_stopped_answer_is_continued(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(200)
+    page.stop()
+    kept = page.answer()
+    page.page.click("#lm-continue")
+    page.wait_answer(len(kept) + 100)
+    assert page.page.query_selector("#lm-continue") is None
+    page.stop()
+    assert page.answer().startswith(kept) and answer_to("long").startswith(page.answer())
+    page.send("hello")
+    page.wait_idle()
+    assert page.page.query_selector("#lm-continue") is None  # it ended by itself
+    assert "of 4,096 tokens used" in page.text("#lm-meter")
+
+
+def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
+    page.settings()
+    page.page.locator("#lm-tab-settings button:has-text('Advanced')").last.click()
+    page.page.check("#lm-show-drafted input")
+    page.wait_text("#lm-saved", "Saved")
+    page.chat()
+    page.send("attack")
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-line", "accepted from the draft")
+    assert page.evaluate("document.querySelector('#lm-turn .lm-tokens').textContent") == answer_to("attack")
+    assert page.page.locator("#lm-turn .lm-tokens mark").count() > 1
+    assert copied(page) == answer_to("attack")
+    assert page.page.locator("#lm-turn .lm-tokens :not(mark)").count() == 0
+    page.settings()
+    page.page.uncheck("#lm-show-drafted input")
+    page.chat()
+    page.wait_text("#lm-turn [data-testid=bot] strong", "done")
+
+
+HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
+<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x"><input name=a></form>
+<svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
+<style>body { display: none }</style><link rel=stylesheet href=//203.0.113.7/x.css>
+
+[link](javascript:window.hacked=5) ![x](x" onerror="window.hacked=6) $$\href{javascript:window.hacked=7}{x}$$
+\(\htmlData{x=y}{z}\) `<img src=x onerror=window.hacked=8>` <a href="javascript:window.hacked=9">a</a>"""
+
+
+def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: PageDriver) -> None:
+    page.send("show me markdown")
+    page.wait_idle()
+    assert copied(page) == MARKDOWN
+    page.page.click("#lm-turn .copy_code_button")
+    assert page.evaluate("navigator.clipboard.readText()").strip() == "print('hello')"
+    page.send(r"sums: \(a_1 + b\) and \[c^2\] and $$d$$ but $5 and `\(e\)`")
+    page.wait_idle()
+    assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
+    assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
+    page.send(HOSTILE)
+    page.wait_idle()
+    for link in page.page.locator("#lm-turn a").all():
+        assert not str(link.get_attribute("href") or "").startswith("javascript")
+    assert page.evaluate("window.hacked") is None and page.loaded_images() == 0
+    kept = page.page.locator("#lm-turn .prose :is(iframe, style, link, script, [onload], [onclick])")
+    assert kept.count() == 0
+    assert not page.page.locator("#lm-turn .prose :is(form, input)").first.is_visible()
+    page.send("still there?")  # nothing covers the box to write in, and the page is shown
+    page.wait_idle()
+
+
+def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
+    page: PageDriver, server: Server, tmp_path: Path
+) -> None:
+    page.send("a walrus and nothing else")
+    page.wait_idle()
+    page.retry()
+    page.wait_idle()
+    page.page.keyboard.press("Control+k")
+    page.page.keyboard.type("walrus ELSE")
+    wait_for(lambda: len(page.titles()) == 1, 10, "the chat with these words")
+    assert "walrus" in page.text(".lm-snippet")
+    page.page.keyboard.press("Escape")
+    wait_for(lambda: len(page.titles()) > 1, 10, "all chats")
+    with page.page.expect_download() as download:
+        page.page.click("#lm-files a:has-text('JSON')")
+    assert download.value.suggested_filename == "a walrus and nothing else.json"
+    file = tmp_path / "chat.json"
+    download.value.save_as(file)
+    page.delete("a walrus and nothing else")
+    page.page.keyboard.press("Control+Shift+O")
+    page.page.keyboard.type("a new question")
+    page.page.keyboard.press("Control+Enter")
+    page.wait_questions(["a new question"])
+    page.wait_idle()
+    page.page.set_input_files("#lm-files input[type=file]", file)
+    page.wait_questions(["a walrus and nothing else"])
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+    file.write_text("{}")
+    page.page.set_input_files("#lm-files input[type=file]", file)
+    page.wait_text("#lm-notice", "The file is no exported chat")
+    page.wait_questions(["a walrus and nothing else"])
+
+
+def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: Server) -> None:
+    def prompt_kept(text: str) -> bool:
+        return bool(
+            json.loads((server.home / "settings.json").read_text())["answers"]["system_prompt"] == text
+        )
+
+    page.settings()
+    page.fill("lm-preset-prompt", "pirate")
+    page.page.fill("#lm-system textarea", "Answer like a pirate.")
+    page.page.click("#lm-save-prompt")
+    page.wait_text("#lm-saved", "The preset is saved.")
+    page.fill("lm-system", "")
+    wait_for(lambda: prompt_kept(""), 10, "no system prompt")
+    page.reload()
+    page.settings()
+    page.page.click("#lm-preset-prompt input")
+    page.page.click("#lm-preset-prompt [role=option]:has-text('pirate')")
+    wait_for(lambda: page.value("lm-system") == "Answer like a pirate.", 10, "the chosen prompt")
+    wait_for(lambda: prompt_kept("Answer like a pirate."), 10, "the chosen prompt in the settings")
+    page.page.click("#lm-delete-prompt")
+    page.wait_text("#lm-saved", "The preset is deleted.")
+    page.fill("lm-system", "")
+    wait_for(lambda: prompt_kept(""), 10, "no system prompt")

@@ -1,0 +1,189 @@
+"""Chats as files: what goes out, what comes in, and what is refused; and looking for chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for
+from fake_engine import FakeLoader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from app.chat_file import Chat
+from app.chat_search import ChatSearch
+from app.chat_transfer import (
+    MAX_BYTES,
+    MAX_MESSAGES,
+    ChatImportError,
+    export_json,
+    export_markdown,
+    import_chat,
+)
+from app.chat_tree import ChatMessage, MessageTree
+from app.models.service import ModelsService
+from app.server import make_app
+from app.service import ChatService
+from app.texts import IN_CHINESE
+
+PORT = 7860
+TURN: dict[str, Any] = {
+    "role": "user",
+    "content": "hi",
+    "created": 1,
+    "finish": None,
+    "error": "",
+    "stats": {},
+}
+
+
+def two_versions() -> Chat:
+    answer = ChatMessage(
+        "assistant", "<think>hm\nhm</think>\n\n**yes**", 2.0, "stop", thought_s=1.5, runs=(24, 5)
+    )
+    tree = MessageTree.line((ChatMessage("user", "Größe?", 1.0), answer))
+    return Chat(
+        "a" * 32, "Ein <b>Titel</b>", 1.0, 2.0, tree.add(ChatMessage("assistant", "no", 3.0, "stop"), 0)
+    )
+
+
+def test_what_is_exported_comes_back_with_every_version() -> None:
+    chat = two_versions()
+    again = import_chat(export_json(chat).encode())
+    assert again.tree == chat.tree and again.title == chat.title and again.created == chat.created
+    assert again.id != chat.id and again.updated > 1e9
+
+
+def test_the_markdown_is_that_of_the_shown_branch() -> None:
+    chat = two_versions()
+    assert export_markdown(chat) == "# Ein <b>Titel</b>\n\n## You\n\nGröße?\n\n## Answer\n\nno\n"
+    first = Chat(chat.id, chat.title, 1.0, 2.0, chat.tree.showing(1))
+    assert export_markdown(first).endswith("## Answer\n\n> hm\n> hm\n\n**yes**\n")
+    assert "## 您" in export_markdown(chat, IN_CHINESE)
+
+
+def test_a_strangers_texts_lose_what_is_no_text() -> None:
+    chat = {
+        "schema": 1, "id": "../../x", "title": "a\n\x1b[31mb" + "x" * 200, "created": 1, "updated": 1,
+        "messages": [{**TURN, "content": "a\r\nb\x00\x1b\x9bc\ud800\u2028d\te"}],
+    }  # fmt: skip
+    found = import_chat(b"\xef\xbb\xbf" + json.dumps(chat).encode())
+    assert found.messages[0].content == "a\nbc?\nd\te"
+    assert len(found.title) == 80 and found.title.isprintable() and len(found.id) == 32
+
+
+def file_with(**changed: object) -> bytes:
+    whole = {"schema": 2, "id": "x", "title": "t", "created": 1, "updated": 1, "shown": -1, "messages": []}
+    return json.dumps({**whole, **changed}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xff\xfe", b"[]", b"null", b"[" * 100_000, b'{"a":' * 50_000, b"9" * 10_000, b'"text"',
+        file_with(schema=3), file_with(schema="2"), file_with(messages=5), file_with(messages={"a": 1}),
+        file_with(messages=[{**TURN, "parent": 5}]),
+        file_with(messages=[{**TURN, "parent": -1, "role": "tool"}]),
+        file_with(messages=[TURN]), file_with(messages=["x"]), file_with(created=1e300), file_with(shown=7),
+        file_with(messages=[{**TURN, "parent": -1, "stats": []}]), file_with(created=None),
+        file_with(messages=[{**TURN, "parent": -1, "content": None}]),
+        file_with(messages=[{**TURN, "parent": -1, "runs": "no"}]),
+    ],
+)  # fmt: skip
+def test_what_is_no_chat_is_refused_in_one_sentence(data: bytes) -> None:
+    with pytest.raises(ChatImportError, match="no exported chat") as caught:
+        import_chat(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_too_large_is_refused() -> None:
+    with pytest.raises(ChatImportError, match=r"32\.0 MiB"):
+        import_chat(b" " * (MAX_BYTES + 1))
+    with pytest.raises(ChatImportError, match="20,001 messages"):
+        import_chat(file_with(messages=[0] * (MAX_MESSAGES + 1)))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(TURN),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*TURN, "parent"]), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "shown", "title", "schema", "created"]), json_values))
+@settings(deadline=None, max_examples=100)
+def test_any_json_is_taken_or_refused_and_nothing_else(changed: dict[str, object]) -> None:
+    try:
+        chat = import_chat(file_with(**changed))
+    except ChatImportError:
+        return
+    assert import_chat(export_json(chat).encode()).tree == chat.tree
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    service = ChatService(tmp_path_factory.mktemp("home"), FakeLoader(), lambda: [])
+    service.start()
+    wait_for(lambda: service.holder.status().phase == "ready")
+    service.chats.keep(two_versions())
+    app = make_app(service, ModelsService(service.home, service, {}), PORT)
+    with TestClient(app, base_url=f"http://127.0.0.1:{PORT}") as made:
+        yield made
+    service.close()
+
+
+def test_the_addresses_give_and_take_chats(client: TestClient) -> None:
+    given = client.get(f"/chats/{'a' * 32}.json")
+    assert given.headers["content-disposition"].startswith('attachment; filename="chat.json"')
+    assert given.headers["content-disposition"].endswith("Ein%20_b_Titel__b_.json")
+    taken = client.post("/chats", content=given.content)
+    assert taken.status_code == 200 and taken.json()["id"] != "a" * 32
+    again = client.get(f"/chats/{taken.json()['id']}.json").json()
+    assert again["messages"] == given.json()["messages"]
+    text = client.get(f"/chats/{'a' * 32}.md?language=zh")
+    assert "## 您" in text.text and text.headers["content-type"].startswith("text/markdown")
+    assert client.get(f"/chats/{'b' * 32}.json").status_code == 404
+    assert client.get("/chats/..%2F..%2Fsettings.json").status_code == 404
+
+
+def test_a_bad_file_loses_nothing_and_other_sites_send_none(client: TestClient, tmp_path: Path) -> None:
+    before = client.get(f"/chats/{'a' * 32}.json").content
+    for data in (b"{", b" " * (MAX_BYTES + 5), file_with(id="a" * 32, schema=9)):
+        answer = client.post("/chats", content=data)
+        assert answer.status_code == 400 and answer.json()["error"].endswith(".")
+    refused = client.post("/chats", content=before, headers={"origin": "http://evil.example"})
+    assert refused.status_code == 403
+    same_id = client.post("/chats", content=before.replace(b"yes", b"NO!"))
+    assert same_id.status_code == 200
+    assert client.get(f"/chats/{'a' * 32}.json").content == before
+
+
+def chat(number: int, title: str, *texts: str) -> Chat:
+    messages = [ChatMessage("user", text) for text in texts]
+    return Chat(f"{number:032x}", title, 1.0, 1.0, MessageTree.line(messages))
+
+
+def test_chats_are_found_by_every_word_in_titles_and_texts() -> None:
+    chats = [
+        chat(1, "Foxes", "Tell me about STRASSE and\nfoxes " + "x" * 200),
+        chat(2, "Other", "nothing here", "a fox in the " + "y " * 40 + "snow"),
+        chat(3, "snow [1] (x"),
+    ]
+    search = ChatSearch()
+
+    def found(query: str) -> list[int]:
+        return [int(one.chat.id, 16) for one in search.find(chats, query)]
+
+    assert found("") == found("  ") == [1, 2, 3]
+    assert found("FOX") == [1, 2] and found("fox snow") == [2] and found("snow") == [2, 3]
+    assert found("straße") == [1] and found("[1] (x") == [3] and found("absent") == []
+    snippets = [one.snippet for one in search.find(chats, "snow")]
+    assert snippets[0].startswith("…y y y y") and snippets[0].endswith("snow") and snippets[1] == ""
+    assert search.find(chats, "about")[0].snippet.endswith("x…")
+    changed = chat(1, "Foxes", "all new")
+    assert [one.chat for one in search.find([changed], "new")] == [changed]
+    assert search.find([changed], "strasse") == []

@@ -1,0 +1,131 @@
+"""Thoughts in a streamed text: tags, gpt-oss's channels, and going on in the middle of either."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small_tokenizers import byte_level
+
+from localmoe.chat.detokenise import Detokeniser
+from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks, text_stream
+from localmoe.chat.reasoning import Reasoning, opens_reasoning, resumed, split_reasoning
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+LETTERS = "abcdefghijklmnopqrstuvwxyz <>/\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "answer", "finished"),
+    [
+        ("<think>\na b\n</think>\n\nYes.\n", "a b", "Yes.\n", True),
+        (" \n<think></think> Yes", "", "Yes", True),  # Qwen3 with thinking off
+        ("<think>still at it", "still at it", "", False),
+        ("<think>", "", "", False),
+        ("<think>a</think>\n<think>b</think>c", "a\n\nb", "c", True),
+        ("<think>a</think><think>b", "a\n\nb", "", False),
+        ("<think>a <think> b</think>c</think>", "a <think> b", "c</think>", True),
+        ("Use <think>x</think> tags", "", "Use <think>x</think> tags", True),
+        ("  plain ", "", "  plain ", True),
+        ("a</think>b", "", "a</think>b", True),
+        ("", "", "", True),
+    ],
+)
+def test_thoughts_are_the_tagged_blocks_at_the_beginning(
+    text: str, thoughts: str, answer: str, finished: bool
+) -> None:
+    assert split_reasoning(text) == Reasoning(thoughts, answer, finished)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n"]), max_size=12))
+def test_the_answer_is_always_the_end_of_the_text(parts: list[str]) -> None:
+    text = "".join(parts)
+    split = split_reasoning(text)
+    assert text.endswith(split.answer)
+    assert split.finished or not split.answer
+    if not text.lstrip().startswith("<think>"):
+        assert split == Reasoning("", text, True)
+
+
+@cache
+def channels() -> Any:
+    """A tokenizer of one token a letter, with gpt-oss's marks as special tokens."""
+    vocab = {piece: i for i, piece in enumerate([*MARKS, *LETTERS])}
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    raw.decoder = tokenizers.decoders.Fuse()
+    raw.add_special_tokens(list(MARKS))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = channels()(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def stream(text: str, prompt: str) -> str:
+    made = text_stream(channels(), encode(prompt))
+    assert isinstance(made, HarmonyText)
+    return "".join([*(made.add([token]) for token in encode(text)), made.finish()])
+
+
+PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>",
+         "<think>a b</think>yes"),
+        ("<|channel|>final<|message|>yes<|return|>", "yes"),
+        ("<|channel|>analysis<|message|>a", "<think>a"),
+        ("<|channel|>analy", ""),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>x<|channel|>commentary to y<|message|>b<|call|>",
+         "<think>a</think><think>b</think>"),
+        ("<|message|>yes<|end|>", "yes"),
+    ],
+)  # fmt: skip
+def test_channels_become_tagged_thoughts(written: str, text: str) -> None:
+    assert stream(written, PROMPT) == text
+
+
+plain = st.text(st.sampled_from("abc \n"), min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@given(plain, plain, st.integers(0, 30))
+@example("ab", "c", 2)
+@settings(deadline=None, max_examples=60)
+def test_an_answer_in_channels_goes_on_wherever_it_was_cut(thoughts: str, answer: str, place: int) -> None:
+    """The prompt of a continued answer is what the model had read and written, and the rest has the rest."""
+    whole = f"<think>{thoughts}</think>{answer}"
+    written = as_messages(whole)
+    assert stream(written, PROMPT) == whole and encode(PROMPT + written)
+    cuts = [*range(7, 8 + len(thoughts)), *range(len(whole) - len(answer), len(whole) + 1)]
+    cut = whole[: cuts[place % len(cuts)]].rstrip()
+    begun = as_messages(cut)
+    assert written.startswith(begun)
+    assert cut + stream(written[len(begun) :], PROMPT + begun) == whole
+
+
+def test_tokenizers_without_channels_stream_as_before() -> None:
+    assert harmony_marks(byte_level()) == {}
+    assert isinstance(text_stream(byte_level(), [1]), Detokeniser)
+
+
+def test_a_template_that_opens_the_thoughts_is_seen_and_not_repeated() -> None:
+    tokenizer = byte_level()
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    assert opens_reasoning(tokenizer, ids("<|im_start|>assistant\n<think>\n"))
+    assert not opens_reasoning(tokenizer, ids("<|im_start|>assistant\n<think>\n\n</think>\n\n"))
+    assert not opens_reasoning(tokenizer, ids("<|im_start|>assistant\n"))
+    assert resumed("A<think>\n", "<think>so far") == "A<think>\nso far"
+    assert resumed("A", "<think>so far") == "A<think>so far"
+    assert resumed("A<think>\n", "no tag") == "A<think>\nno tag"
