@@ -109,7 +109,8 @@ class App:
         web = make_app(self.service, ModelsService(home, self.service, {}), self.port)
         config = uvicorn.Config(web, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
-        threading.Thread(target=self._server.run, args=([self.sock],), daemon=True).start()
+        self._serving = threading.Thread(target=self._server.run, args=([self.sock],), daemon=True)
+        self._serving.start()
         self.service.holder.load(model, self.service.load_settings.engine_config(self.service.answers))
         while self.service.holder.status().phase == "loading" or not self._server.started:
             time.sleep(0.05)
@@ -144,6 +145,7 @@ class App:
     def close(self) -> None:
         """End server and engine."""
         self._server.should_exit = True
+        self._serving.join()
         self.service.close()
         self.sock.close()
 

@@ -83,7 +83,7 @@ class MainThread:
 
 
 def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) -> None:
-    """At most 1.5 s of the main thread each: one list redrawn at every token would take many times that."""
+    """At most 1.5 s of the main thread's processor time each, as promised."""
     page.send("a long story")
     page.wait_answer(300)
     main = MainThread(page)
@@ -94,7 +94,7 @@ def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) 
     wait_for(lambda: page.page.locator("#lm-history .lm-branch.placed").count() == 5, 10, "the arrows")
     opening = main.seconds() - before
     before = main.seconds()
-    page.type("show me markdown once more")
+    page.type("think, once more")  # ten redraws or more
     page.wait_text("#lm-turn [data-testid=user]", "once more")
     page.wait_idle()
     page.wait_text("#lm-turn .lm-line", "accepted")
@@ -189,7 +189,7 @@ def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
 
 
 HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
-<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x"><input name=a></form>
+<details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x">secret?<input></form>
 <svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
 <style>body { display: none }</style><link rel=stylesheet href=//203.0.113.7/x.css>
 
@@ -214,7 +214,8 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     assert page.evaluate("window.hacked") is None and page.loaded_images() == 0
     kept = page.page.locator("#lm-turn .prose :is(iframe, style, link, script, [onload], [onclick])")
     assert kept.count() == 0
-    assert not page.page.locator("#lm-turn .prose :is(form, input)").first.is_visible()
+    forms = page.page.locator("#lm-turn .prose :is(form, input)")
+    assert forms.count() > 0 and not any(form.is_visible() for form in forms.all())
     page.send("still there?")  # nothing covers the box to write in, and the page is shown
     page.wait_idle()
 

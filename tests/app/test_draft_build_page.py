@@ -55,7 +55,7 @@ def kept(server: Server) -> str:
 
 def test_without_a_build_nothing_is_shown(page: PageDriver) -> None:
     page.settings()
-    assert not page.page.is_checked("#lm-better-draft input")  # as the option said
+    wait_for(lambda: not page.page.is_checked("#lm-better-draft input"), 5, "the switch as the option said")
     assert page.text(LINE) == page.text(NEWS) == "" and "Better draft" not in page.text("#lm-share")
     assert page.unlabelled() == []
 

@@ -51,6 +51,7 @@ def test_the_host_has_exactly_what_neither_draft_nor_target_takes(
             if lane in ("draft", "verify"):
                 seconds -= set(range(min(start, end), max(start, end)))
         host = [(span.start_s, span.end_s) for span in step.spans if span.lane == "host"]
+        assert all(start < end for start, end in host)
         covered = [s for start, end in host for s in range(int(start), int(end))]
         assert sorted(covered) == [int(step.start_s) + s for s in sorted(seconds)]
 
