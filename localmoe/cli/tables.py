@@ -17,7 +17,7 @@ from localmoe.hardware.cards import find_card
 from localmoe.model.shapes import find_shape
 from localmoe.tables.datasets import DATASETS, check_datasets
 from localmoe.tables.engine_bench import Amount, Bench, EngineBench
-from localmoe.tables.machine import load_line
+from localmoe.tables.machine import LoadWatch
 from localmoe.tables.page import render
 from localmoe.tables.registry import TABLES, check_tables
 from localmoe.tables.running import run_cells
@@ -48,7 +48,6 @@ def run_tables(args: argparse.Namespace) -> None:
     for name in args.shape or ():
         find_shape(name)
     results = _begin(args.json)
-    load = load_line()
     if "2" in tables:
         results.sharing = results.sharing or measure_sharing()
         _keep(args.json, results)
@@ -57,7 +56,7 @@ def run_tables(args: argparse.Namespace) -> None:
         return
     for bench in _benches(args, amount):
         try:
-            run = run_cells(bench, tables, results, load, args.json, note)
+            run = run_cells(bench, tables, results, LoadWatch(), args.json, note)
         finally:
             bench.close()
         _print_run(tables, run)
@@ -141,7 +140,8 @@ def _merged(paths: list[Path]) -> Results:
         merged.sharing = results.sharing or merged.sharing
         merged.notes |= results.notes
         for run in results.runs:
-            mine = merged.run_of(run.subject, run.load)
+            mine = merged.run_of(run.subject)
+            mine.load = run.load
             mine.cells |= run.cells
             mine.memory = run.memory or mine.memory
     return merged

@@ -18,11 +18,25 @@ def machine_line(*, with_gpu: bool) -> str:
     return f"{cores} cores of {name}{gpu}, torch {torch.__version__}, localmoe {__version__}"
 
 
-def load_line() -> str:
-    """What else ran when a run began: times are to be read with it."""
-    if not hasattr(os, "getloadavg"):
-        return "load not known"
-    cores = core_counts()[1]
-    load = os.getloadavg()[0]
-    busy = ": other programs were running, so times are not to be trusted" if load > 0.5 * cores else ""
-    return f"load average {load:.1f} on {cores} cores when it began{busy}"
+class LoadWatch:
+    """How busy the machine is while a run goes on: times are to be read with it. Call it now and then."""
+
+    def __init__(self) -> None:
+        self._cores = core_counts()[1]
+        self._begin = self._highest = _load()
+
+    def __call__(self) -> str:
+        """For people, up to now."""
+        now = _load()
+        if now is None or self._begin is None or self._highest is None:
+            return "load not known"
+        self._highest = max(self._highest, now)
+        # a run itself may keep every core busy
+        busy = self._begin > 0.5 * self._cores or self._highest > 1.5 * self._cores
+        warning = ": OTHER PROGRAMS WERE RUNNING, so times are not to be trusted" if busy else ""
+        return f"load average {self._begin:.1f} to {self._highest:.1f} on {self._cores} cores{warning}"
+
+
+def _load() -> float | None:
+    """Of the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

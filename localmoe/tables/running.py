@@ -33,24 +33,25 @@ def run_cells(
     bench: Bench,
     tables: Sequence[str],
     results: Results,
-    load: str,
+    load: Callable[[], str],
     path: Path | None,
     tell: Tell,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
-    """Run what is missing; the file at `path` has every finished cell.
+    """Run what is missing; the file at `path` has every finished cell. load: says how busy the machine is.
 
     Raises:
         LocalMoeError: a cell failed, or the file cannot be written; finished cells are kept.
     """
-    run = results.run_of(bench.subject, load)
+    run = results.run_of(bench.subject)
     cells = cells_of(bench, tables)
     missing = [cell for cell in cells if cell.key not in run.cells]
     tell(f"{run.subject.label}: {len(missing)} of {len(cells)} settings to run")
-    began = clock()
+    began, before = clock(), f"{run.load}; then " if run.cells else ""
     for done, cell in enumerate(missing):
         figures = run.cells[cell.key] = bench.measure(cell)
         run.memory = run.memory or bench.memory
+        run.load = before + load()
         if path is not None:
             write_results(path, results)
         left_s = (clock() - began) / (done + 1) * (len(missing) - done - 1)

@@ -20,12 +20,12 @@ class Run:
     """One subject's cells. Beside its key a cell has its figures, or "refused" and why.
 
     Attributes:
-        load: other programs' load when the run began, for people: what times are to be read with.
+        load: how busy the machine was meanwhile, for people.
         memory: of the loaded engine, bytes by owner; empty where nothing was loaded.
     """
 
     subject: Subject
-    load: str
+    load: str = ""
     cells: dict[str, Figures] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
 
@@ -43,12 +43,12 @@ class Results:
     sharing: Figures = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
-    def run_of(self, subject: Subject, load: str) -> Run:
+    def run_of(self, subject: Subject) -> Run:
         """The run of this very subject: the one that is there, or a new one."""
         for run in self.runs:
             if run.subject == subject:
                 return run
-        self.runs.append(Run(subject, load))
+        self.runs.append(Run(subject))
         return self.runs[-1]
 
 

@@ -11,6 +11,7 @@ import pytest
 from handmade import SUBJECT, plain
 
 from localmoe.core.errors import ConfigError, TransferError
+from localmoe.tables import machine
 from localmoe.tables.cells import Cell
 from localmoe.tables.row import Figures
 from localmoe.tables.running import cells_of, differing, run_cells
@@ -45,24 +46,24 @@ def test_an_interrupted_run_goes_on_and_nothing_is_measured_twice(tmp_path: Path
     path, told = tmp_path / "results.json", []
     broken = FakeBench(breaks_at=5)
     with pytest.raises(TransferError):
-        run_cells(broken, TABLES, Results(), "busy", path, told.append)
+        run_cells(broken, TABLES, Results(), lambda: "busy", path, told.append)
     assert len(read_results(path).runs[0].cells) == 5
     again = FakeBench()
-    run = run_cells(again, TABLES, read_results(path), "quiet", path, told.append)
+    run = run_cells(again, TABLES, read_results(path), lambda: "quiet", path, told.append)
     assert not set(broken.measured) & set(again.measured)
     assert [*broken.measured, *again.measured] == cells_of(again, TABLES)
-    assert read_results(path).runs == [run] and run.load == "busy" and run.memory["slots"] == 4
+    assert read_results(path).runs == [run] and run.load == "busy; then quiet" and run.memory["slots"] == 4
     third = FakeBench()
-    run_cells(third, TABLES, read_results(path), "", path, told.append)
+    run_cells(third, TABLES, read_results(path), lambda: "", path, told.append)
     assert third.measured == [] and told[-1].endswith("0 of 22 settings to run")
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_other_amounts_are_another_run() -> None:
     results = Results()
-    first = results.run_of(SUBJECT, "a")
-    assert results.run_of(replace(SUBJECT), "b") is first
-    assert results.run_of(replace(SUBJECT, prompts=3), "b") is not first and len(results.runs) == 2
+    first = results.run_of(SUBJECT)
+    assert results.run_of(replace(SUBJECT)) is first
+    assert results.run_of(replace(SUBJECT, prompts=3)) is not first and len(results.runs) == 2
 
 
 def test_settings_that_need_the_same_slots_and_draft_stand_side_by_side() -> None:
@@ -84,14 +85,14 @@ def test_the_time_left_is_told_from_what_the_finished_ones_took() -> None:
                 else plain(cell)
             )
 
-    run = run_cells(Slow(), ("4",), Results(), "", None, told.append, clock=lambda: now[0])
+    run = run_cells(Slow(), ("4",), Results(), lambda: "", None, told.append, clock=lambda: now[0])
     assert told[0] == "measured: demo, cpu, emulated 100 MB/s link: 4 of 4 settings to run"
     assert "too large; 9 s left" in told[1] and "10.0 ms a token; 6 s left" in told[2]
     assert run.get(cells_of(FakeBench(), ("4",))[0]) is None, "what was refused has no figures"
 
 
 def test_different_tokens_are_noticed_by_dataset() -> None:
-    run = run_cells(FakeBench(), ("fig13",), Results(), "", None, lambda text: None)
+    run = run_cells(FakeBench(), ("fig13",), Results(), lambda: "", None, lambda text: None)
     assert differing(run) == []
     run.cells[next(key for key in run.cells if key.startswith("c4"))]["tokens_sha256"] = "other"
     assert differing(run) == ["c4"]
@@ -121,3 +122,14 @@ def test_results_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> No
     assert path.read_bytes() == before
     with pytest.raises(ConfigError, match="name a file in a folder that exists"):
         write_results(tmp_path / "missing" / "results.json", Results())
+
+
+def test_a_busy_machine_is_named_and_a_run_of_its_own_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = [0.1, 2.0, 1.0]
+    monkeypatch.setattr(machine, "core_counts", lambda: (2, 2))
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (loads.pop(0), 0.0, 0.0))
+    watch = machine.LoadWatch()
+    assert watch() == "load average 0.1 to 2.0 on 2 cores" and watch() == "load average 0.1 to 2.0 on 2 cores"
+    for begin, later in ((1.1, 1.2), (0.1, 3.1)):
+        loads[:] = begin, later
+        assert machine.LoadWatch()().endswith("OTHER PROGRAMS WERE RUNNING, so times are not to be trusted")
