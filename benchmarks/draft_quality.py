@@ -24,9 +24,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
 from localmoe.engine.drafting import build_draft
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.hub.catalogue import demo_folder
 from localmoe.kernels.codes import dequantize, quantize_rtn
 from localmoe.quant.draft_checkpoint import DraftCheckpoint

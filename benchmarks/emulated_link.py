@@ -20,12 +20,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, Prompt, read_prompts
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.stats import GenerationStats
 from localmoe.core.types import Message
 from localmoe.core.units import parse_bytes, parse_speed
 from localmoe.engine import Engine
+from localmoe.engine.prompts import BUNDLED_PROMPTS, Prompt, read_prompts
 
 POLICIES = ("on-demand", "moe-speq")
 

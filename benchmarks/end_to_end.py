@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import transformers
 
-from localmoe.cli.bench_report import Row
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
+from localmoe.engine.benchmark import Row
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.shapes import find_shape
 

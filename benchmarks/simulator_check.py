@@ -24,10 +24,10 @@ import torch
 from support.engines import load_with_slots
 from support.recorded_runs import machine_of, record_run
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.types import Message
 from localmoe.core.units import parse_speed
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.prefetch.simulator import simulate
 
 

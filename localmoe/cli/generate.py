@@ -8,12 +8,12 @@ from typing import Any
 
 from localmoe.cli.arguments import engine_config, sampling_config
 from localmoe.cli.output import ProgressBars, note, number, percent, print_json
-from localmoe.cli.prompts import Prompt, read_prompts
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.prompts import Prompt, read_prompts
 
 
 def run_generate(args: argparse.Namespace) -> None:

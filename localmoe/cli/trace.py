@@ -6,12 +6,12 @@ import argparse
 
 from localmoe.cli.arguments import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.model.routing_trace import RoutingRecorder
 
 

@@ -9,12 +9,12 @@ import pytest
 from support.shapes import tiny_shape
 
 from localmoe.cli.main import main
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine import engine as engine_module
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

@@ -14,12 +14,12 @@ import torch
 from support.engines import ask, load_with_slots, runner_of
 from support.tiny_models import ARCHITECTURES
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.model.runner import ModelRunner
 from localmoe.model.shapes import SHAPES, ModelShape, find_shape
 

@@ -7,11 +7,11 @@ import torch
 from engine.test_cuda_engine import on_gpu, random_prompts, shallow, tokens_of
 from support.engines import ask, runner_of
 
-from localmoe.cli.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.shapes import SHAPES
 
