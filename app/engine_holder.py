@@ -4,7 +4,8 @@ how far it is. Decides no setting."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from app.draft_improver import DraftImprover
@@ -107,6 +108,20 @@ class EngineHolder:
             elif not wanted:
                 self._improver.cancel()
                 self._publish(replace(self._status, improvement=None, improvement_note=""))
+
+    @contextmanager
+    def without_improvement(self) -> Iterator[None]:
+        """Nobody builds a better draft meanwhile, which would take time and memory; finished layers are
+        kept, and it goes on after that. No model may be loaded meanwhile."""
+        wanted = self.config.improve_draft
+        if wanted:
+            self.improve_draft(False)
+            self._improver.join()
+        try:
+            yield
+        finally:
+            if wanted:
+                self.improve_draft(True)
 
     def note_memory(self, engine: EngineLike) -> None:
         """Ask the engine what it holds now. Call this from the thread that uses it, between two steps."""

@@ -26,6 +26,10 @@ class JobRunningError(LocalMoeError):
     """An answer is being written already."""
 
 
+class BenchmarkRunningError(LocalMoeError):
+    """A benchmark has the engine to itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A snapshot of an answer.
@@ -188,6 +192,8 @@ class JobRunner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._job: GenerationJob | None = None
+        self._reserved: threading.Event | None = None  # ends what has the engine to itself
+        self._released = threading.Event()
 
     def view(self) -> JobView | None:
         """The running answer, or the last one."""
@@ -200,7 +206,10 @@ class JobRunner:
         return view is not None and view.finish is None and chat_id in (None, view.chat_id)
 
     def check_free(self) -> None:
-        """Raise JobRunningError if an answer is being written."""
+        """Raise JobRunningError if an answer is being written, BenchmarkRunningError if one would
+        disturb a benchmark."""
+        if self._reserved is not None:
+            raise BenchmarkRunningError("A benchmark is running: wait for its end, or stop it first.")
         if self.running():
             raise JobRunningError("An answer is still being written: wait for its end, or press Stop first.")
 
@@ -211,6 +220,25 @@ class JobRunner:
             previous, self._job = self._job, job
             job.start(after=previous)
 
+    def reserve(self, stop: threading.Event) -> None:
+        """Let nobody begin an answer until `release`; `stop` is set when the engine is wanted back. Raises
+        as `check_free`."""
+        with self._lock:
+            self.check_free()
+            self._reserved, self._released = stop, threading.Event()
+
+    def release(self) -> None:
+        """Answers may begin again."""
+        with self._lock:
+            self._reserved = None
+            self._released.set()
+
+    def settle(self) -> None:
+        """Wait until the last answer, which has ended for its reader, has let go of the engine."""
+        job = self._job
+        if job is not None:
+            job.join()
+
     def stop(self) -> None:
         """End the running answer and keep its text."""
         job = self._job
@@ -218,7 +246,11 @@ class JobRunner:
             job.stop()
 
     def stop_and_wait(self) -> None:
-        """The same, and wait until the engine is free."""
+        """The same, and a benchmark; wait until the engine is free."""
+        reserved, released = self._reserved, self._released
+        if reserved is not None:
+            reserved.set()
+            released.wait()
         job = self._job
         if job is not None:
             job.stop()

@@ -140,6 +140,8 @@ class ChatService:
 
     def apply_load(self, wanted: LoadSettings) -> str:
         """Resize or load again, whichever the change needs; a sentence for the page."""
+        if not self.runner.running():
+            self.runner.check_free()  # a benchmark would measure two settings as one
         wanted = replace(wanted, model=wanted.model.strip())
         config = wanted.engine_config(self.answers)
         before = self.holder.config

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from app.chinese.benchmark import BENCHMARK
 from app.chinese.chat import CHAT
 from app.chinese.models import MODELS
 from app.chinese.panel import PANEL
 from app.chinese.settings import SETTINGS
 
-CHINESE: Mapping[str, str] = MappingProxyType({**CHAT, **MODELS, **PANEL, **SETTINGS})
+CHINESE: Mapping[str, str] = MappingProxyType({**BENCHMARK, **CHAT, **MODELS, **PANEL, **SETTINGS})

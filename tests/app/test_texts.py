@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from fake_engine import FakeLoader
 
-from app import models_html, panel
+from app import bench_html, models_html, panel
 from app.chinese import CHINESE
 from app.models.service import ModelsService
 from app.page import build_page
@@ -22,7 +22,7 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown", "Models shown")
+UNTRANSLATED = ("Language code", "Shown", "Models shown", "Benchmark shown")
 
 
 def texts_in_code() -> Iterator[str]:
@@ -39,6 +39,7 @@ def texts_in_tables() -> Iterator[str]:
     yield from models_html.WAYS_ON.values()
     yield from models_html._STATES.values()
     yield from panel._OWNER_NAMES.values()
+    yield from bench_html.COLUMN_NAMES
     yield from (suggestion.about for suggestion in SUGGESTIONS)
 
 
