@@ -58,12 +58,13 @@ class EngineStatus:
     model: str = ""
     progress: Progress | None = None
     error: str = ""
-    better_budget: int | None = None  # bytes, with which the load that failed would work
+    better_budget: int | None = None  # bytes, with which the load or the answer that failed would work
     better_context: int | None = None  # tokens, likewise
     info: EngineInfo | None = None
     plan: MemoryPlan | None = None
     footprint: ModelFootprint | None = None
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by owner when last asked
+    load_s: float = 0.0  # that the load took
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed
     revision: int = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
 from app.engine_status import INTERNAL_ERROR, EngineLike
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 
@@ -60,8 +60,10 @@ class GenerationJob:
         chat_id: str,
         chats: ChatStore,
         on_step: Callable[[], None] = lambda: None,
+        on_out_of_memory: Callable[[BudgetError], None] = lambda failure: None,
     ) -> None:
         self._engine, self._request, self._chats, self._on_step = engine, request, chats, on_step
+        self._on_out_of_memory = on_out_of_memory
         self._link = engine.info().link
         self._lock = threading.Lock()  # guards the view and the names beside it
         self._saving = threading.Lock()  # taken before the other: saves happen one after the other
@@ -102,6 +104,8 @@ class GenerationJob:
             finish, error = self._consume(), ""
         except LocalMoeError as failure:
             finish, error = "error", str(failure)
+            if isinstance(failure, BudgetError):
+                self._on_out_of_memory(failure)
         finally:
             try:
                 self._finish(finish, error)

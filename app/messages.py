@@ -36,9 +36,12 @@ def turn_entries(messages: Sequence[ChatMessage], job: JobView | None, t: Texts 
             text = f"*({t('not answered yet: press Retry')})*"
             entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t))
         return entries
+    content = [_text(job.text or WAITING)]
+    if job.stats is not None and job.stats.approximate:
+        content.append(_text(f'<p class="lm-line">{t("approximate: written by the draft alone")}</p>'))
     return [
         *(_entry(message, t) for message in messages if message.role == "user"),
-        {"role": "assistant", "content": [_text(job.text or WAITING)]},
+        {"role": "assistant", "content": content},
     ]
 
 

@@ -14,6 +14,7 @@ from app.screen import BUSY_S, Screen, Widgets
 from app.service import ChatService
 from app.tabs.benchmark import connect_benchmark_tab, create_benchmark_tab, refresh_benchmark
 from app.tabs.chat import connect_chat_tab, create_chat_tab
+from app.tabs.load_preview import connect_load_preview
 from app.tabs.models import action_html, connect_models_tab, create_models_tab, token_updates
 from app.tabs.settings import connect_settings_tab, create_settings_tab, form_values
 from app.tabs.sidebar import connect_sidebar, create_sidebar
@@ -82,7 +83,8 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
-        connect_models_tab(screen, models_screen, [header, chat.welcome])
+        connect_load_preview(settings.load, settings_tab, screen, models)
+        connect_models_tab(screen, models_screen, [header, chat.welcome, settings.load.preview])
         connect_benchmark_tab(benchmark, screen, benchmarks)
         for tab, name in zip((chat_tab, models_tab, settings_tab, benchmark_tab), TABS, strict=True):
             _connect_tab(tab, name, screen, models_screen)

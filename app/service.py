@@ -118,10 +118,14 @@ class ChatService:
             draft_length=settings.draft_length,
             policy=settings.policy,
             strict=settings.strict,
+            draft_only=settings.approximate,
         )
-        self.runner.start(
-            GenerationJob(engine, request, chat_id, self.chats, lambda: self.holder.note_memory(engine))
-        )
+        holder = self.holder
+        job = GenerationJob(
+            engine, request, chat_id, self.chats, lambda: holder.note_memory(engine),
+            lambda failure: holder.note_out_of_memory(engine, failure),
+        )  # fmt: skip
+        self.runner.start(job)
 
     # --- settings ------------------------------------------------------------------------------------------
 
@@ -150,10 +154,7 @@ class ChatService:
             return self._apply_better_draft(wanted, config.improve_draft)
         if self.runner.running():
             raise ConfigError("An answer is being written: wait for its end or press Stop, then apply again.")
-        same = wanted.model == self.load_settings.model and config.context == before.context
-        same = same and config.draft_dir == before.draft_dir
-        same = same and config.emulated_link_bytes_per_s == before.emulated_link_bytes_per_s
-        if same and has_draft and self.holder.status().phase == "ready":
+        if self.applies_live(wanted):
             plan = self.holder.resize(config.vram_budget_bytes)
             self.holder.improve_draft(config.improve_draft)
             self.store.save(load=wanted)
@@ -164,6 +165,21 @@ class ChatService:
             sentence = ""  # the page shows how far the load is
         self.load_settings = wanted
         return sentence
+
+    def applies_live(self, wanted: LoadSettings) -> bool:
+        """Whether these settings need no load: the loaded model can take them as it is.
+
+        Raises:
+            ConfigError: one is out of range.
+        """
+        config, before = wanted.engine_config(self.answers), self.holder.config
+        live = replace(
+            config, vram_budget_bytes=before.vram_budget_bytes, improve_draft=before.improve_draft,
+            draft_length=before.draft_length, policy=before.policy,
+        )  # fmt: skip
+        has_draft = config.draft_length == 0 or before.draft_length != 0
+        same = wanted.model.strip() == self.load_settings.model and live == before
+        return same and has_draft and self.holder.status().phase == "ready"
 
     def _differs_in_better_draft_alone(self, wanted: LoadSettings) -> bool:
         """Whether the switch of the better draft is all that changes in a model that is loaded or loading."""

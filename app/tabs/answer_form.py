@@ -40,13 +40,14 @@ class AnswerForm:
     seed: gr.Textbox
     policy: gr.Dropdown
     strict: gr.Checkbox
+    approximate: gr.Checkbox
     saved: gr.HTML
 
     def plain_fields(self) -> dict[str, Any]:
         """Widgets by the name of their setting, but for the draft length, which has two."""
         names = (
             "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy", "strict",
+            "seed", "policy", "strict", "approximate",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -85,8 +86,13 @@ def create_answer_form() -> AnswerForm:
                 info="The same bits whatever the settings and the timing: no experts are computed on the "
                 "CPU. Slower where a model does not fit into VRAM.",
             )  # fmt: skip
+            approximate = gr.Checkbox(
+                False, label="Approximate answers", elem_id="lm-approximate",
+                info="Written by the low-bit draft alone, which nothing verifies: faster, and not the "
+                "model's own words. Every such answer says so.",
+            )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
-    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, saved)
+    return AnswerForm(system_prompt, draft_mode, draft_length, *sampling, policy, strict, approximate, saved)
 
 
 def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:
@@ -138,14 +144,14 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
         }
 
     gr.on(
-        [event for widget in form.fields() for event in _edits(widget)], handle_change,
+        [event for widget in form.fields() for event in user_edits(widget)], handle_change,
         [screen.view, *form.fields()],
         [form.saved, form.draft_length], queue=False, show_progress="hidden", api_visibility="private",
         trigger_mode="always_last",
     )  # fmt: skip
 
 
-def _edits(widget: Any) -> list[Any]:
+def user_edits(widget: Any) -> list[Any]:
     """When the user is done with a control."""
     chosen = isinstance(widget, gr.Radio | gr.Dropdown | gr.Checkbox)
     return [widget.input] if chosen else [widget.blur, widget.submit]

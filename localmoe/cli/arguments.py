@@ -12,7 +12,7 @@ from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.simulate_options import add_simulate_options
-from localmoe.core.config import EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.config import ALLOWED_DRAFT_BITS, EngineConfig, SamplingConfig, parse_draft_length
 from localmoe.core.draft_config import (
     BITS,
     GPTQ_BUDGET_BYTES,
@@ -105,6 +105,9 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     )
     add_lane_options(parser)
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
+    parser.add_argument(
+        "--draft-bits", type=int, choices=ALLOWED_DRAFT_BITS, default=4, help="of the default draft"
+    )
     parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
         "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
@@ -146,7 +149,7 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     # the target alone is recorded
     parser.set_defaults(
         draft_length=0, draft=None, drafter="self", emulated_link=None, lanes="vram+link", strict=True,
-        cpu_threads=None,
+        cpu_threads=None, draft_bits=4,
     )  # fmt: skip
 
 
@@ -273,6 +276,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         cpu_threads=args.cpu_threads,
         drafter=args.drafter,
         draft_dir=args.draft,
+        draft_bits=args.draft_bits,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,
         dtype=args.dtype,

@@ -18,6 +18,7 @@ DraftLength = int | Literal["auto"]
 Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+ALLOWED_DRAFT_BITS = (2, 3, 4, 8)
 LANES: tuple[Lanes, ...] = get_args(Lanes)
 DrafterName = Literal["self", "prompt-lookup"]
 
@@ -67,6 +68,7 @@ class EngineConfig:
         cpu_threads: of the CPU lane; None: one for each core but one or two.
         drafter: who proposes tokens: the model's own low-bit draft, or a look into the text so far.
         draft_dir: a draft to use instead of the default place.
+        draft_bits: of the draft in the default place, which is built by rounding where there is none.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
         improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see
@@ -82,6 +84,7 @@ class EngineConfig:
     cpu_threads: int | None = None
     drafter: DrafterName = "self"
     draft_dir: Path | None = None
+    draft_bits: int = 4
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     emulated_link_bytes_per_s: float | None = None
@@ -94,6 +97,9 @@ class EngineConfig:
             raise ConfigError(f"There is no drafter '{self.drafter}': choose one of {names}.")
         if self.drafter != "self" and self.draft_dir is not None:
             raise ConfigError(f"Drafter {self.drafter} reads no draft: leave the draft folder out.")
+        if self.draft_bits not in ALLOWED_DRAFT_BITS:
+            known = ", ".join(map(str, ALLOWED_DRAFT_BITS))
+            raise ConfigError(f"A draft of {self.draft_bits} bits is not known: use {known}.")
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
             raise ConfigError(
                 f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."

@@ -28,7 +28,7 @@ from localmoe.engine.draft_upgrade import why_not_better
 from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
-from localmoe.engine.loading import EngineParts, assemble, new_memory
+from localmoe.engine.loading import EngineParts, assemble, new_memory, out_of_memory
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.stepping import choose_governor, make_stepper
@@ -136,11 +136,14 @@ class Engine:
         Raises:
             EngineBusyError: another answer is being written.
             ContextLengthError, ConfigError, DraftError: the request cannot be served.
+            BudgetError: the GPU's memory ran out; `resize` to the budget that it names.
         """
         started = time.perf_counter()
         try:
             with self._idle("Another answer is being written: stop it first, or wait."), self._turns.answer():
                 yield from self._answer(request, stop, started)
+        except torch.OutOfMemoryError:
+            raise out_of_memory(self.plan.budget_bytes, "answering") from None
         finally:
             self._free_closed()
 

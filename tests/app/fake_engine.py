@@ -143,7 +143,9 @@ class FakeEngine:
     def _answer(self, request: GenerationRequest, stop: threading.Event | None) -> Iterator[StreamEvent]:
         question = request.messages[-1].content
         words = answer_to(question).split(" ")
-        counters = GenerationCounters(prompt_tokens=7, vram_budget_bytes=self.plan.budget_bytes)
+        counters = GenerationCounters(
+            prompt_tokens=7, vram_budget_bytes=self.plan.budget_bytes, approximate=request.draft_only
+        )
         started = time.perf_counter()
         time.sleep(3 * self.step_s if "slow step" not in question else 2.0)
         counters.ttft_s = time.perf_counter() - started

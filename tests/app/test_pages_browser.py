@@ -1,14 +1,19 @@
-"""The page's Benchmark tab in a real browser."""
+"""The page in a real browser: the Benchmark tab, use without eyes or mouse, and what the page costs."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 import pytest
 from browser import PageDriver, chromium_path, open_browser
 from conftest import FAKE, Server, running_app, wait_for
+
+from app.page import TABS
 
 pytestmark = [
     pytest.mark.browser,
@@ -62,3 +67,103 @@ def test_a_benchmark_runs_survives_a_reload_and_is_shared(driver: PageDriver, se
     driver.wait_text("#lm-bench-result", "All settings gave the same tokens.")
     driver.page.click("#lm-bench-delete")
     wait_for(lambda: driver.text("#lm-bench-result") == "", 10, "no result")
+
+
+AXE = """async ([source, theme, rules]) => {
+    if (!window.axe) (0, eval)(source);
+    const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};
+    const found = await axe.run(document, {resultTypes: ['violations'], ...only});
+    return found.violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) =>
+        `${theme}: ${one.id}: ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 150)
+            + ' ' + (node.failureSummary || '').slice(0, 220)).join(' | ')}`);
+}"""
+
+
+def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(driver: PageDriver) -> None:
+    source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    driver.chat()
+    driver.send("show me markdown")
+    driver.wait_idle()
+    found: list[str] = []
+    for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
+        driver.page.set_viewport_size({"width": width, "height": 900})
+        driver.theme(theme)
+        for tab in TABS:
+            driver.open_tab(tab)
+            driver.background()  # it fades
+            rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
+            found += driver.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
+        assert driver.evaluate("document.documentElement.scrollWidth") <= width
+    assert found == [], "\n".join(found)
+
+
+REACHED = """() => {
+    const e = document.activeElement;
+    return e && e !== document.body ? (e.id || e.closest('[id]')?.id || '') : '';
+}"""
+
+
+def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) -> None:
+    driver.page.set_viewport_size({"width": 1400, "height": 900})
+    driver.reload()
+    reached: list[str] = []
+    driver.page.locator("#lm-tab-chat-button").focus()
+    for tab in ("benchmark", "settings"):
+        driver.open_tab(tab)
+        driver.page.locator(f"#lm-tab-{tab}-button").focus()
+        assert driver.unlabelled() == []
+        for _ in range(70):
+            driver.page.keyboard.press("Tab")
+            reached.append(driver.evaluate(REACHED))
+    missing = [
+        name
+        for name in (
+            "lm-bench-policies", "lm-bench-lengths", "lm-bench-prompts", "lm-bench-tokens", "lm-bench-cards",
+            "lm-bench-budget", "lm-bench-run", "lm-bench-predict", "lm-model", "lm-automatic", "lm-budget",
+            "lm-budget-slider", "lm-context", "lm-draft-bits", "lm-better-draft", "lm-apply", "lm-system",
+            "lm-draft", "lm-temperature", "lm-seed",
+        )
+        if name not in reached
+    ]  # fmt: skip
+    assert missing == []
+
+
+COSTS = """() => {
+    const entries = ['navigation', 'resource'].flatMap((kind) => performance.getEntriesByType(kind));
+    return {
+        bytes: entries.reduce((sum, one) => sum + (one.transferSize || one.encodedBodySize || 0), 0),
+        requests: entries.length, nodes: document.querySelectorAll('*').length,
+    };
+}"""
+MAX_BYTES, MAX_REQUESTS, MAX_NODES, MAX_READY_S, MAX_IDLE_SHARE = 1_000_000, 120, 800, 2.0, 0.25
+
+
+def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
+    """The figures of docs/app.md. Seconds are the main thread's processor time: waiting for a busy machine is
+    no cost of the page."""
+    with open_browser(playwright) as browser:
+        driver = PageDriver.open(browser, server.url)
+        driver.wait_text("#lm-header", "ready")
+        costs = driver.evaluate(COSTS)
+        session = driver.page.context.new_cdp_session(driver.page)
+        session.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
+        session.send("Performance.enable")
+
+        def busy() -> float:
+            found = session.send("Performance.getMetrics")["metrics"]
+            return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+
+        driver.reload()
+        driver.wait_text("#lm-header", "ready")
+        ready_s = busy()
+        time.sleep(2.0)
+        before, began = busy(), time.monotonic()
+        time.sleep(3.0)
+        idle_share = (busy() - before) / (time.monotonic() - began)
+        session.send("Performance.disable")
+        driver.close()
+    figures = f"{costs}, ready {ready_s:.2f} s, idle {idle_share:.3f}"
+    assert 100_000 < costs["bytes"] <= MAX_BYTES and costs["requests"] <= MAX_REQUESTS, figures
+    assert 200 < costs["nodes"] <= MAX_NODES and 0 < ready_s <= MAX_READY_S, figures
+    assert 0 < idle_share <= MAX_IDLE_SHARE, figures
+    print(figures)
