@@ -209,6 +209,10 @@ class JobRunner:
         view = self.view()
         return view is not None and view.finish is None and chat_id in (None, view.chat_id)
 
+    def busy(self) -> bool:
+        """Whether an answer or a benchmark has the engine."""
+        return self._reserved is not None or self.running()
+
     def check_free(self) -> None:
         """Raise JobRunningError if an answer is being written, BenchmarkRunningError if one would
         disturb a benchmark."""

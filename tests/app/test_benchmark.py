@@ -99,6 +99,7 @@ def test_a_benchmark_and_an_answer_exclude_each_other_and_stopping_is_quick(
         with pytest.raises(BenchmarkRunningError):
             refused()
     wait_for(lambda: (view := benchmarks.view()) is not None and view.seconds_left is not None, 60, "a pace")
+    assert service.runner.busy() and not service.runner.running()
     began = time.monotonic()
     benchmarks.stop()
     wait_end(benchmarks, "stopped")
@@ -180,3 +181,22 @@ def test_damaged_results_are_kept_aside(tmp_path: Path) -> None:
     assert [result_id for result_id, _ in store.list()] == [f"{0:032x}"]
     assert len(store.reports) == len(texts) - 1 == len(list(tmp_path.glob("*.damaged")))
     assert result_html(store.list()[0][1], ENGLISH)
+
+
+def test_a_better_drafts_build_pauses_for_a_benchmark_and_goes_on_after_it(tmp_path: Path) -> None:
+    loader = FakeLoader(step_s=0.005, improve_s=20.0)
+    service = ChatService(tmp_path, loader, lambda: [])
+    service.start()
+    try:
+        wait_for(lambda: service.holder.status().improvement is not None, 10, "the build")
+        engine, slots = loader.engines[0], loader.engines[0]._plan(None).num_slots
+        seen = []
+        reset = engine.reset
+        engine.reset = lambda: (seen.append((engine.plan.num_slots, engine._improving.locked())), reset())  # type: ignore[assignment,func-returns-value,method-assign]
+        benchmarks = BenchmarkService(service)
+        benchmarks.run(*SETTINGS)
+        wait_end(benchmarks, "done")
+        assert seen == [(slots, False)] * 5 and service.holder.config.improve_draft
+        wait_for(lambda: engine.improvements == 2, 10, "the build going on")
+    finally:
+        service.close()

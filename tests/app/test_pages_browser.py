@@ -88,9 +88,9 @@ def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(driver: Pag
     for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
         driver.page.set_viewport_size({"width": width, "height": 900})
         driver.theme(theme)
+        driver.background()  # it fades
         for tab in TABS:
             driver.open_tab(tab)
-            driver.background()  # it fades
             rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
             found += driver.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
         assert driver.evaluate("document.documentElement.scrollWidth") <= width
@@ -126,6 +126,15 @@ def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) ->
         if name not in reached
     ]  # fmt: skip
     assert missing == []
+    wait_for(lambda: "(predicted)" in driver.text("#lm-preview"), 60, "the planner's words")
+    said = driver.text("#lm-preview")
+    driver.page.locator("#lm-budget-slider input[type=range]").focus()
+    for _ in range(30):
+        driver.page.keyboard.press("ArrowLeft")
+    driver.wait_text("#lm-preview", "Apply changes this at once")
+    wait_for(lambda: driver.value("lm-budget").endswith("MiB"), 10, "the slider's size")
+    assert driver.text("#lm-preview") != said and "experts stay in" in said
+    driver.apply(driver.value("lm-budget").removesuffix("MiB"))
 
 
 COSTS = """() => {
@@ -162,12 +171,12 @@ def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
 
         def idle() -> float:
             before, began = busy(), time.monotonic()
-            time.sleep(3.0)
+            time.sleep(2.0)
             return (busy() - before) / (time.monotonic() - began)
 
         wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates")
         ready_s = min(reloaded() for _ in range(2))
-        time.sleep(1.5)
+        time.sleep(1.0)
         idle_share = min(idle() for _ in range(2))
         session.send("Performance.disable")
         driver.close()
