@@ -147,6 +147,38 @@ COSTS = """() => {
 MAX_BYTES, MAX_REQUESTS, MAX_NODES, MAX_READY_S, MAX_IDLE_SHARE = 1_000_000, 120, 800, 2.0, 0.25
 
 
+def _counting(page: Any) -> Any:
+    """A session that counts the main thread's processor time."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
+    session.send("Performance.enable")
+    return session
+
+
+def _busy_s(session: Any) -> float:
+    found = session.send("Performance.getMetrics")["metrics"]
+    return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+
+
+def _ready_s(context: Any, url: str) -> float:
+    """Until a page of its own can be used."""
+    page = context.new_page()
+    session = _counting(page)
+    page.goto(url)
+    page.wait_for_function(
+        "document.querySelector('#lm-header')?.innerText.includes('ready')", timeout=60_000
+    )
+    seconds = _busy_s(session)
+    page.close()
+    return seconds
+
+
+def _idle_share(session: Any) -> float:
+    before, began = _busy_s(session), time.monotonic()
+    time.sleep(2.0)
+    return (_busy_s(session) - before) / (time.monotonic() - began)
+
+
 def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
     """The figures of docs/app.md. Seconds are the main thread's processor time: waiting for a busy machine is
     no cost of the page."""
@@ -154,34 +186,14 @@ def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
         driver = PageDriver.open(browser, server.url)
         driver.wait_text("#lm-header", "ready")
         costs = driver.evaluate(COSTS)
-        session = driver.page.context.new_cdp_session(driver.page)
-        session.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
-        session.send("Performance.enable")
-
-        def busy() -> float:
-            found = session.send("Performance.getMetrics")["metrics"]
-            return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
-
-        def reloaded() -> float:
-            before = busy()
-            driver.reload()
-            driver.wait_text("#lm-header", "ready")
-            after = busy()
-            return after - before if after > before else after  # a new process counts from 0
-
-        def idle() -> float:
-            before, began = busy(), time.monotonic()
-            time.sleep(2.0)
-            return (busy() - before) / (time.monotonic() - began)
-
+        ready_s = min(_ready_s(driver.page.context, server.url) for _ in range(2))
+        session = _counting(driver.page)
         wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates")
-        ready_s = min(reloaded() for _ in range(2))
         time.sleep(1.0)
-        idle_share = min(idle() for _ in range(2))
-        session.send("Performance.disable")
+        idle_share = min(_idle_share(session) for _ in range(2))
         driver.close()
     figures = f"{costs}, ready {ready_s:.2f} s, idle {idle_share:.3f}"
     assert 100_000 < costs["bytes"] <= MAX_BYTES and costs["requests"] <= MAX_REQUESTS, figures
-    assert 200 < costs["nodes"] <= MAX_NODES and 0 < ready_s <= MAX_READY_S, figures
+    assert 200 < costs["nodes"] <= MAX_NODES and 0.2 < ready_s <= MAX_READY_S, figures
     assert 0 < idle_share <= MAX_IDLE_SHARE, figures
     print(figures)
