@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from app.draft_improver import DraftImprover
@@ -98,7 +100,8 @@ class EngineHolder:
             with self._lock:
                 self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
                 if self._shows(engine):
-                    self._publish(replace(self._status, plan=plan, memory=memory, info=info))
+                    better = replace(self._status, error="", better_budget=None)
+                    self._publish(replace(better, plan=plan, memory=memory, info=info))
         return plan
 
     def improve_draft(self, wanted: bool) -> None:
@@ -112,12 +115,32 @@ class EngineHolder:
                 self._improver.cancel()
                 self._publish(replace(self._status, improvement=None, improvement_note=""))
 
+    @contextmanager
+    def without_improvement(self) -> Iterator[None]:
+        """Nobody builds a better draft meanwhile, which would take time and memory; finished layers are
+        kept, and it goes on after that. No model may be loaded meanwhile."""
+        wanted = self.config.improve_draft
+        if wanted:
+            self.improve_draft(False)
+            self._improver.join()
+        try:
+            yield
+        finally:
+            if wanted:
+                self.improve_draft(True)
+
     def note_memory(self, engine: EngineLike) -> None:
         """Ask the engine what it holds now. Call this from the thread that uses it, between two steps."""
         memory = engine.device_memory()
         with self._lock:
             if self._shows(engine) and memory != self._status.memory:
                 self._publish(replace(self._status, memory=memory))
+
+    def note_out_of_memory(self, engine: EngineLike, failure: BudgetError) -> None:
+        """An answer ran out of memory: show what would work."""
+        with self._lock:
+            if self._shows(engine):
+                self._publish(replace(self._status, error=str(failure), better_budget=failure.budget_bytes))
 
     def close(self) -> None:
         """Cancel a load, end the answer and a draft build, free the engine."""
@@ -158,7 +181,7 @@ class EngineHolder:
                 if not cancel.is_set():
                     self._publish(replace(self._status, progress=progress))
 
-        failed = EngineStatus(phase="error", model=model)
+        failed, began = EngineStatus(phase="error", model=model), time.monotonic()
         engine: EngineLike | None = None
         try:
             if not cancel.is_set():
@@ -172,10 +195,15 @@ class EngineHolder:
             failed = replace(failed, error=INTERNAL_ERROR)
             raise
         finally:
-            self._finish(engine, model, cancel, failed)
+            self._finish(engine, model, cancel, failed, time.monotonic() - began)
 
     def _finish(
-        self, engine: EngineLike | None, model: str, cancel: threading.Event, failed: EngineStatus
+        self,
+        engine: EngineLike | None,
+        model: str,
+        cancel: threading.Event,
+        failed: EngineStatus,
+        load_s: float,
     ) -> None:
         with self._lock:
             superseded = cancel.is_set()
@@ -189,6 +217,7 @@ class EngineHolder:
                         plan=engine.plan,
                         footprint=engine.footprint,
                         memory=engine.device_memory(),
+                        load_s=load_s,
                     )
                 )
                 if self.config.improve_draft:

@@ -17,6 +17,7 @@ from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from localmoe.engine import EngineInfo
+    from localmoe.model.routing_trace import RoutingRecorder
 
 INTERNAL_ERROR = "Something went wrong inside localmoe; the terminal window shows the details."
 
@@ -43,6 +44,8 @@ class EngineLike(Protocol):
     ) -> Iterator[StreamEvent]: ...
     @property
     def live(self) -> LiveLike: ...
+    def reset(self) -> None: ...
+    def record_routing(self, recorder: RoutingRecorder | None) -> None: ...
     def device_memory(self) -> dict[str, int]: ...
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan: ...
     def why_no_better_draft(self) -> str: ...
@@ -68,12 +71,13 @@ class EngineStatus:
     model: str = ""
     progress: Progress | None = None
     error: str = ""
-    better_budget: int | None = None  # bytes, with which the load that failed would work
+    better_budget: int | None = None  # bytes, with which the load or the answer that failed would work
     better_context: int | None = None  # tokens, likewise
     info: EngineInfo | None = None
     plan: MemoryPlan | None = None
     footprint: ModelFootprint | None = None
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by owner when last asked
+    load_s: float = 0.0  # that the load took
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed
     revision: int = 0

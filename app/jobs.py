@@ -15,7 +15,7 @@ from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
 from app.engine_status import INTERNAL_ERROR, EngineLike
 from app.job_view import JobView, Place
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 
@@ -32,6 +32,10 @@ class JobRunningError(LocalMoeError):
     """An answer is being written already."""
 
 
+class BenchmarkRunningError(LocalMoeError):
+    """A benchmark has the engine to itself."""
+
+
 class GenerationJob:
     """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
     called now and then between two steps, and at the end: the moments when the engine can be asked; `on_end`
@@ -45,9 +49,10 @@ class GenerationJob:
         chats: ChatStore,
         on_step: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
+        on_out_of_memory: Callable[[BudgetError], None] = lambda failure: None,
     ) -> None:
         self._engine, self._request, self._chats, self._on_step = engine, request, chats, on_step
-        self._on_end = on_end
+        self._on_end, self._on_out_of_memory = on_end, on_out_of_memory
         self._link = engine.info().link
         self._lock = threading.Lock()  # guards the view and the names beside it
         self._saving = threading.Lock()  # taken before the other: saves happen one after the other
@@ -93,6 +98,8 @@ class GenerationJob:
         except LocalMoeError as failure:
             finish, error = "error", str(failure)
             _LOG.error("an answer failed: %s", type(failure).__name__)  # its sentence might quote a text
+            if isinstance(failure, BudgetError):
+                self._on_out_of_memory(failure)
         finally:
             try:
                 self._finish(finish, error)
@@ -198,6 +205,8 @@ class JobRunner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._job: GenerationJob | None = None
+        self._reserved: threading.Event | None = None  # ends what has the engine to itself
+        self._released = threading.Event()
 
     def view(self) -> JobView | None:
         """The running answer, or the last one."""
@@ -209,8 +218,15 @@ class JobRunner:
         view = self.view()
         return view is not None and view.finish is None and chat_id in (None, view.chat_id)
 
+    def busy(self) -> bool:
+        """Whether an answer or a benchmark has the engine."""
+        return self._reserved is not None or self.running()
+
     def check_free(self) -> None:
-        """Raise JobRunningError if an answer is being written."""
+        """Raise JobRunningError if an answer is being written, BenchmarkRunningError if one would
+        disturb a benchmark."""
+        if self._reserved is not None:
+            raise BenchmarkRunningError("A benchmark is running: wait for its end, or stop it first.")
         if self.running():
             raise JobRunningError("An answer is still being written: wait for its end, or press Stop first.")
 
@@ -221,6 +237,25 @@ class JobRunner:
             previous, self._job = self._job, job
             job.start(after=previous)
 
+    def reserve(self, stop: threading.Event) -> None:
+        """Let nobody begin an answer until `release`; `stop` is set when the engine is wanted back. Raises
+        as `check_free`."""
+        with self._lock:
+            self.check_free()
+            self._reserved, self._released = stop, threading.Event()
+
+    def release(self) -> None:
+        """Answers may begin again."""
+        with self._lock:
+            self._reserved = None
+            self._released.set()
+
+    def settle(self) -> None:
+        """Wait until the last answer, which has ended for its reader, has let go of the engine."""
+        job = self._job
+        if job is not None:
+            job.join()
+
     def stop(self) -> None:
         """End the running answer and keep its text."""
         job = self._job
@@ -228,7 +263,11 @@ class JobRunner:
             job.stop()
 
     def stop_and_wait(self) -> None:
-        """The same, and wait until the engine is free."""
+        """The same, and a benchmark; wait until the engine is free."""
+        reserved, released = self._reserved, self._released
+        if reserved is not None:
+            reserved.set()
+            released.wait()
         job = self._job
         if job is not None:
             job.stop()

@@ -41,6 +41,8 @@ def turn_entries(
             entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t, False))
         return entries
     parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t)
+    if job.stats is not None and job.stats.approximate:
+        parts = [*parts, f'<p class="lm-line">{t("approximate: written by the draft alone")}</p>']
     return [
         *(_entry(message, t, coloured) for message in messages if message.role == "user"),
         {"role": "assistant", "content": [_text(part) for part in parts]},

@@ -54,7 +54,8 @@ class ModelsScreen:
             if shown.get(name) != repr(key) and not first:
                 updates.update(make())
         told = {name: repr(key) for name, (key, _) in parts.items()}
-        updates[self.seen] = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
+        now = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
+        updates[self.seen] = now if now != seen else gr.skip()
         return updates
 
     def _parts(self, view: View, open_tab: str) -> dict[str, tuple[Any, Callable[[], Updates]]]:

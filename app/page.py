@@ -7,12 +7,15 @@ from html import escape
 
 import gradio as gr
 
+from app.bench.service import BenchmarkService
 from app.live_html import live_cards_html
 from app.models.service import ModelsService
 from app.models_screen import STILL_S, ModelsScreen
 from app.screen import BUSY_S, Screen, Widgets
 from app.service import ChatService
+from app.tabs.benchmark import connect_benchmark_tab, create_benchmark_tab, refresh_benchmark
 from app.tabs.chat import connect_chat_tab, create_chat_tab
+from app.tabs.load_preview import connect_load_preview
 from app.tabs.logs import logs_html
 from app.tabs.models import action_html, connect_models_tab, create_models_tab, token_updates
 from app.tabs.settings import connect_settings_tab, create_settings_tab, form_values
@@ -21,7 +24,7 @@ from app.texts import IN_CHINESE, Texts, texts_for
 from app.translate import translatable, translations
 from app.view import Seen, Updates, View
 
-TABS = ("chat", "models", "settings", "logs")
+TABS = ("chat", "models", "settings", "benchmark", "logs")
 _LANGUAGE = "window.localmoeLanguage()"
 
 
@@ -47,6 +50,7 @@ def top_html(t: Texts) -> str:
 
 def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
     """The whole page on these services."""
+    benchmarks = BenchmarkService(service)
     page = gr.Blocks(title="localmoe", fill_width=True, analytics_enabled=False)
     with page:
         with gr.Row(elem_id="lm-shell"):
@@ -63,6 +67,8 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
                         models_widgets = create_models_tab()
                     with gr.Tab("Settings", id="settings", elem_id="lm-tab-settings") as settings_tab:
                         settings = create_settings_tab()
+                    with gr.Tab("Benchmark", id="benchmark", elem_id="lm-tab-benchmark") as benchmark_tab:
+                        benchmark = create_benchmark_tab()
                     with gr.Tab("Logs", id="logs", elem_id="lm-tab-logs") as logs_tab:
                         logs = gr.HTML("", apply_default_css=False, elem_id="lm-logs")
             with gr.Column(elem_id="lm-live", min_width=0):
@@ -82,13 +88,16 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
         connect_chat_tab(chat, screen)
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
-        connect_models_tab(screen, models_screen, [header, chat.welcome])
-        for tab, name in zip((chat_tab, models_tab, settings_tab, logs_tab), TABS, strict=True):
+        connect_load_preview(settings.load, settings_tab, screen, models)
+        connect_models_tab(screen, models_screen, [header, chat.welcome, settings.load.preview])
+        connect_benchmark_tab(benchmark, screen, benchmarks)
+        shown = (chat_tab, models_tab, settings_tab, benchmark_tab, logs_tab)
+        for tab, name in zip(shown, TABS, strict=True):
             _connect_tab(tab, name, screen, models_screen)
 
         def handle_load(wanted: object, chosen: object, shown_tab: str) -> Updates:
             code = texts_for(chosen).language
-            notice = " ".join([*service.reports(), *models.reports()])
+            notice = " ".join([*service.reports(), *models.reports(), *benchmarks.results.reports])
             view = View(service.chat_to_open(wanted), notice=notice, language=code)
             models.shelf.refresh()
             t = texts_for(code)
@@ -97,13 +106,14 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
                 **form_values(settings, service), **screen.updates(view, ""),
                 **models_screen.refresh(view, "", shown_tab),
                 **token_updates(models_widgets, code), top: top_html(t),
+                **refresh_benchmark(benchmark, benchmarks, view, "", None),
             }  # fmt: skip
 
         def handle_tick(view: View, seen: Seen) -> Updates:
             return screen.refresh(view, seen)
 
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
-        extra += [live_cards, logs]
+        extra += [live_cards, logs, *benchmark.outputs()]
         screen.listen(
             page.load,
             handle_load,

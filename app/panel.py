@@ -42,6 +42,8 @@ def panel_html(
     stats = job.stats if job is not None else None
     running = job is not None and job.finish is None
     state = t("answering") if running else t("last answer") if job is not None else t("no answer yet")
+    if stats is not None and stats.approximate:
+        state += f" · {t('approximate')}"
     return (
         f'<div class="lm-panel"><div class="lm-panel-head"><h2>{escape(t("Live"))}</h2>'
         f'<span class="lm-dot{" on" if running else ""}">{state}</span></div>'

@@ -154,7 +154,8 @@ class Screen:
         for name, (key, make) in parts.items():
             if shown.get(name) != repr(key):
                 updates.update(make())
-        updates[self.seen] = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        told = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        updates[self.seen] = told if told != seen else gr.skip()  # drawing it anew costs the page 0.1 s
         return updates
 
     def _chat(self, view: View) -> Chat | None:

@@ -10,7 +10,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from app.files import set_aside, write_json
-from localmoe.core.config import DraftLength, EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.config import (
+    LANES,
+    DraftLength,
+    EngineConfig,
+    Lanes,
+    SamplingConfig,
+    parse_draft_length,
+)
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.units import parse_bytes, parse_speed
 from localmoe.prefetch.registry import check_policy
@@ -31,6 +38,9 @@ class LoadSettings:
     emulated_link: str = ""  # empty: copies run at the machine's own speed
     better_draft: str = "on"  # or "off": built in the pauses between answers
     draft: str = ""  # the folder of a ready-made draft; empty: the model's own
+    draft_bits: str = "4"  # of the model's own
+    lanes: str = "auto"  # where experts outside VRAM come from
+    cpu_threads: str = "auto"  # of the CPU lane
 
     def engine_config(self, answers: AnswerSettings) -> EngineConfig:
         """The engine's configuration.
@@ -49,6 +59,9 @@ class LoadSettings:
             emulated_link_bytes_per_s=parse_speed(link) if link else None,
             improve_draft=_parse_switch("Better draft", self.better_draft),
             draft_dir=Path(self.draft) if self.draft.strip() else None,
+            draft_bits=_whole("Draft bits", self.draft_bits),
+            lanes=_lanes(self.lanes),
+            cpu_threads=None if _is_auto(self.cpu_threads) else _whole("CPU threads", self.cpu_threads),
         )
 
 
@@ -68,6 +81,7 @@ class AnswerSettings:
     system_prompt: str = ""
     strict: bool = False  # no sums on the CPU, so that bits depend on no setting
     show_drafted: bool = False  # colour what was accepted from the draft
+    approximate: bool = False  # by the draft alone, which nothing verifies
 
     def sampling(self) -> SamplingConfig:
         """How tokens are chosen; raises ConfigError when a number is out of range."""
@@ -79,8 +93,18 @@ class AnswerSettings:
 
 def parse_budget(text: str) -> int | None:
     """Bytes of a VRAM budget as typed; None for "auto" or nothing."""
-    text = text.strip()
-    return None if text.lower() in ("", "auto") else parse_bytes(text)
+    return None if _is_auto(text) else parse_bytes(text.strip())
+
+
+def _is_auto(text: str) -> bool:
+    return text.strip().lower() in ("", "auto")
+
+
+def _lanes(text: str) -> Lanes:
+    for lanes in LANES:
+        if lanes == text.strip().lower():
+            return lanes
+    raise ConfigError(f"Lanes '{text}' are not known: use one of {', '.join(LANES)}.")
 
 
 def _parse_context(text: str) -> int | None:
@@ -126,6 +150,7 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
         system_prompt=prompt,
         strict=bool(values.get("strict", base.strict)),
         show_drafted=bool(values.get("show_drafted", base.show_drafted)),
+        approximate=bool(values.get("approximate", base.approximate)),
     )
     settings.sampling()
     if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:
@@ -160,6 +185,32 @@ def _whole(name: str, value: object) -> int:
     return value
 
 
+def _sound_load(values: Mapping[str, object], answers: AnswerSettings) -> tuple[LoadSettings, list[str]]:
+    """Every field that can be used, and the names of those that cannot."""
+    load, bad = LoadSettings(), []
+    for name in (field.name for field in fields(LoadSettings) if field.name in values):
+        changed = replace(load, **{name: str(values[name])})
+        try:
+            changed.engine_config(answers)
+            load = changed
+        except LocalMoeError:
+            bad.append(name)
+    return load, bad
+
+
+def _sound_answers(values: Mapping[str, object]) -> tuple[AnswerSettings, list[str]]:
+    """The same for answers."""
+    sound: dict[str, object] = {}
+    bad = []
+    for name in (field.name for field in fields(AnswerSettings) if field.name in values):
+        try:
+            check_answers({name: values[name]})
+            sound[name] = values[name]
+        except LocalMoeError:
+            bad.append(name)
+    return check_answers(sound), bad
+
+
 class SettingsStore:
     """Settings of this machine in one JSON file; `report` is a sentence if the file could not be read."""
 
@@ -174,16 +225,17 @@ class SettingsStore:
     def _read(self) -> None:
         try:
             data = json.loads(self._path.read_text(encoding="utf-8"))
-            known = {field.name for field in fields(LoadSettings)}
-            texts = {key: str(value) for key, value in data["load"].items() if key in known}
-            load = replace(LoadSettings(), **texts)
-            answers = check_answers(data["answers"])
-            load.engine_config(answers)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LocalMoeError):
+            kept_load, kept_answers = dict(data["load"]), dict(data["answers"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             kept = set_aside(self._path)
             self.report = f"The settings could not be read, so the usual ones are used; kept as {kept.name}."
-        else:
-            self.load, self.answers = load, answers
+            return
+        self.answers, bad = _sound_answers(kept_answers)
+        self.load, bad_load = _sound_load(kept_load, self.answers)
+        if bad or bad_load:
+            kept, names = set_aside(self._path), ", ".join([*bad_load, *bad])
+            self.report = f"Of the settings, the usual ones are used for {names}; the file is {kept.name}."
+            self.save()  # all others stay as they were
 
     def save(self, *, load: LoadSettings | None = None, answers: AnswerSettings | None = None) -> None:
         """Keep these (already checked) settings."""

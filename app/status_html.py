@@ -33,9 +33,10 @@ def header_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
     budget = t("{size} budget", size=format_bytes(status.plan.budget_bytes))
     facts = escape(" · ".join((status.info.device, budget, words.drafting(status, t))))
     toy = f'<span class="lm-muted">{escape(t(DEMO_NOTICE))}</span>' if status.model == "demo" else ""
+    alert = message_html(t(status.error), False)  # of an answer that ran out of memory
     return (
         f'<div class="lm-head"><strong>{name}</strong>{_chip("good", t("ready"))}'
-        f'<span class="lm-muted" role="status">{facts}</span>{toy}</div>'
+        f'<span class="lm-muted" role="status">{facts}</span>{toy}{_remedies(status, t)}</div>{alert}'
     )
 
 
@@ -43,7 +44,8 @@ def _remedies(status: EngineStatus, t: Texts) -> str:
     """Buttons that load again with what the planner says would work."""
     buttons = ""
     if status.better_budget is not None:
-        text = t("Use {size} and load", size=format_bytes(status.better_budget))
+        size = format_bytes(status.better_budget)
+        text = t("Use {size}", size=size) if status.phase == "ready" else t("Use {size} and load", size=size)
         buttons += action_button(text, "use-budget", str(status.better_budget), kind="primary")
     if status.better_context is not None:
         text = t("Use a context of {count} tokens and load", count=f"{status.better_context:,}")

@@ -21,9 +21,9 @@ import transformers
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
+from localmoe.engine.bench_row import Row
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.shapes import find_shape
-from localmoe.tables.row import Row
 
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)

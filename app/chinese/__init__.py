@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from app.chinese.benchmark import BENCHMARK
 from app.chinese.chat import CHAT
 from app.chinese.live import LIVE
 from app.chinese.models import MODELS
 from app.chinese.panel import PANEL
 from app.chinese.settings import SETTINGS
 
-CHINESE: Mapping[str, str] = MappingProxyType({**CHAT, **LIVE, **MODELS, **PANEL, **SETTINGS})
+CHINESE: Mapping[str, str] = MappingProxyType({**BENCHMARK, **CHAT, **LIVE, **MODELS, **PANEL, **SETTINGS})

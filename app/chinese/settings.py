@@ -9,7 +9,6 @@ SETTINGS = {
     "A model on this computer, or a folder with its safetensors files.": (
         "这台电脑上的模型，或含有其 safetensors 文件的文件夹。"
     ),
-    "VRAM budget": "显存预算",
     "auto, or a size such as 12GiB: what the engine may use of the device memory.": (
         "auto（自动），或 12GiB 这样的大小：引擎可以使用的设备内存。"
     ),
@@ -108,5 +107,51 @@ SETTINGS = {
     ),
     "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft.": (
         "已保存。加载模型时草稿是关闭的：按“应用”以连同草稿一起加载。"
+    ),
+    "Choose the VRAM budget automatically": "自动选择显存预算",
+    "All that is free but a reserve, and no more than the model can use.": (
+        "除保留部分外的全部空闲显存，且不超过模型能用的量。"
+    ),
+    "VRAM budget in MiB": "显存预算（MiB）",
+    "VRAM budget as a size": "以大小表示的显存预算",
+    "2 bits": "2 位",
+    "3 bits": "3 位",
+    "4 bits": "4 位",
+    "8 bits": "8 位",
+    "Bits of the draft": "草稿的位数",
+    "Fewer bits leave more VRAM to experts, and fewer drafted tokens are accepted. On a CPU, 2 and 3 bits "
+    "take as much memory as 4.": (
+        "位数越少，留给专家的显存越多，被接受的草稿词元越少。在 CPU 上，2 位和 3 位占用的内存与 4 位相同。"
+    ),
+    "Where experts outside VRAM come from": "显存之外的专家从何处来",
+    "link: over PCIe. cpu: computed on the CPU. auto: what was measured to pay.": (
+        "link：经 PCIe。cpu：在 CPU 上计算。auto：测得划算的方式。"
+    ),
+    "all": "全部",
+    "vram+link": "显存 + 链路",
+    "vram+cpu": "显存 + CPU",
+    "CPU threads": "CPU 线程",
+    "auto, or how many threads compute experts on the CPU.": "auto（自动），或在 CPU 上计算专家的线程数。",
+    "Approximate answers": "近似回答",
+    "Written by the low-bit draft alone, which nothing verifies: faster, and not the model's own words. "
+    "Every such answer says so.": (
+        "仅由低位草稿写出，不经验证：更快，但不是模型自己的话。每个这样的回答都会注明。"
+    ),
+    "approximate: written by the draft alone": "近似：仅由草稿写出",
+    "approximate": "近似",
+    "Use {size}": "使用 {size}",
+    "What these settings buy is known once the model has been looked at.": (
+        "查看模型之后才能知道这些设置的效果。"
+    ),
+    "no draft": "无草稿",
+    "ready-made draft": "现成的草稿",
+    "draft of {bits} bits": "{bits} 位草稿",
+    "context {count} tokens (KV cache {size})": "上下文 {count} 个词元（KV 缓存 {size}）",
+    "at most {rate} tok/s (predicted)": "最多 {rate} 词元/秒（预测）",
+    "Budget {budget}; {free} of {total} would be free for it.": "预算 {budget}；共 {total}，可用 {free}。",
+    "Apply changes this at once: nothing is loaded again.": "“应用”会立即生效：无需重新加载。",
+    "Apply loads {size} again.": "“应用”会重新加载 {size}。",
+    "Apply loads {size} again: about {time} at the speed of the last load.": (
+        "“应用”会重新加载 {size}：按上次加载的速度约需 {time}。"
     ),
 }

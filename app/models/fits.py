@@ -15,7 +15,7 @@ from app.engine_status import EngineStatus
 from app.files import write_json
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
-from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.hardware.limits import measured_rates
 from localmoe.hardware.probe import probe_hardware
@@ -59,15 +59,27 @@ class Fits:
         with self._lock:
             return self._hardware
 
-    def fit(self, facts: ModelFacts, *, download_bytes: int = 0) -> Fit | None:
-        """For the next load's settings; None until the machine is known."""
+    def budgets(self, facts: ModelFacts, config: EngineConfig) -> BudgetRange | None:
+        """Between which budgets one may choose; None until the machine is known, or where none works."""
         hardware = self.hardware()
         if hardware is None:
             return None
-        try:
-            config = self._config()
-        except LocalMoeError:
-            config = EngineConfig()
+        from localmoe.engine.fit import budget_range
+
+        return budget_range(facts, hardware, config)
+
+    def fit(
+        self, facts: ModelFacts, *, download_bytes: int = 0, config: EngineConfig | None = None
+    ) -> Fit | None:
+        """For the next load's settings, or others; None until the machine is known."""
+        hardware = self.hardware()
+        if hardware is None:
+            return None
+        if config is None:
+            try:
+                config = self._config()
+            except LocalMoeError:
+                config = EngineConfig()
         with self._lock:
             measured = self._measured
         rates = None
@@ -79,6 +91,12 @@ class Fits:
         from localmoe.engine.fit import fit_model  # which `_measure` has imported in its thread
 
         return fit_model(facts, hardware, rates, config, download_bytes=download_bytes)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the machine's rates are known, so that speeds can be predicted."""
+        with self._lock:
+            return self._measured is not None
 
     def close(self) -> None:
         """End the wait for a quiet moment."""

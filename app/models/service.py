@@ -149,7 +149,7 @@ class ModelsService:
         self.shelf.refresh()
         if not download.then_chat or download.role == "draft":
             return
-        while self.chats.runner.running():
+        while self.chats.runner.busy():
             if self._closed.wait(_POLL_S):
                 return
         try:
@@ -221,7 +221,7 @@ class ModelsService:
         return self.chats.load_settings.engine_config(self.chats.answers)
 
     def _busy(self) -> bool:
-        return self.chats.runner.running() or self.chats.holder.status().phase == "loading"
+        return self.chats.runner.busy() or self.chats.holder.status().phase == "loading"
 
 
 def typed_size(num_bytes: int) -> str:

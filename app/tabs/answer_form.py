@@ -43,6 +43,7 @@ class AnswerForm:
     policy: gr.Dropdown
     strict: gr.Checkbox
     show_drafted: gr.Checkbox
+    approximate: gr.Checkbox
     prompts: PresetRow
     samplings: PresetRow
     saved: gr.HTML
@@ -57,7 +58,7 @@ class AnswerForm:
         """Widgets by the name of their setting, but for the draft length, which has two."""
         names = (
             "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy", "strict", "show_drafted",
+            "seed", "policy", "strict", "show_drafted", "approximate",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -103,10 +104,15 @@ def create_answer_form() -> AnswerForm:
                 info="Marks the text of drafted tokens that the model accepted; answers are then shown "
                 "without formatting.",
             )  # fmt: skip
+            approximate = gr.Checkbox(
+                False, label="Approximate answers", elem_id="lm-approximate",
+                info="Written by the low-bit draft alone, which nothing verifies: faster, and not the "
+                "model's own words. Every such answer says so.",
+            )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
     return AnswerForm(
-        system_prompt, draft_mode, draft_length, *sampling, policy, strict, show_drafted, prompts,
-        samplings, saved,
+        system_prompt, draft_mode, draft_length, *sampling, policy, strict, show_drafted, approximate,
+        prompts, samplings, saved,
     )  # fmt: skip
 
 
@@ -161,14 +167,14 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
         }
 
     gr.on(
-        [event for widget in form.fields() for event in _edits(widget)], handle_change,
+        [event for widget in form.fields() for event in user_edits(widget)], handle_change,
         [screen.view, *form.fields()],
         [form.saved, form.draft_length], queue=False, show_progress="hidden", api_visibility="private",
         trigger_mode="always_last",
     )  # fmt: skip
 
 
-def _edits(widget: Any) -> list[Any]:
+def user_edits(widget: Any) -> list[Any]:
     """When the user is done with a control."""
     chosen = isinstance(widget, gr.Radio | gr.Dropdown | gr.Checkbox)
     return [widget.input] if chosen else [widget.blur, widget.submit]

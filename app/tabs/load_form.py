@@ -1,4 +1,4 @@
-"""The settings that a load needs (model, budget, context, link), the better draft's switch, and Apply. Checks
+"""The settings that a load needs (model, budget, draft, lanes), the better draft's switch, and Apply. Checks
 nothing itself."""
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app.service import ChatService
-from app.settings import LoadSettings
+from app.settings import LoadSettings, parse_budget
 from app.status_html import message_html
+from app.tabs.models import action_html
 from app.texts import texts_for
 from app.view import Seen, Updates, View
+from localmoe.core.config import ALLOWED_DRAFT_BITS, LANES
 from localmoe.core.errors import LocalMoeError
 
 if TYPE_CHECKING:
@@ -24,17 +26,30 @@ class LoadForm:
     """The widgets; `share` says what the budget buys, `applied` what came of Apply."""
 
     model: gr.Dropdown
+    automatic: gr.Checkbox
+    slider: gr.Slider
     budget: gr.Textbox
     context: gr.Textbox
-    link: gr.Textbox
+    draft_bits: gr.Radio
     better_draft: gr.Checkbox
+    lanes: gr.Radio
+    threads: gr.Textbox
+    link: gr.Textbox
+    preview: gr.HTML
     apply: gr.Button
     applied: gr.HTML
     share: gr.HTML
 
     def fields(self) -> list[Any]:
-        """Inputs of Apply."""
-        return [self.model, self.budget, self.context, self.link, self.better_draft]
+        """What is filled in when a page opens."""
+        return [*self.choices(), self.automatic]
+
+    def choices(self) -> list[Any]:
+        """Inputs of Apply, in the order of `chosen_settings`."""
+        return [
+            self.model, self.budget, self.context, self.link, self.better_draft, self.draft_bits, self.lanes,
+            self.threads,
+        ]  # fmt: skip
 
 
 def create_load_form() -> LoadForm:
@@ -45,15 +60,29 @@ def create_load_form() -> LoadForm:
             [("demo", "demo")], value="demo", label="Model", allow_custom_value=True, elem_id="lm-model",
             info="A model on this computer, or a folder with its safetensors files.",
         )  # fmt: skip
+        automatic = gr.Checkbox(
+            True, label="Choose the VRAM budget automatically", elem_id="lm-automatic",
+            info="All that is free but a reserve, and no more than the model can use.",
+        )  # fmt: skip
+        slider = gr.Slider(
+            0, 1, 0, step=1, label="VRAM budget in MiB", elem_id="lm-budget-slider", interactive=False,
+            buttons=[],
+        )  # fmt: skip
         with gr.Row():
             budget = gr.Textbox(
-                "auto", label="VRAM budget", elem_id="lm-budget",
+                "auto", label="VRAM budget as a size", elem_id="lm-budget",
                 info="auto, or a size such as 12GiB: what the engine may use of the device memory.",
             )  # fmt: skip
             context = gr.Textbox(
                 "auto", label="Context", elem_id="lm-context",
                 info="auto, or the number of tokens that question and answer may have together.",
             )  # fmt: skip
+        draft_bits = gr.Radio(
+            [(f"{bits} bits", f"{bits}") for bits in ALLOWED_DRAFT_BITS], value="4",
+            label="Bits of the draft", elem_id="lm-draft-bits",
+            info="Fewer bits leave more VRAM to experts, and fewer drafted tokens are accepted. On a CPU, 2 "
+            "and 3 bits take as much memory as 4.",
+        )  # fmt: skip
         better_draft = gr.Checkbox(
             True, label="Build a better draft in the background", elem_id="lm-better-draft",
             info="Between answers, for minutes to hours, it calibrates a second draft, which takes disk "
@@ -61,14 +90,38 @@ def create_load_form() -> LoadForm:
             "answers stay the same.",
         )  # fmt: skip
         with gr.Accordion("Advanced", open=False):
+            lanes = gr.Radio(
+                list(LANES), value="auto", label="Where experts outside VRAM come from", elem_id="lm-lanes",
+                info="link: over PCIe. cpu: computed on the CPU. auto: what was measured to pay.",
+            )  # fmt: skip
+            threads = gr.Textbox(
+                "auto", label="CPU threads", elem_id="lm-threads",
+                info="auto, or how many threads compute experts on the CPU.",
+            )  # fmt: skip
             link = gr.Textbox(
                 "", label="Emulated link", elem_id="lm-link", placeholder="off",
                 info="Slows copies, e.g. to 2GB/s, to study a slower machine (CPU only). Empty: off.",
             )  # fmt: skip
+        preview = action_html("lm-preview")
         apply = gr.Button("Apply", variant="primary", elem_id="lm-apply")
         applied = gr.HTML("", apply_default_css=False, elem_id="lm-applied")
         share = gr.HTML("", apply_default_css=False, elem_id="lm-share")
-    return LoadForm(model, budget, context, link, better_draft, apply, applied, share)
+    return LoadForm(
+        model, automatic, slider, budget, context, draft_bits, better_draft, lanes, threads, link, preview,
+        apply, applied, share,
+    )  # fmt: skip
+
+
+def chosen_settings(
+    before: LoadSettings, model: str, budget: str, context: str, link: str, better: bool, bits: str,
+    lanes: str, threads: str,
+) -> LoadSettings:  # fmt: skip
+    """What the form says; a ready-made draft, which is one model's, stays with its model."""
+    draft = before.draft if model == before.model else ""
+    return LoadSettings(
+        str(model or ""), budget or "auto", context or "auto", link or "", "on" if better else "off", draft,
+        str(bits or "4"), str(lanes or "auto"), threads or "auto",
+    )  # fmt: skip
 
 
 def load_values(form: LoadForm, service: ChatService) -> Updates:
@@ -83,6 +136,10 @@ def load_values(form: LoadForm, service: ChatService) -> Updates:
         form.budget: load.vram_budget,
         form.context: load.context,
         form.link: load.emulated_link,
+        form.automatic: parse_budget(load.vram_budget) is None,
+        form.draft_bits: load.draft_bits.strip(),
+        form.lanes: load.lanes.strip().lower(),
+        form.threads: load.cpu_threads,
         form.better_draft: load.better_draft.strip().lower() == "on",
     }
 
@@ -90,16 +147,9 @@ def load_values(form: LoadForm, service: ChatService) -> Updates:
 def connect_load_form(form: LoadForm, screen: Screen) -> None:
     """Attach the listener."""
 
-    def handle_apply(
-        model: str, budget: str, context: str, link: str, better: bool, view: View, seen: Seen
-    ) -> Updates:
-        switch = "on" if better else "off"
+    def handle_apply(view: View, seen: Seen, *choices: Any) -> Updates:
         try:
-            before = screen.service.load_settings
-            draft = before.draft if model == before.model else ""  # a ready-made one is one model's
-            wanted = LoadSettings(
-                str(model or ""), budget or "auto", context or "auto", link or "", switch, draft
-            )
+            wanted = chosen_settings(screen.service.load_settings, *choices)
             message, good = screen.service.apply_load(wanted), True
         except LocalMoeError as error:
             message, good = str(error), False
@@ -108,5 +158,5 @@ def connect_load_form(form: LoadForm, screen: Screen) -> None:
             form.applied: message_html(texts_for(view.language)(message), good),
         }
 
-    inputs = [*form.fields(), screen.view, screen.seen]
+    inputs = [screen.view, screen.seen, *form.choices()]
     screen.listen(form.apply.click, handle_apply, inputs, [form.applied])

@@ -15,7 +15,13 @@ from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.simulate_options import add_simulate_options
 from localmoe.cli.tables_options import add_tables_options, joined
-from localmoe.core.config import DrafterName, EngineConfig, SamplingConfig, parse_draft_length
+from localmoe.core.config import (
+    ALLOWED_DRAFT_BITS,
+    DrafterName,
+    EngineConfig,
+    SamplingConfig,
+    parse_draft_length,
+)
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_bytes, parse_speed
@@ -99,6 +105,9 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     )
     add_lane_options(parser)
     parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
+    parser.add_argument(
+        "--draft-bits", type=int, choices=ALLOWED_DRAFT_BITS, default=4, help="of the default draft"
+    )
     parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
     parser.add_argument(
         "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
@@ -146,7 +155,7 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     # the target alone is recorded
     parser.set_defaults(
         draft_length=0, draft=None, drafter="self", draft_model=None, emulated_link=None, lanes="vram+link",
-        strict=True, cpu_threads=None,
+        strict=True, cpu_threads=None, draft_bits=4,
     )  # fmt: skip
 
 
@@ -217,6 +226,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> Engi
         drafter=_drafter(args),
         draft_model=args.draft_model,
         draft_dir=args.draft,
+        draft_bits=args.draft_bits,
         emulated_link_bytes_per_s=args.emulated_link,
         device=args.device,
         dtype=args.dtype,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.bench_row import Row
+from localmoe.engine.benchmark import measure_setting, same_tokens
 from localmoe.prefetch.registry import POLICIES, check_policy
-from localmoe.tables.row import Row
 
 SHAPE_PROMPTS = 4
 SHAPE_PROMPT_TOKENS = 64
@@ -45,7 +45,7 @@ def run_bench(args: argparse.Namespace) -> None:
     with engine:
         requests = prompts or _random_requests(args, engine.footprint.vocab_size)
         settings = [(policy, length) for policy in policies for length in args.draft_lengths]
-        rows = [_measure(engine, requests, policy, length, _label(args)) for policy, length in settings]
+        rows = [_measure(engine, requests, setting, _label(args)) for setting in settings]
         (_print_json if args.json else _print_table)(args, engine, rows)
 
 
@@ -71,27 +71,18 @@ def _random_requests(args: argparse.Namespace, vocab_size: int) -> list[Generati
 
 
 def _measure(
-    engine: Engine,
-    requests: Sequence[GenerationRequest],
-    policy: str,
-    draft_length: DraftLength,
-    label: str,
+    engine: Engine, requests: Sequence[GenerationRequest], setting: tuple[str, DraftLength], label: str
 ) -> Row:
-    row = Row(policy, draft_length)
+    policy, draft_length = setting
     note(f"{label}{policy}, draft length {draft_length} ...")
-    engine.reset()  # every setting starts with empty slots
-    for request in requests:
-        events = list(engine.stream(replace(request, draft_length=draft_length, policy=policy)))
-        row.stats.append(events[-1].stats)
-        row.tokens.append(tuple(token for event in events for token in event.token_ids))
-    return row
+    return measure_setting(engine, requests, policy, draft_length)
 
 
 def _identical(args: argparse.Namespace, rows: Sequence[Row]) -> bool | None:
     """Whether all settings gave the same tokens; None where the simulation makes up what is accepted."""
     if args.synthetic is not None and args.synthetic.acceptance is not None:
         return None
-    return all(row.tokens == rows[0].tokens for row in rows)
+    return same_tokens(rows)
 
 
 def _print_json(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -> None:

@@ -1,9 +1,9 @@
-"""How `localmoe bench` prints the figures of one setting. Computes nothing."""
+"""A line of what `localmoe bench` prints. Measures nothing (engine.benchmark does)."""
 
 from __future__ import annotations
 
 from localmoe.cli.output import number, percent
-from localmoe.tables.row import Figures
+from localmoe.engine.bench_row import Summary
 
 COLUMNS = (
     "policy, draft length", "tok/s", "TPOT ms", "draft ms", "verify ms", "accepted", "expert match",
@@ -11,7 +11,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def cells(summary: Figures) -> list[str]:
+def cells(summary: Summary) -> list[str]:
     """A table row of a summary, in the order of COLUMNS."""
 
     def scaled(name: str, factor: float, digits: int) -> str:

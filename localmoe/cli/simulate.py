@@ -10,23 +10,20 @@ from dataclasses import asdict, replace
 
 from localmoe.cli.output import note, number, percent, print_json, print_table
 from localmoe.core.errors import ConfigError
-from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
-from localmoe.engine.planning import CUDA_LIBRARY_BYTES, MAX_WINDOW
 from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.engine.what_if import best_hits, card_plan, summary_of
 from localmoe.hardware.cards import Card, find_card
 from localmoe.hardware.limits import Rates
-from localmoe.hardware.plan import plan_memory
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
 from localmoe.model.synthetic import SyntheticModel
-from localmoe.prefetch.optimum import optimal_hits
 from localmoe.prefetch.registry import POLICIES, check_policy, decides_within_passes
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+from localmoe.prefetch.simulator_types import Machine, Prompt, Window
 
 COLUMNS = (
     "policy, draft length", "tok/s", "TPOT ms", "hit rate", "late", "reused", "best possible", "share of it",
@@ -69,13 +66,6 @@ def run_simulate(args: argparse.Namespace) -> None:
         print_json(report)
     else:
         _print(args, footprint, card, machine, rows)
-
-
-def best_hits(tally: Tally, machine: Machine) -> int:
-    """What the offline optimum reaches on the same demands."""
-    return optimal_hits(
-        tally.demands, machine.num_slots, whole_steps=machine.whole_passes, counted=tally.counted
-    )
 
 
 def _footprint(args: argparse.Namespace) -> tuple[ModelFootprint, int]:
@@ -121,7 +111,7 @@ def _machine(
     )
     if card is not None:
         wanted = args.drafter == "self" and any(lengths)
-        plan = _plan(footprint, card, args.context, stored_bytes, drafting=wanted)
+        plan = card_plan(footprint, card, args.context, stored_bytes, drafting=wanted)
         num_slots = args.slots or plan.num_slots
         rates = Rates(args.memory or card.rates.device_bytes_per_s, args.link or card.rates.link_bytes_per_s)
         if wanted and not plan.drafting:
@@ -136,56 +126,6 @@ def _machine(
     if args.drafter != "self":
         machine = replace(machine, draft_token_s=0.0)
     return machine, lengths
-
-
-def _plan(
-    footprint: ModelFootprint, card: Card, context: int, stored_bytes: int, *, drafting: bool
-) -> MemoryPlan:
-    if context > footprint.max_context:
-        raise ConfigError(f"{footprint.name} was made for at most {footprint.max_context} tokens of context.")
-    return plan_memory(
-        footprint,
-        budget_bytes=card.budget_bytes,
-        context=context,
-        compute_bytes=2,
-        checkpoint_bytes_per_weight=stored_bytes,
-        max_window=MAX_WINDOW,
-        drafting=drafting,
-        drafting_reason="" if drafting else "not asked for",
-        library_bytes=CUDA_LIBRARY_BYTES,
-        whole_passes=True,
-    )
-
-
-def summary_of(
-    policy: str, draft_length: int, tally: Tally, best: int, machine: Machine
-) -> dict[str, str | int | float | None]:
-    """One setting's figures, for --json.
-
-    `reuse_rate` is the share of demands that no copy was made for; prefetching can raise the hit rate beyond
-    it, and only better eviction can raise it. `best_reuse_rate` is what the offline optimum reaches.
-    """
-    counters, stats = tally.counters, tally.counters.freeze()
-    demands = max(1, stats.expert_demands)
-    tokens = max(1, counters.new_tokens - 1)
-    reuse, best_reuse = 1.0 - tally.copies / demands, best / demands
-    return {
-        "policy": policy,
-        "draft_length": draft_length,
-        "tokens_per_s": stats.tokens_per_s,
-        "tpot_s": stats.tpot_s,
-        "hit_rate": stats.hit_rate,
-        "late_rate": stats.late / demands,
-        "reuse_rate": reuse,
-        "best_reuse_rate": best_reuse,
-        "share_of_best": reuse / best_reuse if best else None,
-        "acceptance_rate": stats.acceptance_rate,
-        "h2d_bytes_per_token": tally.copies * machine.expert_bytes / tokens,
-        "prefetched_per_token": counters.prefetched / tokens,
-        "wasted_per_token": counters.wasted / tokens,
-        "stall_s_per_token": (counters.stall_s or 0.0) / tokens,
-        "steps": counters.steps,
-    }
 
 
 def _print(

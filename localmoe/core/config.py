@@ -19,6 +19,7 @@ DraftLength = int | Literal["auto"]
 Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+ALLOWED_DRAFT_BITS = (2, 3, 4, 8)
 LANES: tuple[Lanes, ...] = get_args(Lanes)
 DrafterName = Literal["self", "prompt-lookup", "model"]
 
@@ -70,6 +71,7 @@ class EngineConfig:
             smaller model.
         draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
+        draft_bits: of the draft in the default place, which is built by rounding where there is none.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
         improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see
@@ -86,6 +88,7 @@ class EngineConfig:
     drafter: DrafterName = "self"
     draft_model: str | None = None
     draft_dir: Path | None = None
+    draft_bits: int = 4
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     emulated_link_bytes_per_s: float | None = None
@@ -100,6 +103,9 @@ class EngineConfig:
             raise ConfigError("A draft model and the drafter 'model' go together: give both, or neither.")
         if self.drafter != "self" and self.draft_dir is not None:
             raise ConfigError(f"Drafter {self.drafter} reads no draft: leave the draft folder out.")
+        if self.draft_bits not in ALLOWED_DRAFT_BITS:
+            known = ", ".join(map(str, ALLOWED_DRAFT_BITS))
+            raise ConfigError(f"A draft of {self.draft_bits} bits is not known: use {known}.")
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
             raise ConfigError(
                 f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from localmoe.core.config import DeviceName
+from localmoe.core.config import ALLOWED_DRAFT_BITS, DeviceName
 from localmoe.core.errors import ConfigError
 from localmoe.core.units import format_bytes
 
 Method = Literal["gptq", "nf4", "rtn"]
 METHODS: tuple[Method, ...] = ("gptq", "nf4", "rtn")  # the best first
-BITS = (2, 3, 4, 8)
+BITS = ALLOWED_DRAFT_BITS
 GROUP_SIZES = (32, 64, 128, 256)
 NF4_BITS, NF4_GROUP_SIZE = 4, 64  # bitsandbytes'
 LEAST_SEQUENCES = 8  # of calibration; one is held out

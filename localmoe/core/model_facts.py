@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 
 
@@ -53,6 +54,7 @@ class Fit:
         context: tokens.
         budget_bytes, better_context: what would make it fit, where the plan names that.
         missing_disk_bytes: that a download lacks on the disk.
+        plan: the planner's division, where there is one.
     """
 
     fits: bool
@@ -66,3 +68,20 @@ class Fit:
     budget_bytes: int | None = None
     better_context: int | None = None
     missing_disk_bytes: int = 0
+    plan: MemoryPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRange:
+    """Device memory budgets that make sense for a model.
+
+    Attributes:
+        least_bytes: the smallest that works, without a draft.
+        most_bytes: what "auto" takes: all that is free but a reserve, or all that the model can use.
+        free_bytes, total_bytes: of the device's memory now, once what is loaded has given its own back.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    free_bytes: int
+    total_bytes: int

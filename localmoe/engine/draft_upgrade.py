@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from localmoe.core.config import EngineConfig
-from localmoe.core.draft_config import DraftSettings
+from localmoe.core.draft_config import DraftSettings, GptqSettings
 from localmoe.core.errors import BudgetError, DraftError
 from localmoe.core.types import Progress, ProgressCallback
 from localmoe.core.units import format_bytes
@@ -79,7 +79,7 @@ def improve_draft(
 
     with turns.work(cancel):
         _check_cancel(cancel)
-        with _place(parts, DraftSettings("gptq"), reserve) as settings:
+        with _place(parts, DraftSettings("gptq", GptqSettings(config.draft_bits)), reserve) as settings:
             compute = choose_compute(settings.device, "auto", source.stored_dtype)
             _check_ram(parts, settings, compute.dtype.itemsize)
             skeleton = build_skeleton(source.checkpoint, compute.dtype)

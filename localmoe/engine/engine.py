@@ -28,7 +28,7 @@ from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
 from localmoe.engine.live import LiveView
-from localmoe.engine.loading import EngineParts, assemble, new_memory
+from localmoe.engine.loading import EngineParts, assemble, new_memory, out_of_memory
 from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
@@ -140,11 +140,14 @@ class Engine:
         Raises:
             EngineBusyError: another answer is being written.
             ContextLengthError, ConfigError, DraftError: the request cannot be served.
+            BudgetError: the GPU's memory ran out; `resize` to the budget that it names.
         """
         started = time.perf_counter()
         try:
             with self._idle("Another answer is being written: stop it first, or wait."), self._turns.answer():
                 yield from self._answer(request, stop, started)
+        except torch.OutOfMemoryError:
+            raise out_of_memory(self.plan.budget_bytes, "answering") from None
         finally:
             self._free_closed()
 

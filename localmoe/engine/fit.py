@@ -10,14 +10,17 @@ from typing import Literal
 import torch
 
 from localmoe.core.config import EngineConfig
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, LocalMoeError
-from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
+from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
 from localmoe.engine.planning import divide_memory
-from localmoe.engine.settings import ComputeSettings
+from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
+from localmoe.model.footprint import group_bytes
 
 DISK_MARGIN_BYTES = 64 << 20  # what a download leaves free
 _DTYPE_BY_BYTES = ((2, torch.bfloat16), (4, torch.float32))
@@ -45,8 +48,11 @@ def fit_model(
         config = replace(config, context=min(context, facts.footprint.max_context))
     compute = _compute(facts, hardware)
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    by_layers_because = compute.by_layers_because
     missing = max(0, download_bytes + DISK_MARGIN_BYTES - hardware.disk_free_bytes) if download_bytes else 0
     try:
+        check_emulation(config, compute.device)
+        check_lanes(config, by_layers_because)
         plan = divide_memory(facts.footprint, config, compute, facts.weight_bytes, hardware=hardware)
     except BudgetError as error:
         return Fit(
@@ -66,7 +72,40 @@ def fit_model(
         tokens_per_s=_speed(facts, plan, rates, compute),
         context=plan.context,
         missing_disk_bytes=missing,
+        plan=plan,
     )
+
+
+def budget_range(
+    facts: ModelFacts, hardware: Hardware, config: EngineConfig | None = None
+) -> BudgetRange | None:
+    """Between which budgets a user may choose; None where the model does not fit with any.
+
+    Args:
+        hardware: as of `fit_model`.
+        config: context and draft length; its budget plays no role.
+    """
+    config = replace(config or EngineConfig(), vram_budget_bytes=None)
+    found = fit_model(facts, hardware, None, config)
+    if found.plan is None:
+        return None
+    undrafted = replace(config, draft_length=0, vram_budget_bytes=1, context=found.plan.context)
+    least = fit_model(facts, hardware, None, undrafted).budget_bytes
+    gpu = next(iter(hardware.gpus), None)
+    free = hardware.ram_available_bytes if gpu is None else gpu.free_bytes
+    total = hardware.ram_total_bytes if gpu is None else gpu.total_bytes
+    most = found.plan.budget_bytes
+    return BudgetRange(min(least or most, most), most, free, total)
+
+
+def with_draft_bits(
+    facts: ModelFacts, bits: int, before: int = DRAFT_BITS, device: Literal["cpu", "cuda"] = "cpu"
+) -> ModelFacts:
+    """The same model with a draft of integers of other bits, in groups of as many weights as before."""
+    footprint = facts.footprint
+    then, now = (group_bytes(DraftForm(one, GROUP_SIZE), device) for one in (before, bits))
+    scaled = footprint.draft_expert_bytes * now // then
+    return replace(facts, footprint=replace(footprint, draft_expert_bytes=scaled))
 
 
 def with_given_back(hardware: Hardware, vram_bytes: int, ram_bytes: int) -> Hardware:

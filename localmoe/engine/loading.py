@@ -158,11 +158,11 @@ def assemble(
     )
 
 
-def out_of_memory(budget_bytes: int) -> BudgetError:
+def out_of_memory(budget_bytes: int, doing: str = "loading") -> BudgetError:
     """The refusal where a GPU has less than was free at planning; a sixth less leaves room for the rest."""
     smaller = size_at_most(budget_bytes * 5 // 6)
     return BudgetError(
-        f"The GPU's memory ran out while loading with a budget of {format_bytes(budget_bytes)}, as other "
+        f"The GPU's memory ran out while {doing} with a budget of {format_bytes(budget_bytes)}, as other "
         f"programs use it too: close them, or give a budget of at most {smaller}.",
         budget_bytes=parse_bytes(smaller),
     )

@@ -15,6 +15,7 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
 from localmoe.engine.draft_models import read_draft_model, with_draft_model
+from localmoe.engine.drafts import DRAFT_BITS
 from localmoe.engine.settings import (
     ComputeSettings,
     check_emulation,
@@ -59,7 +60,7 @@ def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
         LocalMoeError: the model is not there, not supported, damaged, or does not fit.
     """
     check_policy(config.policy)
-    return _prepare(CheckpointSource.open(model), config)
+    return _prepare(CheckpointSource.open(model, config.draft_bits), config)
 
 
 def prepare_shape(shape: ModelShape, config: EngineConfig, synthetic: SyntheticSettings) -> PreparedModel:
@@ -69,8 +70,8 @@ def prepare_shape(shape: ModelShape, config: EngineConfig, synthetic: SyntheticS
         LocalMoeError: a setting makes no sense, the trace is of another model, or the shape does not fit.
     """
     check_policy(config.policy)
-    if config.draft_dir is not None:
-        raise ConfigError("A shape's draft is random too: leave the draft folder out.")
+    if config.draft_dir is not None or config.draft_bits != DRAFT_BITS:
+        raise ConfigError("A shape's draft is random, of 4 bits: leave the draft's folder and bits out.")
     return _prepare(RandomSource(shape, synthetic), config)
 
 

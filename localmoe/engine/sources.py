@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from localmoe.chat.prompt import Encoder, PromptEncoder, TokenEncoder
-from localmoe.core.draft_config import DraftForm, DraftSettings
+from localmoe.core.draft_config import DraftForm, DraftSettings, GptqSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
@@ -104,16 +104,17 @@ class CheckpointSource:
 
     model: LocalModel
     checkpoint: Checkpoint
+    draft_bits: int = DRAFT_BITS  # of the draft in the default place
 
     @classmethod
-    def open(cls, model: str) -> CheckpointSource:
+    def open(cls, model: str, draft_bits: int = DRAFT_BITS) -> CheckpointSource:
         """Resolve a folder, repo id or "demo" and check its headers.
 
         Raises:
             LocalMoeError: it is not there, or damaged.
         """
         found = resolve_model(model)
-        return cls(found, Checkpoint.open(found.folder))
+        return cls(found, Checkpoint.open(found.folder), draft_bits)
 
     @property
     def name(self) -> str:
@@ -157,7 +158,9 @@ class CheckpointSource:
         """
         if folder is not None:
             return DraftCheckpoint.open(folder).form
-        return default_form(self.model, self.checkpoint, snapshot_revision(self.model.folder))
+        return default_form(
+            self.model, self.checkpoint, snapshot_revision(self.model.folder), self.draft_bits
+        )
 
     def load_draft(
         self,
@@ -197,7 +200,8 @@ class CheckpointSource:
             with suppress(DraftError):
                 return load(place)
         basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
-        return load(make_draft(basis, None, DraftSettings("rtn"), progress=progress, cancel=cancel))
+        settings = DraftSettings("rtn", GptqSettings(self.draft_bits))
+        return load(make_draft(basis, None, settings, progress=progress, cancel=cancel))
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """None: the model routes itself."""

@@ -75,15 +75,18 @@ def _draft_expert_bytes(layout: RecordLayout, draft: DraftForm, device: Literal[
 
 
 def _code_bytes(out: int, inner: int, draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
-    """Codes, and two 16-bit numbers (scale and zero point) a group, as the CPU kernel keeps them, which also
-    keeps fewer than 4 bits as 4. With a codebook, a float32 scale a group and 16 values; the CPU's kernel
-    keeps them as 8 bits, two such matrices of 4 bits."""
+    """As `group_bytes`; on a GPU a codebook has 16 values besides."""
     groups = -(-inner // draft.group_size)
-    if not draft.codebook:
-        return out * groups * (draft.group_size * max(4, draft.bits) // 8 + 4)
-    if device == "cpu":
-        return out * groups * (draft.group_size + 8)
-    return out * groups * (draft.group_size // 2 + 4) + 16 * 4
+    return out * groups * group_bytes(draft, device) + (64 if draft.codebook and device == "cuda" else 0)
+
+
+def group_bytes(draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
+    """Codes, and two 16-bit numbers a group (scale and zero point; with a codebook, a float32 scale). The
+    CPU's kernel knows 4 bits alone: it keeps fewer as 4, and 8 bits or a codebook as two such matrices."""
+    if device == "cuda":
+        return draft.group_size * draft.bits // 8 + 4
+    matrices = 2 if draft.bits == 8 or draft.codebook else 1
+    return matrices * (draft.group_size // 2 + 4)
 
 
 def kv_elements_per_token(model: Any, text_config: Any, *, can_rollback: bool) -> int:

@@ -15,11 +15,11 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ProgressCallback
 from localmoe.engine import Engine
+from localmoe.engine.bench_row import Row, Summary
 from localmoe.model.shapes import ModelShape
 from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.datasets import requests
 from localmoe.tables.machine import machine_line
-from localmoe.tables.row import Figures, Row
 
 RANDOM_TOKENS = "random tokens"  # the only dataset of a shape
 
@@ -38,7 +38,7 @@ class Bench(Protocol):
     def can_run(self, cell: Cell) -> bool:
         """Whether such a cell makes sense here."""
 
-    def measure(self, cell: Cell) -> Figures:
+    def measure(self, cell: Cell) -> Summary:
         """Its figures; {"refused": why} where it does not fit."""
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class EngineBench:
         """On a GPU all prefetches that wait are issued at once anyway."""
         return not (self._on_gpu and cell.switches.layer_batches)
 
-    def measure(self, cell: Cell) -> Figures:
+    def measure(self, cell: Cell) -> Summary:
         """Answer the cell's prompts from empty slots."""
         try:
             self._make_slots(cell.num_slots)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject
-from localmoe.tables.row import Figures
 from localmoe.tables.store import Run
 
 
@@ -73,7 +73,7 @@ class Table:
     section: Callable[[Run], Section | None]
 
 
-def value(figures: Figures | None, name: str) -> float | None:
+def value(figures: Summary | None, name: str) -> float | None:
     """A number among figures; None where it was not measured."""
     found = None if figures is None else figures.get(name)
     return float(found) if isinstance(found, (int, float)) else None

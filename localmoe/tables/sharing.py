@@ -5,12 +5,12 @@ weight is read; what a loaded engine really holds stands beside it where one was
 from __future__ import annotations
 
 from localmoe.core.synthetic import SyntheticSettings
+from localmoe.engine.bench_row import Summary
 from localmoe.engine.planning import MAX_WINDOW
 from localmoe.engine.sources import RandomSource
 from localmoe.hardware.needs import device_needs
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
-from localmoe.tables.row import Figures
 from localmoe.tables.section import Bars, Section, Target, gigabytes, percent, value
 from localmoe.tables.store import Run
 
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 
 
-def measure_sharing(shape: str = SHAPE, context: int = CONTEXT) -> Figures:
+def measure_sharing(shape: str = SHAPE, context: int = CONTEXT) -> Summary:
     """Bytes of each part of a model of a known shape on a GPU, for one sequence of `context` tokens.
 
     Raises:
@@ -74,7 +74,7 @@ def measure_sharing(shape: str = SHAPE, context: int = CONTEXT) -> Figures:
     }
 
 
-def sharing_section(figures: Figures, runs: list[Run]) -> Section:
+def sharing_section(figures: Summary, runs: list[Run]) -> Section:
     """The table with the paper's count of experts, with the draft as it really lies in memory, and what
     loaded engines held."""
     rows, charted = [], []
@@ -127,7 +127,7 @@ def sharing_section(figures: Figures, runs: list[Run]) -> Section:
 
 
 def _divided(
-    figures: Figures, draft_experts: str, shared_parts: int, with_workspace: bool = False
+    figures: Summary, draft_experts: str, shared_parts: int, with_workspace: bool = False
 ) -> tuple[float, float, float]:
     """Bytes of draft, target and both together when the first `shared_parts` parts are shared. The workspace
     counts only where it is shared, or wanted."""
@@ -138,6 +138,6 @@ def _divided(
     return draft + own, target + own, sum(counted[:shared_parts])
 
 
-def _saved(figures: Figures, draft_experts: str, shared_parts: int) -> float:
+def _saved(figures: Summary, draft_experts: str, shared_parts: int) -> float:
     alone = sum(_divided(figures, draft_experts, 0, with_workspace=shared_parts == 4))
     return 1 - sum(_divided(figures, draft_experts, shared_parts)) / alone

@@ -9,6 +9,7 @@ from dataclasses import replace
 from localmoe.core.switches import DEFAULT_SWITCHES
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.units import format_rate
+from localmoe.engine.bench_row import Summary
 from localmoe.engine.sources import RandomSource
 from localmoe.hardware.cards import Card
 from localmoe.hardware.limits import Rates
@@ -20,7 +21,6 @@ from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
 from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.engine_bench import RANDOM_TOKENS, Amount
-from localmoe.tables.row import Figures
 
 _COMPUTE_BYTES = 2  # a weight's on the device
 
@@ -63,7 +63,7 @@ class SimulatedBench:
         """Adaptive lengths need times that are measured, and the simulator has but one of the switches."""
         return cell.draft_length != "auto" and replace(cell.switches, whole_window=False) == DEFAULT_SWITCHES
 
-    def measure(self, cell: Cell) -> Figures:
+    def measure(self, cell: Cell) -> Summary:
         """Replay the same answers on the cell's policy."""
         assert isinstance(cell.draft_length, int), "can_run comes first"
         footprint = self._footprint

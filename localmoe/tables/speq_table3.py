@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localmoe.core.switches import DEFAULT_SWITCHES, Switches
+from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import LEVELS, Cell, Level, Subject
-from localmoe.tables.row import Figures
 from localmoe.tables.section import Bars, Section, Table, Target, ms, percent, points, value
 from localmoe.tables.store import Run
 
@@ -73,7 +73,7 @@ def _section(run: Run) -> Section | None:
 
 
 def _row(
-    subject: Subject, level: Level, method: Method, figures: Figures | None, paper: tuple[int, float] | None
+    subject: Subject, level: Level, method: Method, figures: Summary | None, paper: tuple[int, float] | None
 ) -> list[str]:
     hit, late = value(figures, "hit_rate"), value(figures, "late_rate")
     arriving = None if hit is None or late is None else hit + late
@@ -86,7 +86,7 @@ def _row(
     ]  # fmt: skip
 
 
-def _judge(section: Section, subject: Subject, level: Level, found: list[Figures | None]) -> None:
+def _judge(section: Section, subject: Subject, level: Level, found: list[Summary | None]) -> None:
     """Hold the better of the two speculative rows to the paper's, and say what it lacks."""
     ran = [
         (value(figures, "coverage_rate") or 0.0, method.title, figures)
@@ -104,7 +104,7 @@ def _judge(section: Section, subject: Subject, level: Level, found: list[Figures
     section.reasons += [f"{level}: {text}" for text in why_not_covered(figures, paper, subject, whole=whole)]
 
 
-def why_not_covered(figures: Figures, paper: float, subject: Subject, *, whole: bool) -> list[str]:
+def why_not_covered(figures: Summary, paper: float, subject: Subject, *, whole: bool) -> list[str]:
     """What keeps the share of experts that are present below the paper's, largest part first."""
     hit, late = value(figures, "hit_rate") or 0.0, value(figures, "late_rate") or 0.0
     coverage = value(figures, "coverage_rate") or 0.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localmoe.core.errors import ConfigError
+from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject, subject_from
-from localmoe.tables.row import Figures
 
 FORMAT = "localmoe tables 1"
 
@@ -26,10 +26,10 @@ class Run:
 
     subject: Subject
     load: str = ""
-    cells: dict[str, Figures] = field(default_factory=dict)
+    cells: dict[str, Summary] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
 
-    def get(self, cell: Cell) -> Figures | None:
+    def get(self, cell: Cell) -> Summary | None:
         """A cell's figures, if it was run and not refused."""
         found = self.cells.get(cell.key)
         return None if found is None or "refused" in found else found
@@ -40,7 +40,7 @@ class Results:
     """Runs, memory by sharing (table 2), and people's notes by table."""
 
     runs: list[Run] = field(default_factory=list)
-    sharing: Figures = field(default_factory=dict)
+    sharing: Summary = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     def run_of(self, subject: Subject) -> Run:

@@ -242,6 +242,10 @@ class PageDriver:
         self.page.click("#lm-tab-settings-button")
         self.page.wait_for_selector("#lm-apply")
 
+    def open_tab(self, name: str) -> None:
+        self.page.click(f"#lm-tab-{name}-button")
+        self.page.wait_for_selector(f"#lm-tab-{name}", state="visible")
+
     def chat(self) -> None:
         self.page.click("#lm-tab-chat-button")
         self.page.wait_for_selector("#lm-message textarea")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -131,6 +132,8 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.closed = False
         self.copied = 0  # bytes
+        self.resets = 0
+        self._recorder: Any = None
         self.footprint = ModelFootprint(
             name=model, architecture="qwen2_moe", num_layers=LAYERS, num_experts=EXPERTS, experts_per_token=4,
             expert_params=20_000, expert_bytes=40_000, shared_params=2_000_000, shared_bytes=4 * MIB,
@@ -189,11 +192,14 @@ class FakeEngine:
         whole = answer_to(question)
         words = whole[len(begun) :].split(" ") if whole.startswith(begun) else ["(another", "answer)"]
         told = len(" ".join(message.content for message in request.messages).split())
-        counters = GenerationCounters(prompt_tokens=told + 6, vram_budget_bytes=self.plan.budget_bytes)
+        counters = GenerationCounters(
+            prompt_tokens=told + 6, vram_budget_bytes=self.plan.budget_bytes, approximate=request.draft_only
+        )
         started = time.perf_counter()
         time.sleep(3 * self.step_s if "slow step" not in question else 2.0)
         counters.ttft_s = time.perf_counter() - started
         place, tokens = 0, 0
+        self._record(counters.prompt_tokens)
         limit = request.max_new_tokens or 10**9
         while True:
             if stop is not None and stop.is_set():
@@ -203,6 +209,7 @@ class FakeEngine:
             place, tokens = place + len(taken), tokens + len(taken)
             self._count(counters, len(taken), started)
             self.live.step(counters.steps, time.perf_counter() - self.step_s)
+            self._record(len(taken) - (1 if place == len(taken) else 0))
             text = ("" if place == len(taken) else " ") + " ".join(taken)
             reason = "stop" if place >= len(words) else "length" if tokens >= limit else None
             pieces = tuple(f"{'' if i == 0 and place == len(taken) else ' '}{w}" for i, w in enumerate(taken))
@@ -229,6 +236,20 @@ class FakeEngine:
         self.copied += 3 * 40_000
         counters.decode_s = time.perf_counter() - started - counters.ttft_s
         counters.stall_s += 0.001
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def record_routing(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def _record(self, num_tokens: int) -> None:
+        """The target's routing of a pass: one after another."""
+        import torch
+
+        for layer in range(LAYERS if self._recorder is not None and num_tokens else 0):
+            first = torch.arange(self._recorder.num_tokens, self._recorder.num_tokens + num_tokens)
+            self._recorder.record(layer, (4 * first[:, None] + torch.arange(4)) % EXPERTS)
 
     def device_memory(self) -> dict[str, int]:
         plan = self.plan

@@ -123,3 +123,29 @@ def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path,
     assert store.load == LoadSettings() and store.answers == AnswerSettings()
     (kept,) = tmp_path.glob("*.damaged")
     assert kept.name in store.report and kept.read_text() == content
+
+
+def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    load = LoadSettings("m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3")
+    SettingsStore(path).save(load=load, answers=AnswerSettings(seed=7, approximate=True))
+    data = json.loads(path.read_text())
+    data["load"]["context"], data["answers"]["top_p"] = "wide", 7
+    path.write_text(json.dumps(data))
+    store = SettingsStore(path)
+    assert (store.load, store.answers) == (load, AnswerSettings(seed=7, approximate=True))
+    assert "context" in store.report and "top_p" in store.report
+    again = SettingsStore(path)
+    assert (again.load, again.answers, again.report) == (load, store.answers, "")
+    config = load.engine_config(store.answers)
+    assert (config.draft_bits, config.lanes, config.cpu_threads) == (2, "vram+link", 3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [LoadSettings(draft_bits="5"), LoadSettings(draft_bits="x"), LoadSettings(lanes="all of them"),
+     LoadSettings(cpu_threads="0"), LoadSettings(cpu_threads="many")],
+)  # fmt: skip
+def test_drafts_lanes_and_threads_out_of_range_are_refused(settings: LoadSettings) -> None:
+    with pytest.raises(ConfigError):
+        settings.engine_config(AnswerSettings())

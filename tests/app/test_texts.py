@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from fake_engine import FakeLoader
 
-from app import cache_card, models_html, panel, timeline_svg
+from app import bench_html, cache_card, models_html, panel, timeline_svg
 from app.chinese import CHINESE
 from app.models.service import ModelsService
 from app.page import build_page
@@ -23,7 +23,7 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown", "Models shown")
+UNTRANSLATED = ("Language code", "Shown", "Models shown", "Benchmark shown")
 
 
 def texts_in_code() -> Iterator[str]:
@@ -44,6 +44,7 @@ def texts_in_tables() -> Iterator[str]:
     yield from (text for pair in cache_card._KINDS.values() for text in pair)
     yield from timeline_svg.LANE_NAMES.values()
     yield from logs._LEVELS.values()
+    yield from bench_html.COLUMN_NAMES
     yield from (suggestion.about for suggestion in SUGGESTIONS)
 
 

@@ -16,16 +16,18 @@ from support.hub_home import REPO, hub_and_home
 from support.hub_server import HubServer, files_of
 
 from localmoe.core.config import EngineConfig
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.engine.facts import local_facts, repo_facts
-from localmoe.engine.fit import fit_model, with_given_back
+from localmoe.engine.fit import budget_range, fit_model, with_draft_bits, with_given_back
 from localmoe.engine.loading import out_of_memory
 from localmoe.engine.planning import plan_model
 from localmoe.engine.pulling import check_is_gptq
 from localmoe.engine.suggestions import NUM_PROPOSED, SUGGESTIONS, propose
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.hardware.limits import Rates
+from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import SHAPES
 from localmoe.model.skeleton import skeleton_from_config
@@ -196,3 +198,39 @@ def test_three_that_fit_are_proposed_the_quick_ones_first_or_the_smallest_with_i
 def test_memory_that_runs_out_while_loading_names_a_budget_that_is_smaller() -> None:
     error = out_of_memory(12 * GIB)
     assert error.budget_bytes == 10 * GIB and "10240MiB" in str(error)
+
+
+def test_the_budgets_to_choose_from_all_work_and_none_below_does() -> None:
+    for machine, config in (
+        (COMPUTER, EngineConfig()), (WITHOUT_GPU, EngineConfig(context=2048)),
+        (COMPUTER, EngineConfig(vram_budget_bytes=1, draft_length=0)),
+    ):  # fmt: skip
+        found = budget_range(QWEN, machine, config)
+        assert found is not None and found.least_bytes < found.most_bytes <= found.free_bytes
+        for budget in (found.least_bytes, (found.least_bytes + found.most_bytes) // 2, found.most_bytes):
+            given_back = replace(config, vram_budget_bytes=budget, draft_length="auto")
+            plan = fit_model(QWEN, machine, RATES, given_back).plan
+            assert plan is not None and plan.budget_bytes == budget >= plan.total_bytes
+        less = replace(config, vram_budget_bytes=found.least_bytes - (1 << 20), draft_length=0)
+        assert not fit_model(QWEN, machine, RATES, less).fits
+    assert budget_range(QWEN, replace(COMPUTER, ram_available_bytes=GIB)) is None
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_drafts_bits_change_what_it_takes_as_its_headers_would(bits: int) -> None:
+    shape = SHAPES["qwen1.5-moe-a2.7b"]
+    skeleton = skeleton_from_config(shape.config(), torch.bfloat16, "x")
+    facts = ModelFacts(measure_footprint("x", torch.bfloat16, skeleton), 2, 1)
+    for device in ("cpu", "cuda"):
+        wanted = measure_footprint("x", torch.bfloat16, skeleton, DraftForm(bits), device)
+        assert with_draft_bits(facts, bits, device=device).footprint == wanted
+        back = with_draft_bits(with_draft_bits(facts, bits, device=device), 4, bits, device)
+        assert back == facts
+    packed = LowBitExperts.empty(1, 2048, 1408, bits, 128, "cpu").num_bytes  # as the GPU's kernels keep it
+    assert 0.94 < packed / wanted.draft_expert_bytes <= 1.0
+
+
+def test_lanes_that_cannot_be_are_refused_before_the_load() -> None:
+    refused = fit_model(QWEN, WITHOUT_GPU, RATES, EngineConfig(lanes="vram+cpu"))
+    assert not refused.fits and "--lanes auto" in refused.reason
+    assert fit_model(QWEN, COMPUTER, RATES, EngineConfig(lanes="vram+cpu")).fits

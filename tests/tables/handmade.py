@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.registry import TABLES
-from localmoe.tables.row import Figures
 from localmoe.tables.store import Run
 
 SUBJECT = Subject(
@@ -24,7 +24,7 @@ PAPER_SHAPE = replace(
 )  # fmt: skip
 
 
-def run_with(figures: Callable[[Cell], Figures | None], subject: Subject = SUBJECT) -> Run:
+def run_with(figures: Callable[[Cell], Summary | None], subject: Subject = SUBJECT) -> Run:
     """A run in which every cell of every table has the figures that it is given (None: it did not run)."""
     run = Run(subject, "load average 0.1 on 2 cores when it began")
     for table in TABLES.values():
@@ -35,7 +35,7 @@ def run_with(figures: Callable[[Cell], Figures | None], subject: Subject = SUBJE
     return run
 
 
-def plain(cell: Cell) -> Figures:
+def plain(cell: Cell) -> Summary:
     """moe-speq is twice as fast as anything else, and routes as the paper's."""
     mine = cell.policy == "moe-speq"
     return {

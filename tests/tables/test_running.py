@@ -11,9 +11,9 @@ import pytest
 from handmade import SUBJECT, plain
 
 from localmoe.core.errors import ConfigError, TransferError
+from localmoe.engine.bench_row import Summary
 from localmoe.tables import machine
 from localmoe.tables.cells import Cell
-from localmoe.tables.row import Figures
 from localmoe.tables.running import cells_of, differing, run_cells
 from localmoe.tables.store import Results, read_results, write_results
 
@@ -32,7 +32,7 @@ class FakeBench:
     def can_run(self, cell: Cell) -> bool:
         return not cell.switches.layer_batches
 
-    def measure(self, cell: Cell) -> Figures:
+    def measure(self, cell: Cell) -> Summary:
         if len(self.measured) == self._breaks_at:
             raise TransferError("broken")
         self.measured.append(cell)
@@ -77,7 +77,7 @@ def test_the_time_left_is_told_from_what_the_finished_ones_took() -> None:
     now, told = [0.0], []
 
     class Slow(FakeBench):
-        def measure(self, cell: Cell) -> Figures:
+        def measure(self, cell: Cell) -> Summary:
             now[0] += 3.0
             return (
                 {"refused": "too large"}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from handmade import PAPER_SHAPE, SUBJECT, plain, run_with
 
+from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell
 from localmoe.tables.registry import TABLES
-from localmoe.tables.row import Figures
 from localmoe.tables.section import Section
 from localmoe.tables.sharing import measure_sharing, sharing_section
 from localmoe.tables.store import Run
@@ -44,7 +44,7 @@ def test_figures_as_good_as_the_papers_reach_every_target_without_an_excuse() ->
 
 
 def test_what_keeps_coverage_below_the_papers_is_named_largest_first() -> None:
-    def poor(cell: Cell) -> Figures:
+    def poor(cell: Cell) -> Summary:
         return {**plain(cell), "hit_rate": 0.6, "late_rate": 0.1, "coverage_rate": 0.95}
 
     section = section_of("3", run_with(poor))
@@ -58,7 +58,7 @@ def test_what_keeps_coverage_below_the_papers_is_named_largest_first() -> None:
 
 
 def test_a_faster_rival_is_named_with_what_differs() -> None:
-    def lost(cell: Cell) -> Figures:
+    def lost(cell: Cell) -> Summary:
         figures = plain(cell)
         if cell.policy == "adapmoe" and cell.dataset == "c4":
             figures["tpot_s"] = 0.004
@@ -72,7 +72,7 @@ def test_a_faster_rival_is_named_with_what_differs() -> None:
     averages = {row[0]: row[1:] for row in section.rows}
     assert averages["low: adapmoe with drafting"] == ["20.0 ms", "4.00 ms", "12.0 ms", "1.20 x"]
 
-    def fewer(cell: Cell) -> Figures:
+    def fewer(cell: Cell) -> Summary:
         return {**lost(cell), "tpot_s": 0.001} if cell.policy == "adapmoe" else lost(cell)
 
     reasons = section_of("fig13", run_with(fewer)).reasons
@@ -82,7 +82,7 @@ def test_a_faster_rival_is_named_with_what_differs() -> None:
 
 
 def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
-    def auto(cell: Cell) -> Figures:
+    def auto(cell: Cell) -> Summary:
         return {**plain(cell), "tpot_s": 0.005} if cell.draft_length == "auto" else plain(cell)
 
     texts = {target.text: target.met for target in section_of("fig13", run_with(auto)).targets}
@@ -92,7 +92,7 @@ def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
 
 
 def test_ablations_are_shares_of_the_full_speed() -> None:
-    def ablated(cell: Cell) -> Figures:
+    def ablated(cell: Cell) -> Summary:
         slow = (1.0 if cell.switches.copies_beside else 0.97) * (1.0 if cell.switches.fused_draft else 0.5)
         return {**plain(cell), "tokens_per_s": 80.0 * slow}
 
@@ -108,7 +108,7 @@ def test_ablations_are_shares_of_the_full_speed() -> None:
 
 def test_the_shape_of_the_curve_over_the_cutoff_is_told() -> None:
     def curve(heights: list[float]) -> Section:
-        def at(cell: Cell) -> Figures:
+        def at(cell: Cell) -> Summary:
             cutoff = cell.policy.partition("@")[2]
             return {**plain(cell), "tpot_s": heights[int(cutoff)] if cutoff else 0.02}
 

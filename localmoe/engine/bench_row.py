@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from localmoe.core.config import DraftLength
 from localmoe.core.stats import GenerationStats
 
-Figures = dict[str, float | int | str | None]
+Summary = dict[str, float | int | str | None]
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Row:
     stats: list[GenerationStats] = field(default_factory=list)
     tokens: list[tuple[int, ...]] = field(default_factory=list)
 
-    def summary(self) -> Figures:
+    def summary(self) -> Summary:
         """Ratios of sums over all prompts, so that long answers weigh more than short ones."""
         decode_tokens = sum(max(0, s.new_tokens - 1) for s in self.stats)
         decode_s = sum((s.tpot_s or 0.0) * max(0, s.new_tokens - 1) for s in self.stats)

@@ -1,0 +1,1 @@
+"""Benchmarks of the loaded model, and predictions for other cards: jobs, kept results, exports."""

@@ -1,0 +1,163 @@
+"""What a benchmark job does with the engine: the table of this machine, or predictions for other cards.
+Chooses no settings and keeps no result."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from app.bench.job import BenchmarkJob
+from app.bench.results import Result
+from app.engine_import import import_engine
+from app.engine_status import EngineLike
+from localmoe import __version__
+from localmoe.core.config import DraftLength, GenerationRequest
+from localmoe.core.errors import BudgetError
+from localmoe.core.types import Message
+from localmoe.core.units import format_bytes
+from localmoe.hardware.cards import find_card
+from localmoe.hardware.probe import probe_hardware
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPlan:
+    """What is measured: policies x draft lengths on the first `prompts` of the bundled prompts."""
+
+    policies: tuple[str, ...]
+    draft_lengths: tuple[DraftLength, ...]
+    prompts: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfPlan:
+    """What is predicted. budget_bytes: of each card's memory; None: all that it has."""
+
+    cards: tuple[str, ...]
+    policies: tuple[str, ...]
+    draft_lengths: tuple[int, ...]
+    prompts: int
+    max_new_tokens: int
+    budget_bytes: int | None = None
+
+
+def run_benchmark(engine: EngineLike, plan: BenchmarkPlan, job: BenchmarkJob) -> Result:
+    """Measure.
+
+    Raises:
+        LocalMoeError: the engine cannot, or the job was stopped.
+    """
+    import_engine()
+    from localmoe.engine.benchmark import measure_setting, same_tokens
+
+    requests = _requests(plan.prompts, plan.max_new_tokens)
+    settings = [(policy, length) for length in plan.draft_lengths for policy in plan.policies]
+    rows = []
+    for done, (policy, length) in enumerate(settings):
+
+        def show(
+            answers: int, tokens: int, done: int = done, policy: str = policy, length: Any = length
+        ) -> None:
+            answered = answers + min(1.0, tokens / plan.max_new_tokens)
+            share = (done + answered / len(requests)) / len(settings)
+            job.report(
+                "Measuring {policy}, draft length {length}: answer {answer} of {answers}", share,
+                policy=policy, length=length, answer=answers + 1, answers=len(requests),
+            )  # fmt: skip
+
+        show(0, 0)
+        rows.append(measure_setting(engine, requests, policy, length, stop=job.stop, on_event=show))
+    return {
+        **_about(engine, "benchmark"),
+        "prompts": len(requests),
+        "max_new_tokens": plan.max_new_tokens,
+        "identical_tokens": same_tokens(rows),
+        "rows": [row.summary() for row in rows],
+    }
+
+
+def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Result:
+    """Observe the loaded model, then predict.
+
+    Raises:
+        LocalMoeError: the engine cannot, or the job was stopped.
+    """
+    import_engine()
+    from localmoe.engine.observation import observe
+    from localmoe.engine.what_if import card_plan, predict
+
+    requests = _requests(plan.prompts, plan.max_new_tokens)
+    answers = len(requests) * (2 if engine.plan.drafting else 1)
+    about = _about(engine, "what-if")
+    footprint, context = engine.footprint, engine.plan.context
+
+    def answered(done: int) -> None:
+        stage = "Recording which experts the model uses: answer {done} of {answers}"
+        job.report(stage, 0.6 * done / answers, done=min(answers, done + 1), answers=answers)
+
+    answered(0)
+    observed = observe(engine, requests, about["model"], stop=job.stop, on_answer=answered)
+    rows: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    stored_bytes = max(1, footprint.expert_bytes // footprint.expert_params)
+    for number, name in enumerate(plan.cards):
+        card = find_card(name)
+        share = 0.6 + 0.4 * number / len(plan.cards)
+        job.report("Simulating {card}", share, card=name)
+        try:
+            divided = card_plan(
+                footprint, card, context, stored_bytes, drafting=engine.plan.drafting,
+                budget_bytes=plan.budget_bytes,
+            )  # fmt: skip
+        except BudgetError as error:
+            refused[name] = str(error)
+            continue
+        predictions = predict(
+            observed, footprint, card, divided, plan.policies, plan.draft_lengths, stop=job.stop
+        )
+        resident = divided.num_slots / max(1, footprint.total_experts)
+        rows += [{"card": name, "resident_share": min(1.0, resident), **row} for row in predictions]
+    return {
+        **about,
+        "predicted": True,
+        "prompts": len(requests),
+        "max_new_tokens": plan.max_new_tokens,
+        "budget_bytes": plan.budget_bytes,
+        "acceptance": observed.acceptance,
+        "match": observed.match,
+        "refused": refused,
+        "rows": rows,
+    }
+
+
+def _requests(prompts: int, max_new_tokens: int) -> list[GenerationRequest]:
+    from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
+
+    return [
+        GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=max_new_tokens)
+        for prompt in read_prompts(BUNDLED_PROMPTS, prompts)
+    ]
+
+
+def _about(engine: EngineLike, kind: str) -> Result:
+    """Model, machine, engine and versions; of a path, its last part alone."""
+    info, hardware = engine.info(), probe_hardware(measure=False)
+    return {
+        "kind": kind,
+        "localmoe": __version__,
+        "model": os.path.basename(info.name.rstrip("/\\")) if os.path.isabs(info.name) else info.name,
+        "machine": {
+            "gpus": [f"{gpu.name} ({format_bytes(gpu.total_bytes)})" for gpu in hardware.gpus],
+            "cpu": f"{hardware.cpu_name} ({hardware.logical_cores} threads)",
+            "ram": f"{format_bytes(hardware.ram_total_bytes)} RAM",
+            "system": hardware.platform,
+            "python": hardware.python_version,
+            "torch": hardware.torch_version,
+        },
+        "engine": {
+            name: getattr(info, name)
+            for name in ("device", "dtype", "draft", "link", "lanes", "passes", "exactness")
+        },
+        "plan": asdict(engine.plan),
+    }

@@ -1,0 +1,149 @@
+"""What settings of a load would buy and cost, in words: the planner's own answer for them, before anything is
+loaded. Plans nothing itself and applies nothing."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Literal
+
+from app import words
+from app.models.fits import Fits
+from app.models.service import ModelsService
+from app.settings import LoadSettings
+from app.status_html import action_button, message_html
+from app.texts import Texts
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import LocalMoeError
+from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
+from localmoe.core.units import format_bytes, format_seconds
+
+
+def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig) -> ModelFacts | None:
+    """What the planner has to know of the model, with the draft that these settings ask for; None while it
+    is looked at."""
+    from localmoe.engine.fit import with_draft_bits
+
+    status, before = models.chats.holder.status(), models.chats.holder.config
+    view, hardware = models.shelf.view(), models.fits.hardware()
+    device: Literal["cpu", "cuda"] = "cuda" if hardware is not None and hardware.gpus else "cpu"
+    named = next((one.name for one in view.models if str(one.folder) == wanted.model), wanted.model)
+    found = view.facts_of(named)
+    kept = found if isinstance(found, ModelFacts) else None
+    loaded = status.footprint if status.model == wanted.model else None
+    same_draft = config.draft_bits == before.draft_bits and config.draft_dir == before.draft_dir
+    if loaded is not None and status.info is not None and (same_draft or kept is None):
+        weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
+        unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
+        facts = ModelFacts(loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited)
+        bits = config.draft_bits
+        return facts if same_draft else with_draft_bits(facts, bits, before.draft_bits, device)
+    return None if kept is None else with_draft_bits(kept, config.draft_bits, device=device)
+
+
+def is_known(models: ModelsService, wanted: LoadSettings) -> bool:
+    """Whether the preview says all that it can; else it is worth asking again soon."""
+    if models.fits.hardware() is None or not models.fits.measured:
+        return False
+    try:
+        config = wanted.engine_config(models.chats.answers)
+    except LocalMoeError:
+        return True
+    view = models.shelf.view()
+    listed = any(wanted.model in (one.name, str(one.folder)) for one in view.models)
+    return facts_for(models, wanted, config) is not None or (view.revision > 0 and not listed)
+
+
+def budgets_for(models: ModelsService, wanted: LoadSettings) -> BudgetRange | None:
+    """Between which budgets the slider moves; None where that is not known, or none works."""
+    try:
+        config = wanted.engine_config(models.chats.answers)
+    except LocalMoeError:
+        return None
+    if models.fits.hardware() is None:
+        return None
+    facts = facts_for(models, wanted, config)
+    return None if facts is None else models.fits.budgets(facts, config)
+
+
+def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
+    """The consequence of these settings, and what applying them costs."""
+    try:
+        config = wanted.engine_config(models.chats.answers)
+    except LocalMoeError as error:
+        return message_html(str(error), False)
+    if models.fits.hardware() is None:  # also: the engine is not imported yet
+        return _muted(t("looking at this computer"))
+    facts = facts_for(models, wanted, config)
+    if facts is None:
+        return _muted(t("What these settings buy is known once the model has been looked at."))
+    fit = models.fits.fit(facts, config=config)
+    if fit is None:
+        return _muted(t("looking at this computer"))
+    if fit.plan is None:
+        button = ""
+        if fit.budget_bytes is not None and wanted.model == models.chats.load_settings.model:
+            text = t("Use {size}", size=format_bytes(fit.budget_bytes))
+            button = action_button(text, "use-budget", str(fit.budget_bytes), kind="primary")
+        return f'{message_html(fit.reason, False)}<div class="lm-acts">{button}</div>'
+    room = _room(models.fits, facts, config, fit, t)
+    return (
+        f'<p class="lm-share" role="status">{escape(_consequence(fit, facts, config, t))}</p>'
+        f"{_muted(room)}{_muted(_cost(models, wanted, facts, t))}"
+    )
+
+
+def _muted(text: str) -> str:
+    return f'<p class="lm-muted">{escape(text)}</p>' if text else ""
+
+
+def _consequence(fit: Fit, facts: ModelFacts, config: EngineConfig, t: Texts) -> str:
+    """ "38 % of the experts stay in VRAM (450 of 1,184), draft of 4 bits (1.2 GiB), ..." """
+    plan = fit.plan
+    assert plan is not None
+    draft = t("no draft")
+    if plan.drafting:
+        bits = t("ready-made draft") if config.draft_dir is not None else ""
+        bits = bits or t("draft of {bits} bits", bits=config.draft_bits)
+        draft = f"{bits} ({format_bytes(plan.draft_bytes)})"
+    elif plan.drafting_reason:
+        draft += f" ({t(plan.drafting_reason)})"
+    context = t(
+        "context {count} tokens (KV cache {size})",
+        count=f"{plan.context:,}",
+        size=format_bytes(plan.kv_bytes),
+    )
+    parts = [words.expert_share(plan, facts.footprint, fit.device, t), draft, context]
+    if fit.tokens_per_s is not None:
+        parts.append(t("at most {rate} tok/s (predicted)", rate=words.rate(fit.tokens_per_s)))
+    return "; ".join(parts)
+
+
+def _room(fits: Fits, facts: ModelFacts, config: EngineConfig, fit: Fit, t: Texts) -> str:
+    assert fit.plan is not None
+    budgets = fits.budgets(facts, config)
+    if budgets is None:
+        return ""
+    return t(
+        "Budget {budget}; {free} of {total} would be free for it.",
+        budget=format_bytes(fit.plan.budget_bytes), free=format_bytes(budgets.free_bytes),
+        total=format_bytes(budgets.total_bytes),
+    )  # fmt: skip
+
+
+def _cost(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, t: Texts) -> str:
+    """What Apply does; the time is that of the last load, by the bytes that both read."""
+    if wanted == models.chats.load_settings and models.chats.holder.status().phase == "ready":
+        return ""
+    if models.chats.applies_live(wanted):
+        return t("Apply changes this at once: nothing is loaded again.")
+    status = models.chats.holder.status()
+    size = format_bytes(facts.num_bytes)
+    if status.footprint is None or status.load_s <= 0:
+        return t("Apply loads {size} again.", size=size)
+    footprint = status.footprint
+    weight_bytes = footprint.expert_bytes / max(1, footprint.expert_params)
+    seconds = status.load_s * facts.num_bytes / max(1.0, footprint.total_params * weight_bytes)
+    return t(
+        "Apply loads {size} again: about {time} at the speed of the last load.",
+        size=size, time=format_seconds(max(1.0, seconds)),
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""The budget's slider and the words under the load settings: both follow every change of the form. Decides no
+budget (the planner does)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app.load_preview import budgets_for, is_known, preview_html
+from app.models.service import ModelsService, typed_size
+from app.settings import parse_budget
+from app.tabs.answer_form import user_edits
+from app.tabs.load_form import LoadForm, chosen_settings
+from app.texts import texts_for
+from app.view import Updates, View
+from localmoe.core.errors import LocalMoeError
+
+if TYPE_CHECKING:
+    from app.screen import Screen
+
+_MIB = 1 << 20
+_ASK_AGAIN_S = 0.7
+
+
+def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: ModelsService) -> None:
+    """Attach the listeners."""
+
+    timer = gr.Timer(_ASK_AGAIN_S, active=False)  # runs while something is still being looked at
+
+    def told(view: View, choices: tuple[Any, ...]) -> Updates:
+        wanted = chosen_settings(screen.service.load_settings, *choices)
+        return {
+            form.preview: preview_html(models, wanted, texts_for(view.language)),
+            timer: gr.Timer(active=not is_known(models, wanted)),
+        }
+
+    def handle_edit(view: View, *choices: Any) -> Updates:
+        """The form was changed elsewhere than at the slider, which follows."""
+        return {**told(view, choices), **_follow(form, models, choices)}
+
+    def handle_select(view: View, *choices: Any) -> Updates:
+        models.shelf.refresh(closely=True)
+        return handle_edit(view, *choices)
+
+    def handle_slide(view: View, slid: float, *choices: Any) -> Updates:
+        size = f"{round(slid)}MiB"
+        changed = (choices[0], size, *choices[2:])
+        return {**told(view, changed), form.budget: size, form.automatic: False}
+
+    def handle_automatic(view: View, automatic: bool, slid: float, *choices: Any) -> Updates:
+        size = "auto" if automatic else f"{round(slid)}MiB"
+        changed = (choices[0], size, *choices[2:])
+        return {**told(view, changed), **_follow(form, models, changed), form.budget: size}
+
+    def handle_act(event: gr.EventData) -> Updates:
+        """The button of a budget that works, which the Models tab applies: the form says it too."""
+        data = event._data if isinstance(event._data, dict) else {}
+        key = str(data.get("key", ""))
+        return {form.budget: typed_size(int(key)) if key.isdecimal() and len(key) < 19 else gr.skip()}
+
+    choices = form.choices()
+    parts = [form.preview, form.slider, form.automatic, timer]
+    edits = [event for widget in choices for event in user_edits(widget)]
+    _listen(edits, handle_edit, [screen.view, *choices], parts)
+    _listen([tab.select], handle_select, [screen.view, *choices], parts)
+    _listen([form.share.change], handle_edit, [screen.view, *choices], parts)
+    _listen([timer.tick], handle_edit, [screen.view, *choices], parts)
+    form.preview.act(
+        handle_act, [], [form.budget], queue=False, show_progress="hidden", api_visibility="private"
+    )
+    slid = [form.preview, form.budget, form.automatic, timer]
+    _listen([form.slider.input], handle_slide, [screen.view, form.slider, *choices], slid)
+    inputs = [screen.view, form.automatic, form.slider, *choices]
+    _listen(
+        [form.automatic.input],
+        handle_automatic,
+        inputs,
+        [*parts, form.budget],
+    )
+
+
+def _follow(form: LoadForm, models: ModelsService, choices: tuple[Any, ...]) -> Updates:
+    """The slider at the form's budget, within what the planner says is possible."""
+    wanted = chosen_settings(models.chats.load_settings, *choices)
+    try:
+        budget = parse_budget(wanted.vram_budget)
+    except LocalMoeError:
+        return {}  # half typed
+    budgets = budgets_for(models, wanted)
+    if budgets is None:
+        return {form.slider: gr.Slider(interactive=False), form.automatic: budget is None}
+    low, high = -(-budgets.least_bytes // _MIB), budgets.most_bytes // _MIB
+    high = max(high, low + 1)
+    value = min(high, max(low, (budgets.most_bytes if budget is None else budget) // _MIB))
+    return {
+        form.slider: gr.Slider(minimum=low, maximum=high, value=value, interactive=True),
+        form.automatic: budget is None,
+    }
+
+
+def _listen(events: list[Any], handler: Any, inputs: list[Any], outputs: list[Any]) -> None:
+    gr.on(
+        events, handler, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private",
+        trigger_mode="always_last",
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""What the page says of load settings before they are applied: the planner's words, and the cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for
+from fake_engine import LAYERS, MIB, FakeLoader
+
+from app.load_preview import budgets_for, preview_html
+from app.messages import history_entries, turn_entries
+from app.models.fits import Fits
+from app.models.service import ModelsService
+from app.panel import panel_html
+from app.service import ChatService
+from app.settings import AnswerSettings, LoadSettings
+from app.status_html import header_html
+from app.texts import ENGLISH
+from localmoe.core.errors import BudgetError
+from localmoe.hardware.facts import Hardware
+
+COMPUTER = Hardware(
+    (), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2"
+)  # fmt: skip
+
+
+@pytest.fixture
+def models(service: ChatService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelsService]:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
+    made = ModelsService(tmp_path, service, {})
+    made.fits = Fits(
+        tmp_path / "hardware.json", service.holder.status, made._load_config, lambda: False,
+        lambda measure: COMPUTER,
+    )  # fmt: skip
+    wait_for(lambda: made.fits.hardware() is not None and made.fits.measured, 60, "the machine")
+    yield made
+    made.close()
+
+
+def test_the_words_are_the_planners_and_say_what_apply_costs(models: ModelsService) -> None:
+    now = models.chats.load_settings
+    said = preview_html(models, now, ENGLISH)
+    assert "100 % of the experts" in said and "(predicted)" in said and "Apply" not in said
+    budgets = budgets_for(models, now)
+    status = models.chats.holder.status()
+    assert status.plan is not None and status.footprint is not None
+    given_back = status.plan.host_bytes + sum(status.memory.values())  # by the model that is loaded
+    assert budgets is not None and budgets.free_bytes == (60 << 30) + given_back
+    assert budgets.total_bytes == 64 << 30
+    smaller = replace(now, vram_budget=f"{(budgets.least_bytes + budgets.most_bytes) // 2 // MIB}MiB")
+    said = preview_html(models, smaller, ENGLISH)
+    fit = models.fits.fit(_facts(models), config=smaller.engine_config(models.chats.answers))
+    assert fit is not None and fit.plan is not None and 0 < fit.plan.num_slots < LAYERS * 148
+    assert f"({fit.plan.num_slots} of 1,184)" in said and "nothing is loaded again" in said
+    assert f"at most {fit.tokens_per_s:.0f} tok/s (predicted)" in said
+    for change in ({"draft_bits": "8"}, {"context": "512"}, {"lanes": "vram+link"}):
+        said = preview_html(models, replace(now, **change), ENGLISH)
+        assert "Apply loads 49.0 MiB again: about" in said
+    eight = preview_html(models, replace(now, draft_bits="8"), ENGLISH)
+    assert "draft of 8 bits (4.5 MiB)" in eight  # two matrices of 4 bits on a CPU
+    small = preview_html(models, replace(now, vram_budget="1MiB"), ENGLISH)
+    assert "too small" in small and 'data-act="use-budget"' in small
+    assert "lots&#x27; is not a size" in preview_html(models, replace(now, vram_budget="lots"), ENGLISH)
+    assert "--lanes auto" in preview_html(models, replace(now, lanes="vram+cpu"), ENGLISH)
+    assert "looked at" in preview_html(models, replace(now, model="org/unknown"), ENGLISH)
+
+
+def _facts(models: ModelsService) -> Any:
+    from app.load_preview import facts_for
+
+    now = models.chats.load_settings
+    return facts_for(models, now, now.engine_config(models.chats.answers))
+
+
+def test_a_budget_is_applied_live_and_draft_bits_by_a_load(service: ChatService, loader: FakeLoader) -> None:
+    assert "24.0 MiB" in service.apply_load(LoadSettings(vram_budget="24MiB"))
+    assert len(loader.engines) == 1
+    assert service.apply_load(LoadSettings(vram_budget="24MiB", draft_bits="2")) == ""
+    wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
+    assert loader.engines[1].config.draft_bits == 2 and service.holder.status().load_s > 0
+
+
+def test_memory_that_runs_out_during_an_answer_offers_a_budget(
+    models: ModelsService, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, engine = models.chats, loader.engines[0]
+    failure = BudgetError("The GPU's memory ran out: 20 MiB would do.", budget_bytes=20 * MIB)
+    monkeypatch.setattr(engine, "stream", lambda *_: (_ for _ in ()).throw(failure))
+    service.send(None, "hello")
+    wait_for(lambda: not service.runner.running())
+    status = service.holder.status()
+    assert status.phase == "ready" and "20 MiB would do" in header_html(status)
+    assert "Use 20.0 MiB</button>" in header_html(status)
+    models.load_anew(budget_bytes=20 * MIB)
+    status = service.holder.status()
+    assert status.plan is not None and status.plan.budget_bytes == 20 * MIB and status.better_budget is None
+    assert "would do" not in header_html(status) and len(loader.engines) == 1
+
+
+def test_an_approximate_answer_says_so_wherever_it_shows(service: ChatService, loader: FakeLoader) -> None:
+    service.set_answers({"approximate": True})
+    chat = service.send(None, "tell me a long story")
+    wait_for(lambda: (view := service.runner.view()) is not None and view.stats is not None)
+    job = service.runner.view()
+    assert loader.engines[0].requests[-1].draft_only and job is not None
+    label = "approximate: written by the draft alone"
+    assert label in json.dumps(turn_entries(service.chats.get(chat).messages, job))
+    assert "approximate" in panel_html(service.holder.status(), job)
+    service.runner.stop_and_wait()
+    assert label in json.dumps(history_entries(service.chats.get(chat).messages))
+    service.set_answers({"approximate": AnswerSettings().approximate})
+    chat = service.send(None, "hello")
+    service.runner.stop_and_wait()
+    assert label not in json.dumps(history_entries(service.chats.get(chat).messages))

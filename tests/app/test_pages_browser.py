@@ -1,0 +1,199 @@
+"""The page in a real browser: the Benchmark tab, use without eyes or mouse, and what the page costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, Server, running_app, wait_for
+
+from app.page import TABS
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_app(tmp_path_factory.mktemp("app") / "home", FAKE) as made:
+        made.wait("ready")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def driver(server: Server, playwright: Any) -> Iterator[PageDriver]:
+    with open_browser(playwright) as browser:
+        made = PageDriver.open(browser, server.url)
+        yield made
+        made.close()
+
+
+def test_a_benchmark_runs_survives_a_reload_and_is_shared(driver: PageDriver, server: Server) -> None:
+    driver.open_tab("benchmark")
+    driver.page.click("#lm-bench-run")
+    driver.wait_text("#lm-bench-progress", "Measuring")
+    driver.chat()
+    driver.type("hello")
+    driver.wait_text("#lm-notice", "A benchmark is running")
+    driver.reload()
+    driver.open_tab("benchmark")
+    driver.page.click("#lm-bench-stop")
+    driver.wait_text("#lm-bench-progress", "Stopped")
+    driver.page.locator("#lm-bench-prompts input[type=number]").fill("1")
+    driver.page.locator("#lm-bench-tokens input[type=number]").fill("6")
+    driver.page.click("#lm-bench-run")
+    driver.wait_text("#lm-bench-result", "All settings gave the same tokens.")
+    assert "moe-speq, auto" in driver.text("#lm-bench-result table")
+    with driver.page.expect_download() as download:
+        driver.page.click("#lm-bench-result a[download$='.json']")
+    with open(download.value.path(), encoding="utf-8") as file:
+        saved = json.load(file)
+    (kept,) = (server.home / "benchmarks").glob("*.json")
+    assert saved == json.loads(kept.read_text()) and len(saved["rows"]) == 6
+    driver.page.click("#lm-bench-predict")
+    driver.wait_text("#lm-bench-result", "Predicted, not measured")
+    driver.reload()
+    driver.open_tab("benchmark")
+    driver.wait_text("#lm-bench-result", "Predicted, not measured")
+    driver.page.click("#lm-bench-delete")
+    driver.wait_text("#lm-bench-result", "All settings gave the same tokens.")
+    driver.page.click("#lm-bench-delete")
+    wait_for(lambda: driver.text("#lm-bench-result") == "", 10, "no result")
+
+
+AXE = """async ([source, theme, rules]) => {
+    if (!window.axe) (0, eval)(source);
+    const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};
+    const found = await axe.run(document, {resultTypes: ['violations'], ...only});
+    return found.violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) =>
+        `${theme}: ${one.id}: ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 150)
+            + ' ' + (node.failureSummary || '').slice(0, 220)).join(' | ')}`);
+}"""
+
+
+def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(driver: PageDriver) -> None:
+    source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    driver.chat()
+    driver.send("show me markdown")
+    driver.wait_idle()
+    found: list[str] = []
+    for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
+        driver.page.set_viewport_size({"width": width, "height": 900})
+        driver.theme(theme)
+        driver.background()  # it fades
+        for tab in TABS:
+            driver.open_tab(tab)
+            rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
+            found += driver.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
+        assert driver.evaluate("document.documentElement.scrollWidth") <= width
+    assert found == [], "\n".join(found)
+
+
+REACHED = """() => {
+    const e = document.activeElement;
+    return e && e !== document.body ? (e.id || e.closest('[id]')?.id || '') : '';
+}"""
+
+
+def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) -> None:
+    driver.page.set_viewport_size({"width": 1400, "height": 900})
+    driver.reload()
+    reached: list[str] = []
+    driver.page.locator("#lm-tab-chat-button").focus()
+    for tab in ("benchmark", "settings"):
+        driver.open_tab(tab)
+        driver.page.locator(f"#lm-tab-{tab}-button").focus()
+        assert driver.unlabelled() == []
+        for _ in range(70):
+            driver.page.keyboard.press("Tab")
+            reached.append(driver.evaluate(REACHED))
+    missing = [
+        name
+        for name in (
+            "lm-bench-policies", "lm-bench-lengths", "lm-bench-prompts", "lm-bench-tokens", "lm-bench-cards",
+            "lm-bench-budget", "lm-bench-run", "lm-bench-predict", "lm-model", "lm-automatic", "lm-budget",
+            "lm-budget-slider", "lm-context", "lm-draft-bits", "lm-better-draft", "lm-apply", "lm-system",
+            "lm-draft", "lm-temperature", "lm-seed",
+        )
+        if name not in reached
+    ]  # fmt: skip
+    assert missing == []
+    wait_for(lambda: "(predicted)" in driver.text("#lm-preview"), 60, "the planner's words")
+    said = driver.text("#lm-preview")
+    driver.page.locator("#lm-budget-slider input[type=range]").focus()
+    for _ in range(30):
+        driver.page.keyboard.press("ArrowLeft")
+    driver.wait_text("#lm-preview", "Apply changes this at once")
+    wait_for(lambda: driver.value("lm-budget").endswith("MiB"), 10, "the slider's size")
+    assert driver.text("#lm-preview") != said and "experts stay in" in said
+    driver.apply(driver.value("lm-budget").removesuffix("MiB"))
+
+
+COSTS = """() => {
+    const entries = ['navigation', 'resource'].flatMap((kind) => performance.getEntriesByType(kind));
+    return {
+        bytes: entries.reduce((sum, one) => sum + (one.transferSize || one.encodedBodySize || 0), 0),
+        requests: entries.length, nodes: document.querySelectorAll('*').length,
+    };
+}"""
+MAX_BYTES, MAX_REQUESTS, MAX_NODES, MAX_READY_S, MAX_IDLE_SHARE = 1_000_000, 120, 800, 2.0, 0.25
+
+
+def _counting(page: Any) -> Any:
+    """A session that counts the main thread's processor time."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
+    session.send("Performance.enable")
+    return session
+
+
+def _busy_s(session: Any) -> float:
+    found = session.send("Performance.getMetrics")["metrics"]
+    return float(next(one["value"] for one in found if one["name"] == "TaskDuration"))
+
+
+def _ready_s(context: Any, url: str) -> float:
+    """Until a page of its own can be used."""
+    page = context.new_page()
+    session = _counting(page)
+    page.goto(url)
+    page.wait_for_function(
+        "document.querySelector('#lm-header')?.innerText.includes('ready')", timeout=60_000
+    )
+    seconds = _busy_s(session)
+    page.close()
+    return seconds
+
+
+def _idle_share(session: Any) -> float:
+    before, began = _busy_s(session), time.monotonic()
+    time.sleep(2.0)
+    return (_busy_s(session) - before) / (time.monotonic() - began)
+
+
+def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
+    """The figures of docs/app.md. Seconds are the main thread's processor time: waiting for a busy machine is
+    no cost of the page."""
+    with open_browser(playwright) as browser:
+        driver = PageDriver.open(browser, server.url)
+        driver.wait_text("#lm-header", "ready")
+        costs = driver.evaluate(COSTS)
+        ready_s = min(_ready_s(driver.page.context, server.url) for _ in range(2))
+        session = _counting(driver.page)
+        wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates")
+        time.sleep(1.0)
+        idle_share = min(_idle_share(session) for _ in range(2))
+        driver.close()
+    figures = f"{costs}, ready {ready_s:.2f} s, idle {idle_share:.3f}"
+    assert 100_000 < costs["bytes"] <= MAX_BYTES and costs["requests"] <= MAX_REQUESTS, figures
+    assert 200 < costs["nodes"] <= MAX_NODES and 0.2 < ready_s <= MAX_READY_S, figures
+    assert 0 < idle_share <= MAX_IDLE_SHARE, figures
+    print(figures)
