@@ -25,6 +25,7 @@ def make_request(
         draft_length=settings.draft_length,
         policy=settings.policy,
         strict=settings.strict,
+        draft_only=settings.approximate,
         continue_answer=before is not None,
     )
 

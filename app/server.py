@@ -54,11 +54,16 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
     return app
 
 
-class _Server(uvicorn.Server):
+class PageServer(uvicorn.Server):
     """uvicorn, telling when it answers, and ending the streams that open pages hold before it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], app: FastAPI) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, on_started: Callable[[], None] = lambda: None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
         self._on_started = on_started
         self._mounted = [route.app for route in app.routes if isinstance(route, Mount)]
 
@@ -93,16 +98,13 @@ def serve(
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    app = make_app(service, models, port)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
-    )
+    server = PageServer(make_app(service, models, port), on_started)
     service.logs.attach()  # uvicorn has arranged its own loggers by now
     with state_file(home, host, port):
         service.start()
         models.start()
         try:
-            _Server(config, on_started, app).run(sockets=[sock])
+            server.run(sockets=[sock])
         finally:
             models.close()
             service.close()

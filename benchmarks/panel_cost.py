@@ -95,20 +95,16 @@ class App:
     """The page's server in this process, with a loaded model."""
 
     def __init__(self, model: str, home: Path) -> None:
-        import uvicorn
-
         from app.__main__ import load_engine
         from app.address import bind
         from app.models.service import ModelsService
-        from app.server import make_app
+        from app.server import PageServer, make_app
         from app.service import ChatService
 
         self.service = ChatService(home, load_engine, lambda: [])
         self.sock = bind("127.0.0.1", 0)
         self.port = int(self.sock.getsockname()[1])
-        web = make_app(self.service, ModelsService(home, self.service, {}), self.port)
-        config = uvicorn.Config(web, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
+        self._server = PageServer(make_app(self.service, ModelsService(home, self.service, {}), self.port))
         self._serving = threading.Thread(target=self._server.run, args=([self.sock],), daemon=True)
         self._serving.start()
         self.service.holder.load(model, self.service.load_settings.engine_config(self.service.answers))

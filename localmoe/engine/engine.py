@@ -196,13 +196,7 @@ class Engine:
 
     def device_memory(self) -> dict[str, int]:
         """Bytes of device memory by owner, as allocated now (on CPU: of the memory that stands in for it)."""
-        parts = self._loaded
-        return {
-            "shared": parts.shared_bytes,
-            "draft": parts.draft_bytes if parts.other is None else parts.other.model.num_bytes,
-            "kv": parts.runner.sequence.num_bytes,
-            "slots": parts.passes.memory.slots.num_bytes,
-        }
+        return self._loaded.device_memory()
 
     def _held_bytes(self) -> int:
         return sum(self.device_memory().values())

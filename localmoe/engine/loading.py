@@ -65,6 +65,15 @@ class EngineParts:
         """The state that all layers share."""
         return self.runner.passes
 
+    def device_memory(self) -> dict[str, int]:
+        """Bytes by owner, as allocated now."""
+        return {
+            "shared": self.shared_bytes,
+            "draft": self.draft_bytes if self.other is None else self.other.model.num_bytes,
+            "kv": self.runner.sequence.num_bytes,
+            "slots": self.passes.memory.slots.num_bytes,
+        }
+
     def close(self) -> None:
         """Stop the transfer worker and give all memory back, whoever still refers to the parts."""
         passes, device = self.passes, self.prepared.compute.device

@@ -66,10 +66,8 @@ class DeviceExpertMemory:
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._stale = True  # the table on the device is not what it should be
-        self._queue = CopyQueue()
-        self._passes = 0
-        self._pass_open = False
-        self._closed = False
+        self._queue, self._passes = CopyQueue(), 0
+        self._pass_open = self._closed = False
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
@@ -100,8 +98,7 @@ class DeviceExpertMemory:
             self._queue.push(key, deadline)
 
     def drop_prefetches(self, layer: int | None = None) -> None:
-        """Withdraw the prefetches that have not started, of one layer or of all; a window is over, so what it
-        prefetched and did not use may make room again."""
+        """Withdraw what has not started, of a layer or of all: a window is over, and its unused may go."""
         self._queue.drop_prefetches(layer)
         if layer is None:
             self._guarded[:] = False
@@ -109,15 +106,13 @@ class DeviceExpertMemory:
     # -- between passes
 
     def pump(self) -> None:
-        """Issue the copies that wait, the most urgent first, as far as there is room for them. Only between
-        target passes."""
+        """Issue the copies that wait, the most urgent first, as far as there is room; only between passes."""
         if not len(self._queue):
             return
-        if self.copies_beside:
-            self._issue()
-        else:
+        if not self.copies_beside:
             self.transfers.wait_for_compute()
-            self._issue()
+        self._issue()
+        if not self.copies_beside:
             self.transfers.drain()
 
     def _issue(self) -> None:
@@ -141,8 +136,7 @@ class DeviceExpertMemory:
         return scores, per_layer
 
     def _take_slot(self, key: ExpertKey, scores: NDArray[np.float32], per_layer: bool) -> int | None:
-        """A free slot, or that of the expert with the lowest score, which leaves; None where there is
-        none."""
+        """A free slot, or that of the expert with the lowest score, which leaves; None: there is none."""
         if self._free:
             return self._free.pop()
         if per_layer:

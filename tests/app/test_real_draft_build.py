@@ -32,7 +32,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The embedded model without its draft, and an empty home for drafts."""
     monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
     few = replace(GptqSettings(), num_tokens=16384)  # a quarter of what is built with otherwise
-    monkeypatch.setattr(draft_upgrade, "DraftSettings", lambda method: DraftSettings(method, few))
+    monkeypatch.setattr(draft_upgrade, "DraftSettings", lambda method, gptq: DraftSettings(method, few))
     folder = tmp_path / "demo"
     shutil.copytree(ROOT / "assets" / "demo-moe", folder, ignore=shutil.ignore_patterns("draft-*"))
     return folder
