@@ -109,9 +109,6 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
                 **refresh_benchmark(benchmark, benchmarks, view, "", None),
             }  # fmt: skip
 
-        def handle_tick(view: View, seen: Seen) -> Updates:
-            return screen.refresh(view, seen)
-
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
         extra += [live_cards, logs, *benchmark.outputs()]
         screen.listen(
@@ -121,7 +118,7 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
             extra,
             js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
         )
-        screen.listen(timer.tick, handle_tick, [screen.view, screen.seen])
+        screen.listen_to_timer(timer)
         models_timer.tick(
             models_screen.refresh, [screen.view, *models_screen.inputs()], models_screen.outputs(),
             queue=False, show_progress="hidden", api_visibility="private",

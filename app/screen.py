@@ -4,6 +4,7 @@ service's state into widget updates; every listener and the timer end here."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,9 @@ from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
-BUSY_S, IDLE_S = 0.12, 1.5  # how often the page asks while something moves, and while nothing does
+BUSY_S, IDLE_S = 0.2, 1.5  # how often the page asks while something moves, and while nothing does
+_MOVING = {"turn", "panel"}  # parts that change with every step of an answer
+Part = tuple[Any, Callable[[], Updates]]  # what it shows, as a key; its updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Screen:
         self.view = gr.State(View())
         self._search = ChatSearch()
         self.seen = gr.Textbox("", visible=False, label="Shown")
+        self._due = gr.Textbox(
+            "", visible="hidden", label="Due"
+        )  # changes where a tick finds more than what moves
         chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
@@ -74,6 +80,29 @@ class Screen:
             handler, list(inputs), [*self._outputs, *extra], queue=False, show_progress="hidden",
             api_visibility="private", js=js,
         )  # fmt: skip
+
+    def listen_to_timer(self, timer: gr.Timer) -> None:
+        """Each tick may change what moves; the rest, which seldom changes, comes by a second request. Gradio
+        makes every output of a listener anew, changed or not, which costs the server a millisecond each."""
+        settings: dict[str, Any] = {
+            "queue": False, "show_progress": "hidden", "api_visibility": "private"
+        }  # fmt: skip
+        inputs, moving = [self.view, self.seen], [self.seen, self.widgets.chat.turn, self.widgets.panel]
+        timer.tick(self.tick, inputs, [*moving, self._due], **settings)
+        self._due.change(self.refresh, inputs, self._outputs, **settings)
+
+    def tick(self, view: View, seen: Seen) -> Updates:
+        """What has moved since `seen`; where something else has changed, that a whole refresh is due."""
+        parts, shown = self._parts(view), parse_seen(seen)
+        changed = [name for name, (key, _) in parts.items() if shown.get(name) != repr(key)]
+        if not set(changed) <= _MOVING:
+            return {self._due: str(time.monotonic_ns())}
+        updates: Updates = {self.seen: gr.skip()}
+        for name in changed:
+            key, make = parts[name]
+            shown[name] = repr(key)
+            updates |= {**make(), self.seen: json.dumps(shown)}
+        return updates
 
     def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
         """Do what the user asked; a refusal becomes the notice and changes nothing else."""
@@ -98,6 +127,17 @@ class Screen:
 
     def refresh(self, view: View, seen: Seen) -> Updates:
         """What changed since `seen`."""
+        parts, shown = self._parts(view), parse_seen(seen)
+        updates: Updates = {}
+        for name, (key, make) in parts.items():
+            if shown.get(name) != repr(key):
+                updates.update(make())
+        told = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        updates[self.seen] = told if told != seen else gr.skip()  # drawing it anew costs the page 0.1 s
+        return updates
+
+    def _parts(self, view: View) -> dict[str, Part]:
+        """What the page should show, part by part."""
         service, widgets = self.service, self.widgets
         status, job = service.holder.status(), service.runner.view()
         revision = service.chats.revision
@@ -114,7 +154,7 @@ class Screen:
         go_on = chat is not None and not running and service.can_continue(chat)
         use = context_use(chat, status.info.context) if status.info is not None else None
         meter = meter_html(use, service.answers.max_new_tokens, t)
-        parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
+        return {
             "history": (
                 (chat_id, revision, view.shown, coloured),
                 lambda: self._history(chat, view.shown, coloured, t),
@@ -149,14 +189,6 @@ class Screen:
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
         }
-        updates: Updates = {}
-        shown = parse_seen(seen)
-        for name, (key, make) in parts.items():
-            if shown.get(name) != repr(key):
-                updates.update(make())
-        told = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
-        updates[self.seen] = told if told != seen else gr.skip()  # drawing it anew costs the page 0.1 s
-        return updates
 
     def _chat(self, view: View) -> Chat | None:
         if view.chat_id is None:
