@@ -1,6 +1,5 @@
 """Labels, hints and fixed texts of the widgets in another language, found by looking at every widget of the
-page.
-Translates nothing itself."""
+page. Translates nothing itself."""
 
 from __future__ import annotations
 

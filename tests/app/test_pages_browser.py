@@ -103,6 +103,12 @@ REACHED = """() => {
 }"""
 
 
+def settled(driver: PageDriver) -> bool:
+    before = driver.value("lm-budget")
+    time.sleep(0.5)
+    return bool(driver.value("lm-budget") == before)
+
+
 def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) -> None:
     driver.page.set_viewport_size({"width": 1400, "height": 900})
     driver.reload()
@@ -134,6 +140,7 @@ def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) ->
     driver.wait_text("#lm-preview", "Apply changes this at once")
     wait_for(lambda: driver.value("lm-budget").endswith("MiB"), 10, "the slider's size")
     assert driver.text("#lm-preview") != said and "experts stay in" in said
+    wait_for(lambda: settled(driver), 10, "the slider to stand still")
     driver.apply(driver.value("lm-budget").removesuffix("MiB"))
 
 

@@ -23,7 +23,7 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown", "Models shown", "Benchmark shown")
+UNTRANSLATED = ("Language code", "Shown", "Models shown", "Due", "Benchmark shown")
 
 
 def texts_in_code() -> Iterator[str]:

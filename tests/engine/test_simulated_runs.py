@@ -45,7 +45,7 @@ def test_copies_that_end_when_they_are_waited_for_leave_the_same_experts_in_the_
     assert found.late == sum(s.late for s in stats) == 0
 
 
-@pytest.mark.parametrize("policy", ["moe-infinity", "sp-moe", "moe-speq"])
+@pytest.mark.parametrize("policy", ["sp-moe", "moe-speq"])
 def test_policies_that_prefetch_bring_in_time_what_a_fast_link_can(
     policy: str, tiny: Callable[[str], tuple[Path, Any]]
 ) -> None:

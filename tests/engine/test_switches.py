@@ -65,7 +65,7 @@ def test_nothing_is_copied_ahead_of_need_while_the_model_computes(
     for beside in (False, True):
         policy_thread.clear()
         stats = ask(
-            engine, PROMPT, 14, draft_length=3, policy="sp-moe", switches=Switches(copies_beside=beside)
+            engine, PROMPT, 14, draft_length=3, policy="sp-moe@1", switches=Switches(copies_beside=beside)
         ).stats
         assert any(policy_thread) == beside, "a draft product ran while a copy did"
         assert stats.prefetched
