@@ -103,4 +103,6 @@ def make_model_drafter(
         foretold = TokenwiseForetold(
             passes, passes.memory, footprint.experts_per_token, footprint.num_experts
         )
-    return ModelDrafter(draft.model, draft.gates, foretold, footprint.vocab_size, end_tokens)
+    return ModelDrafter(
+        draft.model, draft.gates, foretold, footprint.vocab_size, end_tokens, lambda: runner.passes.timeline
+    )

@@ -5,12 +5,14 @@ states, where they can read them. Does not decide how many tokens are proposed, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from localmoe.core.timeline import Timeline
 from localmoe.model.cross_gates import CrossGates
 from localmoe.model.draft_model import DraftModel
 from localmoe.model.foretold import Foretold
@@ -28,13 +30,16 @@ class ModelDrafter:
         foretold: Foretold,
         vocab_size: int,
         end_tokens: frozenset[int],
+        timeline: Callable[[], Timeline | None] = lambda: None,
     ) -> None:
-        """vocab_size: of the target's logits, which may be padded otherwise."""
+        """vocab_size: of the target's logits, which may be padded otherwise. timeline: who wants to know when
+        tokens were drafted, if anybody does."""
         self._model = model
         self._gates = gates
         self._foretold = foretold
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
+        self._timeline = timeline
 
     def propose(
         self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
@@ -47,7 +52,10 @@ class ModelDrafter:
         for position in range(min(count, shape.max_context - len(text))):
             if stop is not None and stop.is_set():
                 break
+            started, timeline = time.perf_counter(), self._timeline()
             logits = self._next_logits(text, position)
+            if timeline is not None:
+                timeline.add("draft", f"token {position + 1}", started)
             if sampler.config.greedy:
                 token = sampler.greedy_choices(logits, text, ())[0]
             else:

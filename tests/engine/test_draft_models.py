@@ -76,11 +76,14 @@ def test_the_same_model_drafts_every_token_and_foretells_every_expert(
     drafted: dict[str, Any] = {"drafter": "model", "draft_model": folder}
     with load_with_slots(folder, 8, **drafted) as engine:  # copies so fast that each policy dares to prefetch
         assert engine.info().draft == "the model qwen2_moe"
+        engine.live.record_timeline()
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             answer = ask(engine, prompt, 24, draft_length=3, policy=policy)
             assert answer.tokens == tokens
             assert answer.stats.acceptance_rate == 1.0 and answer.stats.steps == 6
             assert answer.stats.expert_match_rate == 1.0
+        spans = [span for step in engine.live.timeline() for span in step.spans if span.lane == "draft"]
+        assert sum(span.name.startswith("token") for span in spans) == 2 * answer.stats.drafted
         assert answer.stats.prefetched > 0 and answer.stats.hits > 0
         assert engine.peak_device_bytes() <= engine.plan.budget_bytes
         assert engine.device_memory()["draft"] <= engine.plan.draft_bytes
