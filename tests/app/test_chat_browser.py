@@ -239,8 +239,12 @@ def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     file = tmp_path / "chat.json"
     download.value.save_as(file)
     page.delete("a walrus and nothing else")
+    page.wait_questions([])
     page.page.keyboard.press("Control+Shift+O")
+    focused = "document.activeElement.closest('#lm-message') !== null"
+    wait_for(lambda: page.evaluate(focused), 10, "the cursor in the box to write in")
     page.page.keyboard.type("a new question")
+    wait_for(lambda: page.page.input_value("#lm-message textarea") == "a new question", 10, "the text")
     page.page.keyboard.press("Control+Enter")
     page.wait_questions(["a new question"])
     page.wait_idle()

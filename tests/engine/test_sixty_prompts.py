@@ -14,7 +14,7 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 
 PROMPTS = Path(__file__).parents[1] / "data" / "eval_prompts.jsonl"
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 NUM_SLOTS = 48  # of 96, so that experts come and go
 
 
