@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.whole_file import write_whole
 
 FORMAT, VERSION = "localmoe-routing-trace", 1
 
@@ -88,16 +87,7 @@ class RoutingTrace:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, header=np.array(header), experts=self.experts, starts=self.starts)
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as stream:
-                    stream.write(buffer.getbuffer())
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            write_whole(path, buffer.getvalue())
         except OSError as error:
             raise ConfigError(f"The trace {path} cannot be written: {error.strerror or error}.") from error
 

@@ -5,8 +5,6 @@ chrome://tracing. Measures nothing itself: whoever does the work tells when it b
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 import time
 from collections import deque
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.whole_file import write_whole
 
 # draft: the low-bit model's tokens; verify: passes of the target; cpu: experts that the CPU computes in them;
 # stall: the target waits for a copy; copies: host to device; host: neither draft nor target runs
@@ -169,15 +168,6 @@ def write_trace(path: Path, steps: Sequence[StepSpans], process: str = "localmoe
         ConfigError: it cannot be written.
     """
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(trace_events(steps, process), stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, json.dumps(trace_events(steps, process)).encode())
     except OSError as error:
         raise ConfigError(f"The timeline {path} cannot be written: {error.strerror or error}.") from error

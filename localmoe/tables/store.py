@@ -4,11 +4,11 @@ nothing."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.whole_file import write_whole
 from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject, subject_from
 
@@ -107,13 +107,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror}): name a file in a folder that exists."

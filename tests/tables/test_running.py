@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -111,15 +113,20 @@ def test_a_file_that_holds_no_results_is_refused_in_one_sentence(text: str, tmp_
     assert str(caught.value).count(". ") == 0
 
 
-def test_results_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:
+def test_results_that_cannot_be_written_leave_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     path = tmp_path / "results.json"
     write_results(path, Results(notes={"3": "note"}))
     before = path.read_bytes()
     assert json.loads(before)["notes"] == {"3": "note"} and read_results(path) == Results(notes={"3": "note"})
-    (tmp_path / "results.json.part").mkdir()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with monkeypatch.context() as disk, pytest.raises(ConfigError, match="cannot be written"):
+        disk.setattr(os, "fsync", full)
         write_results(path, Results())
-    assert path.read_bytes() == before
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     with pytest.raises(ConfigError, match="name a file in a folder that exists"):
         write_results(tmp_path / "missing" / "results.json", Results())
 
