@@ -41,13 +41,13 @@ class CrossGates:
         for layer, experts in enumerate(skeleton.experts):
             gate, part = gates[layer], parts[experts.decoder_layer]
             if gate is not None and part is not None:
-                part.register_forward_pre_hook(self._hook(layer, gate))
+                part.register_forward_pre_hook(self._hook(layer, gate), with_kwargs=True)
 
-    def _hook(self, layer: int, gate: Gate) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def tell(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _hook(self, layer: int, gate: Gate) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def tell(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             if self.listener is None:
                 return
-            hidden: Tensor = arguments[0]
+            hidden: Tensor = next(iter((*arguments, *named.values())))
             weights, experts = gate(hidden.reshape(-1, hidden.shape[-1])[-1:])
             self.listener(layer, experts[0].tolist(), weights[0].tolist())
 

@@ -24,6 +24,17 @@ class Proposal:
     tokens: list[int]
     distributions: list[Tensor]
 
+    def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int:
+        """Choose the token after `text` from the draft's logits (1, V), as the target would from its own."""
+        if sampler.config.greedy:
+            token = sampler.greedy_choices(logits, text, ())[0]
+        else:
+            q = sampler.distribution(logits[0], text)
+            token = sampler.draw(q)
+            self.distributions.append(q)
+        self.tokens.append(token)
+        return token
+
 
 class Drafter(Protocol):
     """Proposes up to `count` tokens that may follow `history`, leaving the sequence state as it found it."""
@@ -60,14 +71,7 @@ class SelfDrafter:
                 logits = runner.run([token], "draft", last_only=True)
                 if runner.passes.timeline is not None:
                     runner.passes.timeline.add("draft", f"token {position + 1}", started)
-                context = [*history, *proposal.tokens]
-                if sampler.config.greedy:
-                    token = sampler.greedy_choices(logits, context, ())[0]
-                else:
-                    q = sampler.distribution(logits[0], context)
-                    token = sampler.draw(q)
-                    proposal.distributions.append(q)
-                proposal.tokens.append(token)
+                token = proposal.add(logits, [*history, *proposal.tokens], sampler)
                 if token in self._end_tokens:
                     break
             else:

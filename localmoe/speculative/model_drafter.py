@@ -56,15 +56,8 @@ class ModelDrafter:
             logits = self._next_logits(text, position)
             if timeline is not None:
                 timeline.add("draft", f"token {position + 1}", started)
-            if sampler.config.greedy:
-                token = sampler.greedy_choices(logits, text, ())[0]
-            else:
-                q = sampler.distribution(logits[0], text)
-                token = sampler.draw(q)
-                proposal.distributions.append(q)
-            proposal.tokens.append(token)
-            text.append(token)
-            if token in self._end_tokens:
+            text.append(proposal.add(logits, text, sampler))
+            if text[-1] in self._end_tokens:
                 break
         return proposal
 
