@@ -146,6 +146,6 @@ def test_sharing_is_worked_out_from_the_shape() -> None:
     for row, paper in zip(section.rows, (13.40, 11.85, 9.93, 7.68), strict=False):
         assert float(row[4]) == pytest.approx(paper, rel=0.003) and row[6] == f"{paper:.2f}"
         assert sum(float(part) for part in row[1:4]) == pytest.approx(float(row[4]), abs=0.011)
-    assert section.rows[3][5] == section.rows[3][7] == "42.7 %" and section.targets[0].met
+    assert section.rows[3][5] == section.rows[3][7] == "42.7 %" and not section.targets[0].met
     # (0.5 + 0.5 + 2) of (0.5 + 0.5 + 4)
     assert section.rows[-1][1:6] == ["0.50", "0.50", "2.00", "3.00", "40.0 %"]
