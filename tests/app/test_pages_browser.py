@@ -85,7 +85,7 @@ def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(driver: Pag
     driver.send("show me markdown")
     driver.wait_idle()
     found: list[str] = []
-    for width, theme in ((1400, "light"), (390, "light"), (390, "dark")):
+    for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
         driver.page.set_viewport_size({"width": width, "height": 900})
         driver.theme(theme)
         driver.background()  # it fades

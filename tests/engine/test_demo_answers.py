@@ -37,7 +37,7 @@ def test_bfloat16_answers_are_the_same_with_and_without_drafts() -> None:
         assert engine.info().exactness.startswith("exact")
         assert engine.info().passes == "layer by layer through the host (there is no GPU)"
         for prompt in (QUESTION, FABLE):
-            answers = [ask(engine, [Message("user", prompt)], 20, draft_length=n) for n in (0, 3, 8)]
+            answers = [ask(engine, [Message("user", prompt)], 20, draft_length=n) for n in (0, 3, 8, "auto")]
             assert all(answer.tokens == answers[0].tokens for answer in answers)
 
 
