@@ -23,7 +23,7 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import worker
-from localmoe.kernels.cpu.products import KINDS
+from localmoe.kernels.cpu.products import KINDS, activations_kind
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, SHARE, Mailbox, MailboxLayout
 
 SPIN_S = 0.0004  # longer than attention takes between two layers' experts
@@ -101,6 +101,7 @@ class CpuLane:
                 for kind, bias in enumerate(pair):
                     records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
         pairs, entries = layout.num_pairs, layout.entries
+        x_kind = activations_kind(store.dtype == torch.bfloat16, store.layouts[0].transposed)
         scratch = max(pairs, worker.WIDER * max(2 * worker.GATE_UP_ROWS, worker.DOWN_ROWS))
         return (
             self._control,
@@ -111,12 +112,12 @@ class CpuLane:
             np.array([activation.alpha, activation.limit], dtype=np.float32),
             records,
             np.array(sizes, dtype=np.int64),
-            np.zeros((layout.tokens, layout.hidden), dtype=np.float32),
-            np.zeros((pairs, max(sizes)), dtype=np.float32),
+            np.zeros((layout.tokens, layout.hidden), dtype=x_kind),
+            np.zeros((pairs, max(sizes)), dtype=x_kind),
             np.zeros(pairs, dtype=np.int32),
             np.zeros((2, entries + 1), dtype=np.int64),
             np.zeros(entries, dtype=np.int64),
-            np.zeros((self.num_threads, 2, scratch), dtype=np.float32),
+            np.zeros((self.num_threads, 4, scratch), dtype=np.float32),
         )
 
     def _compile(self) -> None:

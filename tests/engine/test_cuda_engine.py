@@ -79,7 +79,8 @@ def test_the_embedded_model_answers_20_prompts_alike_for_every_setting(dtype: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tiny_models_answer_alike_with_and_without_drafts(architecture: str, tiny16: Tiny16) -> None:
-    with load_with_slots(tiny16(architecture), 5, device="cuda", dtype="bfloat16", context=256) as engine:
+    config = {"device": "cuda", "dtype": "bfloat16", "context": 256, "strict": True}
+    with load_with_slots(tiny16(architecture), 5, **config) as engine:
         plain = ask(engine, "Once upon a time", 48, draft_length=0).tokens
         for policy in POLICIES:
             for length in (1, 4, 8, 15, 40, "auto"):
@@ -110,7 +111,8 @@ def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None
 def test_a_prompt_leaves_the_same_bits_however_it_is_cut_into_passes(
     architecture: str, tiny16: Tiny16
 ) -> None:
-    with load_with_slots(tiny16(architecture), 6, device="cuda", dtype="bfloat16", context=512) as engine:
+    config = {"device": "cuda", "dtype": "bfloat16", "context": 512, "lanes": "vram+link"}
+    with load_with_slots(tiny16(architecture), 6, **config) as engine:
         runner = runner_of(engine)
         tokens = np.random.default_rng(1).integers(10, 250, 300).tolist()
         after = []

@@ -131,6 +131,16 @@ def test_an_exact_sum_is_exact() -> None:
                 assert torch.equal(out[pair].double(), made.wanted(1, expert, pair // TOP_K, 16))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(transposed: bool) -> None:
+    with rig(130, 72, transposed=transposed) as made:
+        pairs = [TOP_K * token for token in range(TOKENS)]
+        alone = [made.lane.compute(0, made.x, [(2, [pair], 71)])[pair].clone() for pair in pairs]
+        for count in range(2, TOKENS + 1):
+            together = made.lane.compute(0, made.x, [(2, pairs[:count], 71)])
+            assert all(torch.equal(together[pair], alone[i]) for i, pair in enumerate(pairs[:count]))
+
+
 def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_lane, "PARK_S", 0.02)
     with rig(threads=6) as made:  # more than there are cores

@@ -22,9 +22,8 @@ IS_X86 = machine().lower() in ("x86_64", "amd64")
 IS_ARM = machine().lower() in ("aarch64", "arm64")
 
 
-@intrinsic
-def value(context: Any, word: Any) -> Any:
-    """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half."""
+def _to_float(is_bfloat: bool) -> Any:
+    """Code for the float32 of a 16-bit float."""
 
     def of_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         wide = builder.shl(builder.zext(arguments[0], _I32), ir.Constant(_I32, 16))
@@ -33,12 +32,28 @@ def value(context: Any, word: Any) -> Any:
     def of_half(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
-    return types.float32(word), of_bfloat16 if word == types.uint16 else of_half
+    return of_bfloat16 if is_bfloat else of_half
 
 
 @intrinsic
-def rounded(context: Any, number: Any, word: Any) -> Any:
-    """The nearest number of `word`'s kind (see `value`; ties to even) to a float32, as a float32."""
+def value(context: Any, word: Any) -> Any:
+    """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half."""
+    return types.float32(word), _to_float(word == types.uint16)
+
+
+@intrinsic
+def held(context: Any, word: Any, like: Any) -> Any:
+    """A 16-bit float as the array `like` holds it: the word itself, or float32."""
+    if like.dtype == word:
+        return word(word, like), lambda _, __, ___, arguments: arguments[0]
+    return types.float32(word, like), _to_float(word == types.uint16)
+
+
+@intrinsic
+def kept(context: Any, number: Any, word: Any, like: Any) -> Any:
+    """The nearest number of `word`'s kind (see `value`; ties to even) to a float32, as the array `like` holds
+    it: a float32, or of bfloat16 the word."""
+    as_word = like.dtype == types.uint16
 
     def to_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], _I32)
@@ -46,12 +61,16 @@ def rounded(context: Any, number: Any, word: Any) -> Any:
         near = builder.add(builder.add(bits, ir.Constant(_I32, 0x7FFF)), odd)
         near = builder.and_(near, ir.Constant(_I32, 0xFFFF0000))
         is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
-        return builder.select(is_nan, arguments[0], builder.bitcast(near, ir.FloatType()))
+        near = builder.select(is_nan, ir.Constant(_I32, 0x7FC00000), near)
+        if as_word:
+            return builder.trunc(builder.lshr(near, ir.Constant(_I32, 16)), ir.IntType(16))
+        return builder.bitcast(near, ir.FloatType())
 
     def to_half(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         return builder.fpext(builder.fptrunc(arguments[0], ir.HalfType()), ir.FloatType())
 
-    return types.float32(types.float32, word), to_bfloat16 if word == types.uint16 else to_half
+    result = types.uint16 if as_word else types.float32
+    return result(types.float32, word, like), to_bfloat16 if word == types.uint16 else to_half
 
 
 @intrinsic

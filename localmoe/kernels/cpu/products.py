@@ -1,9 +1,9 @@
 """One expert's products for a few tokens, block by block of its weights; compiled, and called without
 Python's lock. A block is one thread's piece of work; who takes which is the worker's business.
 
-Weights are read once, straight from the expert's record in 16 bits, and multiplied as float32: the products
-are exact, sums are float32, and gate and up are rounded to 16 bits where the GPU's kernels round them. Sums
-run in another order than there. Dimension letters: H hidden, I intermediate.
+Weights are read from memory once, straight from the expert's record in 16 bits: the products are exact, sums
+are float32, and gate and up are rounded to 16 bits where the GPU's kernels round them. Sums run in another
+order than there. Dimension letters: H hidden, I intermediate.
 """
 
 from __future__ import annotations
@@ -14,92 +14,81 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localmoe.kernels.cpu.atoms import rounded, value
+from localmoe.kernels.cpu.atoms import kept, value
+from localmoe.kernels.cpu.column_tiles import COLUMNS, columns_1, columns_2, columns_4
+from localmoe.kernels.cpu.column_tiles import MOST_TOKENS as MOST_COLUMN_TOKENS
+from localmoe.kernels.cpu.dot_tiles import MOST_TOKENS, dots_1, dots_2, dots_4
+from localmoe.kernels.cpu.processor import HAS_BF16_DOTS
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai")  # in the order of the codes below
 # sums may be cut into vectors; infinities and NaNs keep their meaning
 _FAST = {"reassoc", "contract", "nsz"}
 
 
-@njit(nogil=True, fastmath=_FAST, cache=True)
-def _dots_1(a: Any, b: Any, x: Any, length: int) -> Any:
-    a0 = np.float32(0)
-    b0 = np.float32(0)
-    for k in range(length):
-        a0 += value(a[k]) * x[k]
-        b0 += value(b[k]) * x[k]
-    return a0, b0
+def activations_kind(is_bfloat: bool, transposed: bool) -> type[np.generic]:
+    """What a job's activations are kept as: words where the processor multiplies them with weights as they
+    are."""
+    return np.uint16 if is_bfloat and not transposed and HAS_BF16_DOTS else np.float32
 
 
-@njit(nogil=True, fastmath=_FAST, cache=True)
-def _dots_2(a: Any, b: Any, x: Any, y: Any, length: int) -> Any:
-    a0 = a1 = np.float32(0)
-    b0 = b1 = np.float32(0)
-    for k in range(length):
-        p, q = value(a[k]), value(b[k])
-        a0 += p * x[k]
-        a1 += p * y[k]
-        b0 += q * x[k]
-        b1 += q * y[k]
-    return a0, a1, b0, b1
-
-
-@njit(nogil=True, fastmath=_FAST, cache=True)
-def _dots_4(a: Any, b: Any, x: Any, y: Any, z: Any, w: Any, length: int) -> Any:
-    a0 = a1 = a2 = a3 = np.float32(0)
-    b0 = b1 = b2 = b3 = np.float32(0)
-    for k in range(length):
-        p, q = value(a[k]), value(b[k])
-        a0 += p * x[k]
-        a1 += p * y[k]
-        a2 += p * z[k]
-        a3 += p * w[k]
-        b0 += q * x[k]
-        b1 += q * y[k]
-        b2 += q * z[k]
-        b3 += q * w[k]
-    return a0, a1, a2, a3, b0, b1, b2, b3
-
-
-@njit(nogil=True, fastmath=_FAST, cache=True)
-def dots(a: Any, b: Any, x: Any, rows: Any, length: int, into_a: Any, into_b: Any) -> None:
-    """into_a[i] = a . x[rows[i]] and the same for b, over the first `length` elements, for all i."""
-    i = 0
-    count = rows.shape[0]
-    while i + 4 <= count:
-        r = _dots_4(a, b, x[rows[i]], x[rows[i + 1]], x[rows[i + 2]], x[rows[i + 3]], length)
-        into_a[i], into_a[i + 1], into_a[i + 2], into_a[i + 3] = r[0], r[1], r[2], r[3]
-        into_b[i], into_b[i + 1], into_b[i + 2], into_b[i + 3] = r[4], r[5], r[6], r[7]
-        i += 4
-    if i + 2 <= count:
-        s = _dots_2(a, b, x[rows[i]], x[rows[i + 1]], length)
-        into_a[i], into_a[i + 1] = s[0], s[1]
-        into_b[i], into_b[i + 1] = s[2], s[3]
-        i += 2
+@njit(nogil=True)
+def dots(
+    weights: Any, a: int, b: int, step: int, ahead: int, x: Any, rows: Any, length: int, out: Any
+) -> None:
+    """out[r, i] = sum over k < length of row r * x[rows[i], k], for all i; the four rows of weights are
+    those at the addresses a, a + step, b, b + step. ahead: see dot_tiles."""
+    base, pitch, at, into = x.ctypes.data, x.strides[0], rows.ctypes.data, out.ctypes.data
+    count, i = rows.shape[0], 0
+    while i + 4 <= count and MOST_TOKENS >= 4:
+        dots_4(weights, x, a, b, step, ahead, base, pitch, at + 4 * i, length, into + 4 * i, out.strides[0])
+        i, ahead = i + 4, 0
+    while i + 2 <= count:
+        dots_2(weights, x, a, b, step, ahead, base, pitch, at + 4 * i, length, into + 4 * i, out.strides[0])
+        i, ahead = i + 2, 0
     if i < count:
-        t = _dots_1(a, b, x[rows[i]], length)
-        into_a[i], into_b[i] = t[0], t[1]
+        dots_1(weights, x, a, b, step, ahead, base, pitch, at + 4 * i, length, into + 4 * i, out.strides[0])
 
 
-@njit(nogil=True, fastmath=_FAST, cache=True)
+@njit(nogil=True, fastmath=_FAST)
 def _add_scaled(into: Any, row: Any, factor: Any) -> None:
     for j in range(into.shape[0]):
         into[j] += value(row[j]) * factor
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def columns(
-    weights: Any, width: int, first: int, count: int, x: Any, row: int, length: int, into: Any
+    weights: Any, width: int, first: int, count: int, x: Any, rows: Any, length: int, into: Any
 ) -> None:
-    """into[j] = sum over k < length of x[row, k] * weights[k, first + j] for j < count, of a matrix of
-    `width` columns."""
-    into[:count] = np.float32(0)
-    for k in range(length):
-        at = k * width + first
-        _add_scaled(into[:count], weights[at : at + count], x[row, k])
+    """into[i, j] = sum over k < length of x[rows[i], k] * weights[k, first + j] for j < count, of a matrix of
+    `width` columns, for as many rows as one of the tiles takes."""
+    base, pitch, at, tokens = x.ctypes.data, x.strides[0], rows.ctypes.data, rows.shape[0]
+    out, stride, j = into.ctypes.data, 2 * width, 0
+    while j + COLUMNS <= count:
+        here = weights.ctypes.data + 2 * (first + j)
+        if tokens == 4:
+            columns_4(weights, here, stride, base, pitch, at, length, out + 4 * j, into.strides[0])
+        elif tokens == 2:
+            columns_2(weights, here, stride, base, pitch, at, length, out + 4 * j, into.strides[0])
+        else:
+            columns_1(weights, here, stride, base, pitch, at, length, out + 4 * j, into.strides[0])
+        j += COLUMNS
+    if j < count:
+        into[:tokens, j:count] = np.float32(0)
+        for k in range(length):
+            start = k * width + first
+            for i in range(tokens):
+                _add_scaled(into[i, j:count], weights[start + j : start + count], x[rows[i], k])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
+def some(left: int) -> int:
+    """How many of `left` tokens the next of the tiles over columns takes."""
+    if left >= 4 and MOST_COLUMN_TOKENS >= 4:
+        return 4
+    return 2 if left >= 2 else 1
+
+
+@njit(nogil=True)
 def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
     """act(gate) * up in float32, as kernels.activations.Activation.apply."""
     one = np.float32(1)
@@ -123,7 +112,7 @@ def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
     return gate / (one + np.float32(math.exp(-gate * alpha))) * (up + one)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def gate_up_block(
     weights: Any, bias: Any, hidden: int, inner: int, transposed: bool, interleaved: bool,
     kind: int, alpha: Any, limit: Any, first: int, last: int,
@@ -133,35 +122,49 @@ def gate_up_block(
 
     Args:
         weights: 16-bit words of gate_up, (2I, H), or (H, 2I) if transposed. bias: words (2I,), or empty.
-        x: float32 (T, H). rows, pairs: int32 (n,), each pair's token and its row of `out`.
-        scratch: float32 (2, at least n) and (2, at least 2 * (last - first)).
+        x: (T, H), 16-bit words where dot_tiles wants them, else float32. rows, pairs: int32 (n,), each pair's
+            token and its row of `out`.
+        out: (P, I) of x's kind.
+        scratch: float32 (4, at least n and 2 * (last - first)).
     """
     if transposed:
-        for n in range(rows.shape[0]):
+        size, n = last - first, 0
+        while n < rows.shape[0]:
+            together = some(rows.shape[0] - n)
+            these = rows[n : n + together]
             if interleaved:
-                columns(weights, 2 * inner, 2 * first, 2 * (last - first), x, rows[n], hidden, scratch[0])
+                columns(weights, 2 * inner, 2 * first, 2 * size, x, these, hidden, scratch)
             else:
-                columns(weights, 2 * inner, first, last - first, x, rows[n], hidden, scratch[0])
-                columns(weights, 2 * inner, inner + first, last - first, x, rows[n], hidden, scratch[1])
-            for i in range(first, last):
-                j = i - first
-                gate = scratch[0, 2 * j] if interleaved else scratch[0, j]
-                up = scratch[0, 2 * j + 1] if interleaved else scratch[1, j]
-                _finish(gate, up, i, inner, bias, interleaved, kind, alpha, limit, out, pairs[n], weights[0])
+                columns(weights, 2 * inner, first, size, x, these, hidden, scratch)
+                columns(weights, 2 * inner, inner + first, size, x, these, hidden, scratch[:, size:])
+            for t in range(together):
+                for j in range(size):
+                    gate = scratch[t, 2 * j] if interleaved else scratch[t, j]
+                    up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
+                    _finish(
+                        gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
+                        weights[0],
+                    )  # fmt: skip
+            n += together
         return
-    for i in range(first, last):
-        g = 2 * i if interleaved else i
-        u = 2 * i + 1 if interleaved else inner + i
-        a, b = weights[g * hidden : (g + 1) * hidden], weights[u * hidden : (u + 1) * hidden]
-        dots(a, b, x, rows, hidden, scratch[0], scratch[1])
+    base, row = weights.ctypes.data, 2 * hidden  # bytes of a row
+    step, to_up = (2 * row, row) if interleaved else (row, inner * row)
+    for i in range(first, last, 2):
+        both = i + 1 < last
+        gate_at = base + i * step
+        dots(
+            weights, gate_at, gate_at + to_up, step if both else 0, 2 * step if i + 2 < last else 0,
+            x, rows, hidden, scratch,
+        )  # fmt: skip
         for n in range(rows.shape[0]):
-            _finish(
-                scratch[0, n], scratch[1, n], i, inner, bias, interleaved, kind, alpha, limit, out, pairs[n],
-                weights[0],
-            )  # fmt: skip
+            for r in range(1 + both):
+                _finish(
+                    scratch[r, n], scratch[2 + r, n], i + r, inner, bias, interleaved, kind, alpha, limit,
+                    out, pairs[n], weights[0],
+                )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _finish(
     gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
     out: Any, pair: int, like: Any,
@@ -169,10 +172,10 @@ def _finish(
     if bias.shape[0] > 0:
         gate += value(bias[2 * i if interleaved else i])
         up += value(bias[2 * i + 1 if interleaved else inner + i])
-    out[pair, i] = rounded(activate(gate, up, kind, alpha, limit), like)
+    out[pair, i] = kept(activate(gate, up, kind, alpha, limit), like, out)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def down_block(
     weights: Any, bias: Any, hidden: int, inner: int, share: int, transposed: bool, first: int, last: int,
     x: Any, pairs: Any, out: Any, scratch: Any,
@@ -182,24 +185,29 @@ def down_block(
 
     Args:
         weights: 16-bit words of down, (H, I), or (I, H) if transposed. bias: words (H,), or empty.
-        x: float32 (P, I). pairs: int32 (n,), rows of x and `out`.
-        scratch: float32 (2, at least max(n, last - first)).
+        x: (P, I), what gate_up_block put out. pairs: int32 (n,), rows of x and `out`.
+        scratch: float32 (4, at least n and last - first).
     """
     if transposed:
-        for n in range(pairs.shape[0]):
-            columns(weights, hidden, first, last - first, x, pairs[n], share, scratch[0])
-            for h in range(first, last):
-                out[pairs[n], h] = scratch[0, h - first]
+        n = 0
+        while n < pairs.shape[0]:
+            together = some(pairs.shape[0] - n)
+            columns(weights, hidden, first, last - first, x, pairs[n : n + together], share, scratch)
+            for t in range(together):
+                out[pairs[n + t], first:last] = scratch[t, : last - first]
+            n += together
     else:
-        h = first
-        while h < last:
-            other = min(h + 1, last - 1)  # rows go in twos; a lone one is its own partner
-            a, b = weights[h * inner : h * inner + share], weights[other * inner : other * inner + share]
-            dots(a, b, x, pairs, share, scratch[0], scratch[1])
+        row = 2 * inner  # bytes
+        for h in range(first, last, 4):  # rows go in fours; of fewer some are done twice
+            left = last - h
+            one = 1 if left > 2 else 0
+            other = 2 if left > 3 else min(left - 1, 1)
+            at = weights.ctypes.data + h * row
+            ahead = 4 * row if left > 4 else 0
+            dots(weights, at, at + other * row, one * row, ahead, x, pairs, share, scratch)
             for n in range(pairs.shape[0]):
-                out[pairs[n], h] = scratch[0, n]
-                out[pairs[n], other] = scratch[1, n]
-            h += 2
+                for r in range(4):
+                    out[pairs[n], h + other * (r // 2) + one * (r % 2)] = scratch[r, n]
     if bias.shape[0] > 0 and share == inner:
         for n in range(pairs.shape[0]):
             for h in range(first, last):

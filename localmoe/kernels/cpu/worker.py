@@ -8,11 +8,13 @@ its expert's gate_up. The thread that ends the last block answers.
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import Any
 
 from numba import carray, njit
 
-from localmoe.kernels.cpu.atoms import CAN_NAP, add, load, nap, pause, store, swap_if, ticks, value, words_at
+from localmoe.kernels.cpu.atoms import CAN_NAP, add, held, load, nap, pause, store, swap_if, ticks, words_at
 from localmoe.kernels.cpu.products import down_block, gate_up_block
 from localmoe.kernels.mailbox import (
     BEGIN,
@@ -41,8 +43,8 @@ _DRAWN = (1 << _SEQUENCE_SHIFT) - 1
 _NAP_US = 30
 
 
-@njit(nogil=True, cache=True)
-def run(
+@njit(nogil=True)
+def _work(
     me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int,
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
@@ -58,9 +60,9 @@ def run(
         records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
             none).
         sizes: int64 (L,): inner size I of each layer.
-        x: float32 (T, H). inner: float32 (P, I). rows: int32 (P,). starts: int64 (2, A + 1). ready: int64
-            (A,).
-        scratch: float32 (threads, 2, n).
+        x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
+        ready: int64 (A,).
+        scratch: float32 (threads, 4, n).
 
     Returns:
         STOPPED or PARKED.
@@ -89,7 +91,7 @@ def run(
     return STOPPED
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
@@ -127,7 +129,7 @@ def _job(
                 store(answered, job)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _prepare(
     base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any, rows: Any,
     starts: Any, ready: Any, control: Any,
@@ -151,11 +153,11 @@ def _prepare(
         rows[p] = pairs[p] // shape[0]
     for t in range(head[HEAD_TOKENS]):
         for k in range(hidden):
-            x[t, k] = value(words[t, k])
+            x[t, k] = held(words[t, k], x)
     store(base + 8 * FINISHED, 0)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _entry_of(starts: Any, task: int, count: int) -> int:
     for i in range(count):
         if task < starts[i + 1]:
@@ -163,7 +165,7 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
     return 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
@@ -185,7 +187,7 @@ def _gate_up_task(
     add(ready.ctypes.data + 8 * i, 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
     sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any,
@@ -209,6 +211,28 @@ def _down_task(
         min(first + block, hidden),
         inner, pairs[begin:end], out, scratch,
     )  # fmt: skip
+
+
+def _compiled_once(sources: int) -> Any:
+    """The entry to the compiled code, which numba keeps on disk for the next start. numba looks for
+    changes of one file only; a number that stands for all `sources` makes it look at theirs."""
+
+    @njit(nogil=True, cache=True)
+    def run(*arguments: Any) -> int:
+        result: int = _work(*arguments) if sources >= 0 else STOPPED
+        return result
+
+    return run
+
+
+def _sources() -> int:
+    """A number that changes with any file that the compiled code comes from."""
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("*.py")), folder.parent / "mailbox.py"]
+    return zlib.crc32(b"".join(file.read_bytes() for file in files))
+
+
+run = _compiled_once(_sources())  # takes what _work takes
 
 
 @njit(cache=True)

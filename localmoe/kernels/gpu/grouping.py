@@ -97,21 +97,23 @@ def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
 def _shares(miss, count, busy, rotation, rates, I: tl.constexpr, Q: tl.constexpr, E_PAD: tl.constexpr):
     """Inner columns of each missing expert that the CPU computes, such that it ends when the link does.
 
-    Taken in a fixed order, the CPU gets whole experts as long as its sum of costs stays below what is left
-    for the link, and a part of the next one. `busy` copies hold the link up. rates: microseconds to hand a
-    job over, of an expert on the CPU for one token, for each further one, and of an expert over the link.
+    Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
+    the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
+    same. `busy` copies hold the link up. rates: microseconds to hand a job over, of an expert on the CPU for
+    one token, for each further one, and of an expert over the link.
     """
     e = tl.arange(0, E_PAD)
     handover, first, further, link = (
         tl.load(rates), tl.load(rates + 1), tl.load(rates + 2), tl.load(rates + 3)
     )  # fmt: skip
     cost = tl.where(miss, first + further * (count - 1).to(tl.float32), 0.0)
-    # the order begins at another expert each time, so that none is always left to the CPU, and never kept
-    early = miss & (e < rotation)
-    total, before = tl.sum(cost, 0), tl.sum(tl.where(early, cost, 0.0), 0)
-    num_miss, num_before = tl.sum(miss.to(tl.int32), 0), tl.sum(early.to(tl.int32), 0)
-    spent = tl.cumsum(cost, 0) - cost + tl.where(e < rotation, total - before, -before)
-    place = tl.cumsum(miss.to(tl.int32), 0) - 1 + tl.where(e < rotation, num_miss - num_before, -num_before)
+    # of equals another expert comes first each time, so that none is always left to the CPU, and never kept
+    turn = tl.where(e < rotation, e - rotation + E_PAD, e - rotation)
+    key = tl.where(miss, count * E_PAD + turn, 1 << 30)
+    earlier = key[None, :] < key[:, None]
+    spent = tl.sum(tl.where(earlier, cost[None, :], 0.0), 1)
+    place = tl.sum(earlier.to(tl.int32), 1)
+    num_miss = tl.sum(miss.to(tl.int32), 0)
     left = (busy + num_miss - place).to(tl.float32) * link
     part = (left - spent - handover) / (cost + link)
     part = tl.minimum(tl.maximum(part, 0.0), 1.0)

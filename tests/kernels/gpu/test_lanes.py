@@ -128,6 +128,38 @@ def test_an_expert_is_split_where_both_lanes_end_together() -> None:
             assert int(block.view(0).share) == share
 
 
+def divided(counts: list[int], first_of_equals: int, rates: LaneRates, inner: int, quantum: int) -> list[int]:
+    """Columns of each expert that the CPU computes, when all are missing: by a plain loop."""
+    experts = [e for e, count in enumerate(counts) if count]
+    order = sorted(experts, key=lambda e: (counts[e], (e - first_of_equals) % len(counts)))
+    shares, spent = [0] * len(counts), rates.handover_us
+    for place, e in enumerate(order):
+        cost = rates.first_us + rates.further_us * (counts[e] - 1)
+        part = ((len(order) - place) * rates.link_us - spent) / (cost + rates.link_us)
+        shares[e] = min(int(min(max(part, 0.0), 1.0) * inner / quantum + 0.5) * quantum, inner)
+        spent += cost
+    return shares
+
+
+def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> None:
+    made, rates = bench(experts=6), LaneRates(0.25, 1.0, 0.5, 2.0)
+    quantum, inner, seen = split_quantum(made.shape.inner), made.shape.inner, set()
+    generator = torch.Generator().manual_seed(0)
+    with lane_of(made, 2) as (_, block):
+        for tokens in (1, 3, 9, 20, 40):
+            chances = torch.rand(tokens, 6, generator=generator) * torch.tensor([1, 1, 1, 1.5, 2, 3])
+            index = chances.topk(2).indices
+            counts = torch.bincount(index.flatten(), minlength=6).tolist()
+            posted = int(block.words[0])
+            weights = torch.full((tokens, 2), 0.5, device=DEVICE)
+            view = view_of(made.row([ON_HOST] * 6, {}, [], 0))
+            run(made, block, rates, inputs(tokens), index.to(DEVICE), weights, tokens, view)
+            wanted = divided(counts, posted * 7 % 6, rates, inner, quantum)
+            assert block.view(0).share.tolist() == wanted
+            seen |= {(share > 0) + (share == inner) for share in wanted}
+    assert seen == {0, 1, 2}
+
+
 def test_copies_under_way_leave_more_to_the_cpu() -> None:
     made = bench(experts=5)
     x, (index, weights) = inputs(4), routing(4, 4, 5)

@@ -1,0 +1,31 @@
+"""What the processor offers to compiled code: how wide its vectors are, how many it holds, whether it
+multiplies bfloat16 itself. Computes nothing.
+
+Read from where numba reads it, so that code that is compiled for another processor (NUMBA_CPU_NAME,
+NUMBA_CPU_FEATURES) is cut for that one.
+"""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+from numba.core import config
+
+from localmoe.kernels.cpu.atoms import IS_X86
+
+
+def _features() -> frozenset[str]:
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
+        listed = str(config.CPU_FEATURES or "").split(",")
+        return frozenset(name[1:] for name in listed if name.startswith("+"))
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+_FEATURES = _features()
+HAS_AVX512 = IS_X86 and "avx512f" in _FEATURES
+# vdpbf16ps: exact products of bfloat16 pairs, float32 sums; subnormals count as zero
+HAS_BF16_DOTS = HAS_AVX512 and "avx512bf16" in _FEATURES
+LANES = 16 if HAS_AVX512 else 8 if IS_X86 else 4  # float32 numbers of a vector
+MANY_REGISTERS = not IS_X86 or HAS_AVX512  # 32 vectors instead of 16
+
+if HAS_BF16_DOTS:
+    llvm.initialize_native_asmparser()  # the instruction is written as assembly: LLVM's name for it changes
