@@ -128,6 +128,25 @@ def swap_if(context: Any, address: Any, expected: Any, value: Any) -> Any:
     return types.boolean(types.int64, types.int64, types.int64), generate
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Code that asks for the line of memory at an address, which need not be one that may be read."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
+    read, near, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
+    builder.call(function, [builder.inttoptr(address, ir.IntType(8).as_pointer()), read, near, data])
+
+
+@intrinsic
+def fetch(context: Any, address: Any) -> Any:
+    """Ask for the line of memory at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        prefetch(builder, arguments[0])
+        return ir.Constant(ir.IntType(8), 0)
+
+    return types.int8(types.int64), generate
+
+
 @intrinsic
 def pause(context: Any) -> Any:
     """A moment's rest inside a loop that waits."""

@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.processor import LANES, MANY_REGISTERS
 from localmoe.kernels.cpu.vector_loops import (
     F32,
@@ -25,7 +26,6 @@ from localmoe.kernels.cpu.vector_loops import (
     load_at,
     loop,
     multiply_add,
-    prefetch,
     widened,
     zeros,
 )

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES, MANY_REGISTERS
 from localmoe.kernels.cpu.vector_loops import (
     F32,
@@ -26,7 +27,6 @@ from localmoe.kernels.cpu.vector_loops import (
     load_at,
     loop,
     multiply_add,
-    prefetch,
     total,
     widened,
     zeros,

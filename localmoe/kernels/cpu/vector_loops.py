@@ -65,14 +65,6 @@ def loop(
     return ends
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Ask for the line at an address, which need not be one that may be read."""
-    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
-    read, near, data = ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)
-    builder.call(function, [builder.inttoptr(address, I8.as_pointer()), read, near, data])
-
-
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once where the processor can."""
     return builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))

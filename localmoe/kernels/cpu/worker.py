@@ -14,7 +14,19 @@ from typing import Any
 
 from numba import carray, njit
 
-from localmoe.kernels.cpu.atoms import CAN_NAP, add, held, load, nap, pause, store, swap_if, ticks, words_at
+from localmoe.kernels.cpu.atoms import (
+    CAN_NAP,
+    add,
+    fetch,
+    held,
+    load,
+    nap,
+    pause,
+    store,
+    swap_if,
+    ticks,
+    words_at,
+)
 from localmoe.kernels.cpu.products import down_block, gate_up_block
 from localmoe.kernels.mailbox import (
     BEGIN,
@@ -196,19 +208,23 @@ def _down_task(
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], out.shape[1]
     wanted = starts[0, i + 1] - starts[0, i]
+    weights_at = records[0, layer, expert] + 4 * width * hidden
+    block = DOWN_ROWS * (WIDER if shape[1] != 0 else 1)
+    first = (task - starts[1, i]) * block
+    last = min(first + block, hidden)
+    if load(ready.ctypes.data + 8 * i) < wanted and shape[1] == 0:
+        for at in range(weights_at + 2 * width * first, weights_at + 2 * width * last, 64):
+            fetch(at)  # other threads still compute its input: memory need not wait for them
     while load(ready.ctypes.data + 8 * i) < wanted:
         if load(base + 8 * STOP) != 0:
             return
         pause()
-    weights = carray(words_at(records[0, layer, expert] + 4 * width * hidden, words), (width * hidden,))
+    weights = carray(words_at(weights_at, words), (width * hidden,))
     bias_at = records[2, layer, expert]
     bias = carray(words_at(bias_at, words), (hidden if bias_at != 0 else 0,))
     begin, end = entries[BEGIN, i], entries[END, i]
-    block = DOWN_ROWS * (WIDER if shape[1] != 0 else 1)
-    first = (task - starts[1, i]) * block
     down_block(
-        weights, bias, hidden, width, entries[SHARE, i], shape[1] != 0, first,
-        min(first + block, hidden),
+        weights, bias, hidden, width, entries[SHARE, i], shape[1] != 0, first, last,
         inner, pairs[begin:end], out, scratch,
     )  # fmt: skip
 
