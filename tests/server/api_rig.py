@@ -95,6 +95,7 @@ class ScriptedEngine:
     def __init__(self, script: Callable[[GenerationRequest], Iterator[StreamEvent]]) -> None:
         self.script = script
         self.asked: list[str] = []
+        self.last: GenerationRequest | None = None
         self.left: list[str] = []
         self.open = threading.Event()  # what `gated` scripts wait for
 
@@ -105,6 +106,7 @@ class ScriptedEngine:
         self, request: GenerationRequest, stop: threading.Event | None = None
     ) -> Iterator[StreamEvent]:
         assert stop is not None
+        self.last = request
         self.asked.append(request.messages[-1].content)
         try:
             for found in self.script(request):

@@ -11,11 +11,13 @@ import httpx
 import pytest
 from api_rig import CHAT, HELLO, TEXT, Api, ScriptedEngine, event, running, wait_for
 
-from localmoe.core.config import GenerationRequest
+from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError, ConfigError, TransferError
 from localmoe.core.stream import StreamEvent
+from localmoe.core.types import Message
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
+DEFAULTS = SamplingConfig(temperature=0.5, top_k=7, seed=1)
 SECRET = "what the user wrote"
 Script = Callable[[GenerationRequest], Iterator[StreamEvent]]
 
@@ -42,7 +44,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def server(engine: ScriptedEngine) -> Iterator[Api]:
-    with running(engine, ServerSettings(max_waiting=2)) as api:
+    with running(engine, ServerSettings(max_waiting=2, sampling=DEFAULTS)) as api:
         yield api
 
 
@@ -54,6 +56,20 @@ def api(server: Api, engine: ScriptedEngine) -> Iterator[Api]:
     yield server
     engine.open.set()
     wait_for(lambda: server.desk.counts() == (0, 0))
+
+
+def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
+    api: Api, engine: ScriptedEngine
+) -> None:
+    message = (Message("user", "hello"),)
+    assert api.post(temperature=None, stop=None, n=1, draft_length=None).status_code == 200
+    assert engine.last == GenerationRequest(messages=message, sampling=DEFAULTS)
+    given = {"strict": True, "policy": "sp-moe", "draft_length": "auto", "max_tokens": 7, "temperature": 0}
+    assert api.post(**given, seed=2, user="me", tools=[{}], tool_choice="auto").status_code == 200
+    assert engine.last == GenerationRequest(
+        messages=message, sampling=SamplingConfig(temperature=0, top_k=7, seed=2), max_new_tokens=7,
+        draft_length="auto", policy="sp-moe", strict=True,
+    )  # fmt: skip
 
 
 def says(text: str) -> list[dict[str, str]]:
