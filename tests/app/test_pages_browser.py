@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import axe_playwright_python
 import pytest
@@ -36,6 +38,44 @@ def driver(server: Server, playwright: Any) -> Iterator[PageDriver]:
         made.close()
 
 
+PIXELS = """async ([picture, places]) => {
+    const image = new Image();
+    image.src = 'data:image/png;base64,' + picture;
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    Object.assign(canvas, {width: image.width, height: image.height});
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    const at = ([x, y]) => '#' + [...context.getImageData(x, y, 1, 1).data].slice(0, 3)
+        .map((part) => part.toString(16).padStart(2, '0')).join('');
+    return [image.width, image.height, ...places.map(at)];
+}"""
+
+
+def check_picture(driver: PageDriver) -> None:
+    """The shared SVG as PNG: twice its size, its ground, and every bar in its place and colour."""
+    with driver.page.expect_download() as download:
+        driver.page.click("#lm-bench-result button[data-png]")
+    link = driver.page.locator("#lm-bench-result a[download$='.svg']")
+    assert download.value.suggested_filename == link.get_attribute("download").replace(".svg", ".png")
+    drawing = ElementTree.fromstring(base64.b64decode(link.get_attribute("href").split(",")[1]))
+    bars = [rect for rect in drawing.iter() if rect.tag.endswith("rect") and rect.get("rx")]
+    middles = [
+        [
+            2 * float(bar.get("x")) + float(bar.get("width")),
+            2 * float(bar.get("y")) + float(bar.get("height")),
+        ]
+        for bar in bars
+    ]
+    picture = base64.b64encode(Path(download.value.path()).read_bytes()).decode()
+    width, height, ground, *colours = driver.page.evaluate(PIXELS, [picture, [[1, 1], *middles]])
+    assert [width, height] == [2 * int(drawing.get(side)) for side in ("width", "height")]
+    assert ground == "#ffffff" and len(bars) == 12 and colours == [bar.get("fill") for bar in bars]
+    link.evaluate("link => { link.href = 'data:image/svg+xml,broken'; }")
+    driver.page.click("#lm-bench-result button[data-png]")
+    driver.wait_text("#lm-bench-result button[data-png]", "save it as SVG")
+
+
 def test_a_benchmark_runs_survives_a_reload_and_is_shared(driver: PageDriver, server: Server) -> None:
     driver.open_tab("benchmark")
     driver.page.click("#lm-bench-run")
@@ -58,6 +98,7 @@ def test_a_benchmark_runs_survives_a_reload_and_is_shared(driver: PageDriver, se
         saved = json.load(file)
     (kept,) = (server.home / "benchmarks").glob("*.json")
     assert saved == json.loads(kept.read_text()) and len(saved["rows"]) == 6
+    check_picture(driver)
     driver.page.click("#lm-bench-predict")
     driver.wait_text("#lm-bench-result", "Predicted, not measured")
     driver.reload()
