@@ -25,10 +25,10 @@ def run_serve(args: argparse.Namespace) -> None:
     Raises:
         LocalMoeError: for one sentence to the user.
     """
-    for package in ("fastapi", "uvicorn"):
+    for package, version in (("fastapi", ">=0.115,<1"), ("uvicorn", ">=0.30,<1")):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"The API needs {package}, which is not installed: pip install 'localmoe[serve]'."
+                f"The API needs {package}, which is not here: pip install '{package}{version}'."
             )
     from localmoe.server.serving import check_reach, serve
 

@@ -121,9 +121,9 @@ class AnswerDesk:
                     if delta.finish is not None:
                         return _ending() if delta.finish == "cancelled" else delta
                     ticket.deliver(delta)
+            raise AssertionError("an answer has a last event")
         except Exception as error:
             return error  # its client is told, and the next order is answered
-        raise AssertionError("an answer has a last event")
 
     def _full(self) -> ApiError:
         mean_s = sum(self._times_s) / len(self._times_s) if self._times_s else _FIRST_GUESS_S

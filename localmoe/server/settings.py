@@ -49,6 +49,6 @@ def _is_origin(text: str) -> bool:
         return False
     try:
         parts = urlsplit(text)
-        return bool(parts.scheme and parts.netloc) and text == f"{parts.scheme}://{parts.netloc}"
+        return bool(parts.scheme and parts.netloc) and text == f"{parts.scheme}://{parts.netloc}".lower()
     except ValueError:
         return False

@@ -310,7 +310,7 @@ def test_a_key_and_the_origins_of_pages_are_what_lets_in(engine: ScriptedEngine)
     "settings",
     [
         {"api_key": ""}, {"api_key": " a"}, {"max_waiting": -1}, {"cors": ("*",)}, {"cors": ("null",)},
-        {"cors": ("localhost:3000",)}, {"cors": ("http://a.example/",)}, {"cors": ("http://[",)},
+        {"cors": ("localhost:3000",)}, {"cors": ("http://a.example/",)}, {"cors": ("http://[",)}, {"cors": ("http://A.example",)},
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
