@@ -54,7 +54,7 @@ def test_a_process_serves_with_a_key_and_ends_an_answer_on_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALMOE_API_KEY", "secret-1")
-    environment = {**os.environ, "LOCALMOE_HOME": str(tmp_path)}
+    environment = {**os.environ, "LOCALMOE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "localmoe.cli", "serve", "demo", "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
