@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
-from app.address import PORT_TAKEN, PortTakenError, bind
+from app.address import PORT_TAKEN, bind
 from app.engine_import import import_engine
 from app.engine_status import EngineLike, EngineLoader
 from app.models.service import ModelsService
@@ -24,6 +24,7 @@ from localmoe.core.errors import LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes
+from localmoe.server.address import PortTakenError
 
 
 def load_engine(

@@ -131,7 +131,8 @@ def _cells(row: Mapping[str, Any], columns: tuple[tuple[str, str, Callable[[Any]
 
 
 def _exports(result: Result, t: Texts) -> str:
-    """Links whose files are inside them: nothing is written or fetched for them."""
+    """Links whose files are inside them: nothing is written or fetched for them. static/picture.js draws the
+    PNG."""
     files = (
         ("json", "application/json", as_json(result)), ("csv", "text/csv", as_csv(result)),
         ("svg", "image/svg+xml", charts_svg(result, TO_SHARE, t)),
@@ -142,4 +143,9 @@ def _exports(result: Result, t: Texts) -> str:
         f"{escape(t('Save as {format}', format=ending.upper()))}</a>"
         for ending, kind, text in files
     )
-    return f'<div class="lm-acts">{links}</div>'
+    failed = escape(t("This browser cannot make the picture: save it as SVG."))
+    picture = (
+        f'<button type="button" class="lm-act" data-png="{escape(file_name(result, "png"))}" '
+        f'data-failed="{failed}">{escape(t("Save as {format}", format="PNG"))}</button>'
+    )
+    return f'<div class="lm-acts">{links}{picture}</div>'

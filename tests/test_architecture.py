@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "localmoe"
 LAYERS = (
     "core", "kernels", "hardware", "hub", "quant", "experts", "prefetch", "model", "speculative", "chat",
-    "engine", "tables", "cli",
+    "engine", "tables", "server", "cli",
 )  # fmt: skip
 MAX_LINES = 300
+WEB = ("gradio", "fastapi", "uvicorn", "starlette", "pydantic")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE_APP = [
     *MODULES,
@@ -92,10 +93,10 @@ def test_the_one_way_rule_sees_an_import_inside_a_function() -> None:
     ]
 
 
-def test_only_the_app_imports_web_frameworks() -> None:
-    web = {"gradio", "fastapi", "uvicorn", "starlette"}
-    outside = [path for path in OUTSIDE_APP if web & {m.split(".")[0] for m in imported_modules(path)}]
-    assert outside == []
+def test_only_the_app_and_the_server_import_web_frameworks() -> None:
+    found = [path for path in OUTSIDE_APP if set(WEB) & {m.split(".")[0] for m in imported_modules(path)}]
+    assert [name_of(path) for path in found if path.parent != PACKAGE / "server"] == []
+    assert all(name.startswith("localmoe.server.") for name in modules_that_need(*WEB))
 
 
 def test_imports_inside_functions_are_seen() -> None:
@@ -175,7 +176,7 @@ def test_the_state_check_sees_a_cache_that_a_function_fills() -> None:
 BARE_START = """
 import importlib, os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-blocked = ("gradio", "fastapi", "uvicorn", "triton", "pynvml")
+blocked = ("gradio", "fastapi", "uvicorn", "starlette", "triton", "pynvml")
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in blocked:
@@ -194,10 +195,11 @@ print(len(modules))
 """
 
 
-def modules_that_need_triton() -> set[str]:
-    """kernels.gpu, and what imports it, directly or not, when it is itself imported."""
+def modules_that_need(*packages: str) -> set[str]:
+    """What imports one of these, directly or not, when it is itself imported."""
     imports = {dotted(path): set(imported_at_once(path)) for path in MODULES}
-    needing = {name for name in imports if name.startswith("localmoe.kernels.gpu")}
+    roots = {name: {module.split(".")[0] for module in found} for name, found in imports.items()}
+    needing = {name for name in imports if name.startswith(packages) or roots[name] & set(packages)}
     while more := {name for name, found in imports.items() if found & needing} - needing:
         needing |= more
     return needing
@@ -213,11 +215,11 @@ def imported_at_once(path: Path) -> Iterator[str]:
 
 def test_only_passes_on_the_gpu_need_triton() -> None:
     on_gpu = ("localmoe.kernels.gpu", "localmoe.model.device_")
-    assert all(name.startswith(on_gpu) for name in modules_that_need_triton())
+    assert all(name.startswith(on_gpu) for name in modules_that_need("localmoe.kernels.gpu"))
 
 
 def test_every_module_imports_without_gradio_triton_and_cuda() -> None:
-    needing = modules_that_need_triton()  # imported once there is a CUDA device
+    needing = modules_that_need("localmoe.kernels.gpu", *WEB)  # imported where there is one
     names = [dotted(path) for path in MODULES if path.name != "__main__.py" and dotted(path) not in needing]
     done = subprocess.run(
         [sys.executable, "-c", BARE_START, *names], cwd=ROOT, capture_output=True, text=True, timeout=240

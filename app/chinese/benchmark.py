@@ -67,6 +67,7 @@ BENCHMARK: Mapping[str, str] = {
     "best possible": "最佳可能",
     "waited a token": "每词元等待",
     "Save as {format}": "保存为 {format}",
+    "This browser cannot make the picture: save it as SVG.": "此浏览器无法生成图片：请保存为 SVG。",
     "Chart": "图表",
     "Table": "表格",
     "A benchmark is running: wait for its end, or stop it first.": (

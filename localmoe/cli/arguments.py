@@ -13,6 +13,7 @@ from localmoe.cli.draft_options import add_draft_options
 from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
+from localmoe.cli.serve_options import add_serve_options
 from localmoe.cli.simulate_options import add_simulate_options
 from localmoe.cli.tables_options import add_tables_options, joined
 from localmoe.core.config import (
@@ -58,6 +59,10 @@ def build_parser() -> argparse.ArgumentParser:
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
+    serve = _add(commands, "serve", "answer programs: an OpenAI-compatible API without the page", json=False)
+    _add_model(serve)
+    add_serve_options(serve)
+    _add_answer_options(serve)
     bench = _add(commands, "bench", "measure policies and draft lengths; bench tables: the papers' tables")
     _add_bench_options(bench)
     add_tables_options(commands)
@@ -129,6 +134,10 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE.json", help="write when every step ran, for ui.perfetto.dev"
     )
+    _add_answer_options(parser)
+
+
+def _add_answer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")

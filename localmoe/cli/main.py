@@ -36,7 +36,7 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
     """The function of a command; imported here so that --help and usage errors need no torch."""
     import transformers
 
-    from localmoe.cli import bench, generate, pull, report, simulate, tables, trace
+    from localmoe.cli import bench, generate, pull, report, serve, simulate, tables, trace
 
     transformers.logging.set_verbosity_error()
     return {
@@ -47,6 +47,7 @@ def _run(command: str) -> Callable[[argparse.Namespace], None]:
         "rm": report.run_rm,
         "draft": report.run_draft,
         "generate": generate.run_generate,
+        "serve": serve.run_serve,
         "bench": bench.run_bench,
         "bench-tables": tables.run_tables,
         "trace": trace.run_trace,

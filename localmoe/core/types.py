@@ -101,5 +101,5 @@ ProgressCallback = Callable[[Progress], None]
 class Message:
     """One chat message."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str

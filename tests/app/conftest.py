@@ -10,14 +10,17 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_engine import FakeLoader
 
 from app.service import ChatService
+
+if TYPE_CHECKING:  # it imports what stands here
+    from browser import PageDriver
 
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
@@ -95,6 +98,36 @@ def running_app(home: Path, program: tuple[str, ...], *options: str, **environme
             process.wait(timeout=30)
 
 
+@dataclass(frozen=True)
+class AppStart:
+    """How a module's app is started: the program, its options and environment, what is put into its home
+    before; how long the model may take (0: nobody waits for it); where the browser's other requests go."""
+
+    program: tuple[str, ...] = FAKE
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], None] = lambda home: None
+    ready_s: float = 60.0
+    proxy: str | None = None
+
+
+@pytest.fixture(scope="module")
+def app_start() -> AppStart:
+    """A module that starts its app in another way has a fixture of this name."""
+    return AppStart()
+
+
+@pytest.fixture(scope="module")
+def server(app_start: AppStart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The module's app."""
+    home = tmp_path_factory.mktemp("app") / "home"
+    app_start.prepare(home)
+    with running_app(home, app_start.program, *app_start.options, **app_start.environment) as made:
+        if app_start.ready_s:
+            made.wait("ready", app_start.ready_s)
+        yield made
+
+
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Any]:
     """One a module: two cannot run side by side, and while one runs, nothing else may run an event loop."""
@@ -102,6 +135,31 @@ def playwright() -> Iterator[Any]:
 
     with sync_playwright() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    """The module's browser."""
+    from browser import open_browser
+
+    with open_browser(playwright) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, browser: Any, app_start: AppStart) -> Iterator[PageDriver]:
+    """The module's one open page, as the last test left it."""
+    from browser import PageDriver
+
+    made = PageDriver.open(browser, server.url, app_start.proxy)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on_a_new_chat(page: PageDriver) -> None:
+    """The page, at its usual size."""
+    page.start_again()
 
 
 def _answers(server: Server) -> bool:

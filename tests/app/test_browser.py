@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app
+from browser import PageDriver
+from conftest import AppStart, Server
 from fake_engine import answer_to
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("app") / "home"
-    _write_long_chat(home / "chats")
-    with running_app(home, FAKE) as made:
-        made.wait("ready")
-        yield made
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
 
 
 def _write_long_chat(folder: Path) -> None:
@@ -40,23 +26,8 @@ def _write_long_chat(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser(playwright: Any) -> Iterator[Any]:
-    with open_browser(playwright) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def driver(server: Server, browser: Any) -> Iterator[PageDriver]:
-    made = PageDriver.open(browser, server.url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(driver: PageDriver) -> PageDriver:
-    """The one open page, on a new chat and at its usual size."""
-    driver.start_again()
-    return driver
+def app_start() -> AppStart:
+    return AppStart(prepare=lambda home: _write_long_chat(home / "chats"))
 
 
 def test_a_message_is_answered_with_rendered_markdown_and_a_line_of_figures(page: PageDriver) -> None:

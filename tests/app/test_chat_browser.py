@@ -4,29 +4,16 @@ chat costs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import AppStart, Server, wait_for
 from fake_engine import MARKDOWN, THOUGHT, answer_to
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
 LONG_CHAT = "c" * 32
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("app") / "home"
-    _write_long_chat(home / "chats")
-    with running_app(home, FAKE, FAKE_LOAD_S="0.1") as made:
-        made.wait("ready")
-        yield made
 
 
 def _write_long_chat(folder: Path) -> None:
@@ -51,23 +38,8 @@ def _write_long_chat(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser(playwright: Any) -> Iterator[Any]:
-    with open_browser(playwright) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def driver(server: Server, browser: Any) -> Iterator[PageDriver]:
-    made = PageDriver.open(browser, server.url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(driver: PageDriver) -> PageDriver:
-    """The one open page, on a new chat."""
-    driver.start_again()
-    return driver
+def app_start() -> AppStart:
+    return AppStart(environment={"FAKE_LOAD_S": "0.1"}, prepare=lambda home: _write_long_chat(home / "chats"))
 
 
 class MainThread:

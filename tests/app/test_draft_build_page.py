@@ -6,35 +6,21 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import AppStart, Server, wait_for
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
 LINE = "#lm-live [data-key='improvement']"
 NEWS = "#lm-news [role=status]"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("draft") / "home"
-    with running_app(home, FAKE, "--better-draft", "off", FAKE_IMPROVE_S="8", FAKE_STEP_S="0.02") as made:
-        made.wait("ready")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
-    with open_browser(playwright) as browser:
-        made = PageDriver.open(browser, server.url)
-        yield made
-        made.close()
+def app_start() -> AppStart:
+    return AppStart(
+        options=("--better-draft", "off"), environment={"FAKE_IMPROVE_S": "8", "FAKE_STEP_S": "0.02"}
+    )
 
 
 def finished(page: PageDriver) -> int:

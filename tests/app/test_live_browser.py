@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import wait_for
 from fake_engine import EXPERTS, LAYERS
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
 PIXEL = """([layer, expert]) => [...document.querySelector('[data-map]').getContext('2d')
     .getImageData(expert, layer, 1, 1).data]"""
 CELL = "[data-map-cell]"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_app(tmp_path_factory.mktemp("live") / "home", FAKE) as made:
-        made.wait("ready")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
-    with open_browser(playwright) as browser:
-        made = PageDriver.open(browser, server.url)
-        yield made
-        made.close()
 
 
 def asked(page: PageDriver) -> int:

@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, REAL, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
 from support.hub_server import TOKEN, HubServer, files_of, hub_server
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
 MOE, LOCKED, DENSE = "org/tiny-moe", "org/locked-moe", "org/dense"
 LONG = "org/long-moe"
 
@@ -69,25 +66,11 @@ def environment(hub: HubServer) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def browser(playwright: Any) -> Iterator[Any]:
-    with open_browser(playwright) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server(hub: HubServer, trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("models") / "home"
+def app_start(hub: HubServer, trap: Trap) -> AppStart:
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), trap.address)
-    with running_app(home, REAL, "--model", "demo", **environment(hub), **proxies) as made:
-        made.wait("ready", 120)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, browser: Any, trap: Trap) -> Iterator[PageDriver]:
-    made = PageDriver.open(browser, server.url, trap.address)
-    yield made
-    made.close()
+    return AppStart(
+        REAL, ("--model", "demo"), {**environment(hub), **proxies}, ready_s=120, proxy=trap.address
+    )
 
 
 def open_models(page: PageDriver) -> None:

@@ -2,71 +2,91 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import axe_playwright_python
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app, wait_for
+from browser import PageDriver, open_browser
+from conftest import Server, wait_for
 
 from app.page import TABS
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
+PIXELS = """async ([picture, places]) => {
+    const image = new Image();
+    image.src = 'data:image/png;base64,' + picture;
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    Object.assign(canvas, {width: image.width, height: image.height});
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    const at = ([x, y]) => '#' + [...context.getImageData(x, y, 1, 1).data].slice(0, 3)
+        .map((part) => part.toString(16).padStart(2, '0')).join('');
+    return [image.width, image.height, ...places.map(at)];
+}"""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_app(tmp_path_factory.mktemp("app") / "home", FAKE) as made:
-        made.wait("ready")
-        yield made
+def check_picture(page: PageDriver) -> None:
+    """The shared SVG as PNG: twice its size, its ground, and every bar in its place and colour."""
+    with page.page.expect_download() as download:
+        page.page.click("#lm-bench-result button[data-png]")
+    link = page.page.locator("#lm-bench-result a[download$='.svg']")
+    assert download.value.suggested_filename == link.get_attribute("download").replace(".svg", ".png")
+    drawing = ElementTree.fromstring(base64.b64decode(link.get_attribute("href").split(",")[1]))
+    bars = [rect for rect in drawing.iter() if rect.tag.endswith("rect") and rect.get("rx")]
+    middles = [
+        [
+            2 * float(bar.get("x")) + float(bar.get("width")),
+            2 * float(bar.get("y")) + float(bar.get("height")),
+        ]
+        for bar in bars
+    ]
+    picture = base64.b64encode(Path(download.value.path()).read_bytes()).decode()
+    width, height, ground, *colours = page.page.evaluate(PIXELS, [picture, [[1, 1], *middles]])
+    assert [width, height] == [2 * int(drawing.get(side)) for side in ("width", "height")]
+    assert ground == "#ffffff" and len(bars) == 12 and colours == [bar.get("fill") for bar in bars]
+    link.evaluate("link => { link.href = 'data:image/svg+xml,broken'; }")
+    page.page.click("#lm-bench-result button[data-png]")
+    page.wait_text("#lm-bench-result button[data-png]", "save it as SVG")
 
 
-@pytest.fixture(scope="module")
-def driver(server: Server, playwright: Any) -> Iterator[PageDriver]:
-    with open_browser(playwright) as browser:
-        made = PageDriver.open(browser, server.url)
-        yield made
-        made.close()
-
-
-def test_a_benchmark_runs_survives_a_reload_and_is_shared(driver: PageDriver, server: Server) -> None:
-    driver.open_tab("benchmark")
-    driver.page.click("#lm-bench-run")
-    driver.wait_text("#lm-bench-progress", "Measuring")
-    driver.chat()
-    driver.type("hello")
-    driver.wait_text("#lm-notice", "A benchmark is running")
-    driver.reload()
-    driver.open_tab("benchmark")
-    driver.page.click("#lm-bench-stop")
-    driver.wait_text("#lm-bench-progress", "Stopped")
-    driver.page.locator("#lm-bench-prompts input[type=number]").fill("1")
-    driver.page.locator("#lm-bench-tokens input[type=number]").fill("6")
-    driver.page.click("#lm-bench-run")
-    driver.wait_text("#lm-bench-result", "All settings gave the same tokens.")
-    assert "moe-speq, auto" in driver.text("#lm-bench-result table")
-    with driver.page.expect_download() as download:
-        driver.page.click("#lm-bench-result a[download$='.json']")
+def test_a_benchmark_runs_survives_a_reload_and_is_shared(page: PageDriver, server: Server) -> None:
+    page.open_tab("benchmark")
+    page.page.click("#lm-bench-run")
+    page.wait_text("#lm-bench-progress", "Measuring")
+    page.chat()
+    page.type("hello")
+    page.wait_text("#lm-notice", "A benchmark is running")
+    page.reload()
+    page.open_tab("benchmark")
+    page.page.click("#lm-bench-stop")
+    page.wait_text("#lm-bench-progress", "Stopped")
+    page.page.locator("#lm-bench-prompts input[type=number]").fill("1")
+    page.page.locator("#lm-bench-tokens input[type=number]").fill("6")
+    page.page.click("#lm-bench-run")
+    page.wait_text("#lm-bench-result", "All settings gave the same tokens.")
+    assert "moe-speq, auto" in page.text("#lm-bench-result table")
+    with page.page.expect_download() as download:
+        page.page.click("#lm-bench-result a[download$='.json']")
     with open(download.value.path(), encoding="utf-8") as file:
         saved = json.load(file)
     (kept,) = (server.home / "benchmarks").glob("*.json")
     assert saved == json.loads(kept.read_text()) and len(saved["rows"]) == 6
-    driver.page.click("#lm-bench-predict")
-    driver.wait_text("#lm-bench-result", "Predicted, not measured")
-    driver.reload()
-    driver.open_tab("benchmark")
-    driver.wait_text("#lm-bench-result", "Predicted, not measured")
-    driver.page.click("#lm-bench-delete")
-    driver.wait_text("#lm-bench-result", "All settings gave the same tokens.")
-    driver.page.click("#lm-bench-delete")
-    wait_for(lambda: driver.text("#lm-bench-result") == "", 10, "no result")
+    check_picture(page)
+    page.page.click("#lm-bench-predict")
+    page.wait_text("#lm-bench-result", "Predicted, not measured")
+    page.reload()
+    page.open_tab("benchmark")
+    page.wait_text("#lm-bench-result", "Predicted, not measured")
+    page.page.click("#lm-bench-delete")
+    page.wait_text("#lm-bench-result", "All settings gave the same tokens.")
+    page.page.click("#lm-bench-delete")
+    wait_for(lambda: page.text("#lm-bench-result") == "", 10, "no result")
 
 
 AXE = """async ([source, theme, rules]) => {
@@ -79,21 +99,21 @@ AXE = """async ([source, theme, rules]) => {
 }"""
 
 
-def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(driver: PageDriver) -> None:
+def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(page: PageDriver) -> None:
     source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    driver.chat()
-    driver.send("show me markdown")
-    driver.wait_idle()
+    page.chat()
+    page.send("show me markdown")
+    page.wait_idle()
     found: list[str] = []
     for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
-        driver.page.set_viewport_size({"width": width, "height": 900})
-        driver.theme(theme)
-        driver.background()  # it fades
+        page.page.set_viewport_size({"width": width, "height": 900})
+        page.theme(theme)
+        page.background()  # it fades
         for tab in TABS:
-            driver.open_tab(tab)
+            page.open_tab(tab)
             rules = ["color-contrast"] if theme == "dark" else []  # all that a theme changes
-            found += driver.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
-        assert driver.evaluate("document.documentElement.scrollWidth") <= width
+            found += page.page.evaluate(AXE, [source, f"{tab}, {theme}, {width}", rules])
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert found == [], "\n".join(found)
 
 
@@ -103,24 +123,24 @@ REACHED = """() => {
 }"""
 
 
-def settled(driver: PageDriver) -> bool:
-    before = driver.value("lm-budget")
+def settled(page: PageDriver) -> bool:
+    before = page.value("lm-budget")
     time.sleep(0.5)
-    return bool(driver.value("lm-budget") == before)
+    return bool(page.value("lm-budget") == before)
 
 
-def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) -> None:
-    driver.page.set_viewport_size({"width": 1400, "height": 900})
-    driver.reload()
+def test_the_keyboard_reaches_every_control_and_uses_them(page: PageDriver) -> None:
+    page.page.set_viewport_size({"width": 1400, "height": 900})
+    page.reload()
     reached: list[str] = []
-    driver.page.locator("#lm-tab-chat-button").focus()
+    page.page.locator("#lm-tab-chat-button").focus()
     for tab in ("benchmark", "settings"):
-        driver.open_tab(tab)
-        driver.page.locator(f"#lm-tab-{tab}-button").focus()
-        assert driver.unlabelled() == []
+        page.open_tab(tab)
+        page.page.locator(f"#lm-tab-{tab}-button").focus()
+        assert page.unlabelled() == []
         for _ in range(70):
-            driver.page.keyboard.press("Tab")
-            reached.append(driver.evaluate(REACHED))
+            page.page.keyboard.press("Tab")
+            reached.append(page.evaluate(REACHED))
     missing = [
         name
         for name in (
@@ -132,16 +152,16 @@ def test_the_keyboard_reaches_every_control_and_uses_them(driver: PageDriver) ->
         if name not in reached
     ]  # fmt: skip
     assert missing == []
-    wait_for(lambda: "(predicted)" in driver.text("#lm-preview"), 60, "the planner's words")
-    said = driver.text("#lm-preview")
-    driver.page.locator("#lm-budget-slider input[type=range]").focus()
+    wait_for(lambda: "(predicted)" in page.text("#lm-preview"), 60, "the planner's words")
+    said = page.text("#lm-preview")
+    page.page.locator("#lm-budget-slider input[type=range]").focus()
     for _ in range(30):
-        driver.page.keyboard.press("ArrowLeft")
-    driver.wait_text("#lm-preview", "Apply changes this at once")
-    wait_for(lambda: driver.value("lm-budget").endswith("MiB"), 10, "the slider's size")
-    assert driver.text("#lm-preview") != said and "experts stay in" in said
-    wait_for(lambda: settled(driver), 10, "the slider to stand still")
-    driver.apply(driver.value("lm-budget").removesuffix("MiB"))
+        page.page.keyboard.press("ArrowLeft")
+    page.wait_text("#lm-preview", "Apply changes this at once")
+    wait_for(lambda: page.value("lm-budget").endswith("MiB"), 10, "the slider's size")
+    assert page.text("#lm-preview") != said and "experts stay in" in said
+    wait_for(lambda: settled(page), 10, "the slider to stand still")
+    page.apply(page.value("lm-budget").removesuffix("MiB"))
 
 
 COSTS = """() => {
@@ -190,15 +210,15 @@ def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
     """The figures of docs/app.md. Seconds are the main thread's processor time: waiting for a busy machine is
     no cost of the page."""
     with open_browser(playwright) as browser:
-        driver = PageDriver.open(browser, server.url)
-        driver.wait_text("#lm-header", "ready")
-        costs = driver.evaluate(COSTS)
-        ready_s = min(_ready_s(driver.page.context, server.url) for _ in range(2))
-        session = _counting(driver.page)
+        page = PageDriver.open(browser, server.url)
+        page.wait_text("#lm-header", "ready")
+        costs = page.evaluate(COSTS)
+        ready_s = min(_ready_s(page.page.context, server.url) for _ in range(2))
+        session = _counting(page.page)
         wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates")
         time.sleep(1.0)
         idle_share = min(_idle_share(session) for _ in range(2))
-        driver.close()
+        page.close()
     figures = f"{costs}, ready {ready_s:.2f} s, idle {idle_share:.3f}"
     assert 100_000 < costs["bytes"] <= MAX_BYTES and costs["requests"] <= MAX_REQUESTS, figures
     assert 200 < costs["nodes"] <= MAX_NODES and 0.2 < ready_s <= MAX_READY_S, figures

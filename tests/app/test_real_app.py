@@ -7,39 +7,24 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, REAL, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import FAKE, REAL, AppStart, Server, wait_for
 
 from localmoe.core.units import parse_bytes
 
 ON_FAKE = os.environ.get("LOCALMOE_BROWSER_TEST") == "fake"
 LONG = "a long story about a fox" if ON_FAKE else "Tell me a story about a fox."
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("real") / "home"
+def app_start() -> AppStart:
     # A slow link: answers take long enough to be watched and stopped. It is labelled on the page.
-    with running_app(home, FAKE if ON_FAKE else REAL, "--model", "demo", "--emulated-link", "40MB/s") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
-    with open_browser(playwright) as browser:
-        made = PageDriver.open(browser, server.url)
-        yield made
-        made.page.context.close()
-        assert made.problems == []
+    options = ("--model", "demo", "--emulated-link", "40MB/s")
+    return AppStart(FAKE if ON_FAKE else REAL, options, ready_s=0)
 
 
 def budget_of(page: PageDriver) -> int:

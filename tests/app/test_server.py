@@ -15,7 +15,8 @@ import pytest
 from conftest import FAKE, ROOT, running_app
 
 from app.__main__ import main
-from app.address import AddressRefusedError, PortTakenError, bind, page_url
+from app.address import AddressRefusedError, bind, page_url
+from localmoe.server.address import AddressUnusableError, PortTakenError
 
 
 def start(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +67,7 @@ def test_other_computers_are_never_let_in(host: str) -> None:
 
 @pytest.mark.parametrize("port", [-1, 65536, 10**9])
 def test_a_port_out_of_range_is_refused(port: int) -> None:
-    with pytest.raises(AddressRefusedError, match="65535"):
+    with pytest.raises(AddressUnusableError, match="65535"):
         bind("127.0.0.1", port)
 
 

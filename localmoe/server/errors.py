@@ -1,0 +1,70 @@
+"""Errors as OpenAI's API words them: a status and `{"error": {"message", "type", "param", "code"}}`. Decides
+nothing about what is allowed."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.responses import JSONResponse
+
+from localmoe.core.errors import (
+    BudgetError,
+    ConfigError,
+    ContextLengthError,
+    DraftError,
+    DraftingRefusedError,
+    EngineBusyError,
+    EngineClosedError,
+    LocalMoeError,
+)
+
+_LOG = logging.getLogger(__name__)
+_OF_REQUEST = (ConfigError, DraftError, DraftingRefusedError)
+_FOR_NOW = (BudgetError, EngineBusyError, EngineClosedError)
+
+
+class ApiError(LocalMoeError):
+    """What a client is told. param: the field at fault; retry_after_s: when asking again makes sense."""
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The whole HTTP answer."""
+        headers = {"Connection": "close"} if self.status == 413 else {}  # the rest of the body is not read
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Whatever ended an answer, for its client. A fault of the program's own is logged; its text, which might
+    quote another's chat, is not sent."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, _OF_REQUEST):
+        return ApiError(400, str(error))
+    if isinstance(error, LocalMoeError):
+        return ApiError(503 if isinstance(error, _FOR_NOW) else 500, str(error))
+    _LOG.error("an answer failed", exc_info=error)
+    return ApiError(500, f"The server failed inside ({type(error).__name__}): its log has the place.")

@@ -1,0 +1,77 @@
+"""Refuses requests by their headers, before a route sees them: foreign names, foreign pages, a wrong key.
+Knows no route but the one that is always open."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from localmoe.server.errors import ApiError
+
+OPEN_PATH = "/health"
+
+
+class AddressGuard:
+    """ASGI middleware. A page of another origin may not ask, nor one whose own name leads here (DNS
+    rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
+        """hosts: allowed Host headers; None: any, as where a key is demanded. origins: allowed pages; "*":
+        all."""
+        self._app, self._hosts, self._origins = app, hosts, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        refusal = self._refusal(scope) if scope["type"] == "http" else ""
+        if refusal:
+            await ApiError(403, refusal, code="forbidden").response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> str:
+        hosts = [host.lower() for host in _headers(scope, b"host")]
+        if self._hosts is not None and (len(hosts) != 1 or hosts[0] not in self._hosts):
+            return "This server answers to the names of this computer only, such as 127.0.0.1."
+        for origin in _headers(scope, b"origin"):
+            if "*" not in self._origins and origin not in self._origins:
+                return (
+                    f"Pages of '{origin}' may not ask: start this server with --cors {origin} if they should."
+                )
+        return ""
+
+
+class KeyGuard:
+    """ASGI middleware: a request has to bring the key, or it is refused."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._digest = hashlib.sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if (
+            scope["type"] != "http"
+            or scope["path"] == OPEN_PATH
+            or self._knows(_headers(scope, b"authorization"))
+        ):
+            await self._app(scope, receive, send)
+            return
+        refusal = ApiError(
+            401, "The API key is missing or wrong: send 'Authorization: Bearer KEY'.", code="invalid_api_key"
+        )
+        await refusal.response()(scope, receive, send)
+
+    def _knows(self, given: Iterable[str]) -> bool:
+        """Takes the same time for every wrong key: digests of the same length are compared."""
+        words = [value.split(maxsplit=1) for value in given]
+        if len(words) != 1 or len(words[0]) != 2 or words[0][0].lower() != "bearer":
+            return False
+        digest = hashlib.sha256(words[0][1].strip().encode("latin-1")).digest()
+        return hmac.compare_digest(digest, self._digest)
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]

@@ -1,0 +1,135 @@
+"""From OpenAI's requests to the engine's: names, defaults, and refusals of what the engine does not do.
+Parses no JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.errors import ConfigError
+from localmoe.core.types import Message
+from localmoe.server.errors import ApiError
+from localmoe.server.schema import ChatMessage, ChatRequest, CompletionRequest
+
+_COMPLETION_TOKENS = 16  # of a completion that names no number, as in OpenAI's API
+Kind = Literal["chat", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one request asks for.
+
+    Attributes:
+        kind: chat: thoughts are told apart from the answer; text: what comes after a prompt, as it is.
+        stops: texts before which the answer ends.
+        streamed: in pieces as they come; usage_asked: with a last piece that has the numbers of tokens.
+    """
+
+    kind: Kind
+    generation: GenerationRequest
+    stops: tuple[str, ...]
+    streamed: bool
+    usage_asked: bool
+
+
+def chat_order(body: ChatRequest, model: str, defaults: SamplingConfig) -> Order:
+    """The order of a chat request to the model of this name.
+
+    Raises:
+        ApiError: it asks for what the engine does not do, or for another model.
+    """
+    _check(body, model)
+    if body.logprobs:
+        raise _unsupported("logprobs", "probabilities of tokens are not given")
+    if (body.response_format or {}).get("type", "text") != "text":
+        raise _unsupported("response_format", "answers are plain text, in no form that is asked for")
+    if body.tool_choice not in (None, "auto", "none"):
+        raise _unsupported("tool_choice", "the model is offered no tools, so it can be made to use none")
+    if not body.messages:
+        raise ApiError(400, "The field 'messages' is empty: give at least one message.", param="messages")
+    messages = tuple(_message(message, i) for i, message in enumerate(body.messages))
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _order("chat", body, defaults, GenerationRequest(messages=messages), limit)
+
+
+def completion_order(body: CompletionRequest, model: str, defaults: SamplingConfig) -> Order:
+    """The order of a completion request to the model of this name.
+
+    Raises:
+        ApiError: it asks for what the engine does not do, or for another model.
+    """
+    _check(body, model)
+    if body.logprobs is not None:
+        raise _unsupported("logprobs", "probabilities of tokens are not given")
+    if body.best_of not in (None, 1):
+        raise _unsupported("best_of", "one completion is written")
+    if body.echo:
+        raise _unsupported("echo", "the prompt is not repeated")
+    if body.suffix:
+        raise _unsupported("suffix", "text is written at the end of a prompt, not into its middle")
+    if isinstance(body.prompt, str):
+        generation = GenerationRequest(prompt=body.prompt)
+    else:
+        generation = GenerationRequest(prompt_token_ids=body.prompt)
+    limit = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _order("text", body, defaults, generation, limit)
+
+
+def _check(body: ChatRequest | CompletionRequest, model: str) -> None:
+    if body.model not in (None, model):
+        raise ApiError(
+            404,
+            f"There is no model '{body.model}' here: the one that is loaded is '{model}'.",
+            param="model",
+            code="model_not_found",
+        )
+    if body.n not in (None, 1):
+        raise _unsupported("n", f"{body.n} answers at once are not written: ask for one")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if getattr(body, name):
+            raise _unsupported(name, "use repetition_penalty")
+    if body.logit_bias:
+        raise _unsupported("logit_bias", "the model's choice of tokens is not biased")
+
+
+def _unsupported(field: str, reason: str) -> ApiError:
+    return ApiError(400, f"The field '{field}' is not supported: {reason}.", param=field)
+
+
+def _message(message: ChatMessage, place: int) -> Message:
+    param = f"messages.{place}"
+    if message.tool_calls:
+        raise ApiError(
+            400,
+            f"Message {place + 1} has tool calls, which are not read: leave it out, or its calls.",
+            param=f"{param}.tool_calls",
+        )
+    if message.content is None and message.role != "assistant":
+        raise ApiError(400, f"Message {place + 1} has no content: give a text.", param=f"{param}.content")
+    role = "system" if message.role == "developer" else message.role
+    return Message(role, message.content or "")
+
+
+def _order(
+    kind: Kind,
+    body: ChatRequest | CompletionRequest,
+    defaults: SamplingConfig,
+    generation: GenerationRequest,
+    max_new_tokens: int | None,
+) -> Order:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    try:
+        generation = replace(
+            generation,
+            sampling=replace(defaults, **given),
+            max_new_tokens=max_new_tokens,
+            draft_length=body.draft_length,
+            policy=body.policy,
+            strict=bool(body.strict),
+        )
+    except ConfigError as error:
+        raise ApiError(400, str(error)) from None
+    asked = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return Order(kind, generation, body.stop, bool(body.stream), asked)

@@ -1,0 +1,137 @@
+"""The routes: models, health, chat and text completions. Hands orders to the desk and decides nothing about
+them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from localmoe import __version__
+from localmoe.server.answers import AnswerResponse
+from localmoe.server.desk import AnswerDesk
+from localmoe.server.errors import ApiError, as_api_error
+from localmoe.server.guard import OPEN_PATH, AddressGuard, KeyGuard
+from localmoe.server.requests import chat_order, completion_order
+from localmoe.server.schema import ChatRequest, CompletionRequest, parse
+from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
+
+_MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # a client that still sends would not read why it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that answers; context in tokens, created in seconds since 1970."""
+
+    name: str
+    context: int
+    created: int
+
+    def as_dict(self) -> dict[str, object]:
+        """OpenAI's model object, with the context as others name it."""
+        return {
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "localmoe",
+            "max_model_len": self.context,
+        }  # fmt: skip
+
+
+def make_app(
+    desk: AnswerDesk, model: ServedModel, settings: ServerSettings, hosts: frozenset[str] | None
+) -> FastAPI:
+    """The guarded application. hosts: see `AddressGuard`."""
+    app = FastAPI(title="localmoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_reports(app, desk, model)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = parse(ChatRequest, await _body(request))
+        return AnswerResponse(desk, chat_order(body, model.name, settings.sampling), model.name)
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = parse(CompletionRequest, await _body(request))
+        return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), model.name)
+
+    app.add_exception_handler(ApiError, _refuse)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    if settings.api_key is not None:  # the last one that is added comes first
+        app.add_middleware(KeyGuard, key=settings.api_key)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            max_age=600,
+        )
+    app.add_middleware(AddressGuard, hosts=hosts, origins=settings.cors)
+    return app
+
+
+def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
+    started = time.monotonic()
+
+    @app.get(OPEN_PATH)
+    async def health() -> dict[str, object]:
+        running, waiting = desk.counts()
+        return {
+            "app": "localmoe",
+            "version": __version__,
+            "status": "ready",
+            "running": running,
+            "waiting": waiting,
+            "uptime_s": round(time.monotonic() - started, 1),
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [model.as_dict()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, object]:
+        if name != model.name:
+            raise ApiError(404, f"There is no model '{name}' here.", param="model", code="model_not_found")
+        return model.as_dict()
+
+
+async def _body(request: Request) -> bytes:
+    """The request's body, of bounded size.
+
+    Raises:
+        ApiError: 413; it is larger.
+    """
+    body, num_bytes = bytearray(), 0
+    async for piece in request.stream():
+        num_bytes += len(piece)
+        if num_bytes <= MAX_BODY_BYTES:
+            body += piece
+        elif num_bytes > _MAX_DISCARDED_BYTES:
+            break
+    if num_bytes > MAX_BODY_BYTES:
+        raise ApiError(
+            413, f"The request is larger than the {MAX_BODY_BYTES} bytes that are read: shorten it."
+        )
+    return bytes(body)
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    return as_api_error(error).response()
+
+
+async def _no_route(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    text = (
+        f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
+        "POST /v1/chat/completions and POST /v1/completions."
+    )
+    return ApiError(error.status_code, text, code="not_found").response()
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it

@@ -1,0 +1,54 @@
+"""What a server is told at its start, checked. Binds nothing and reads no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import ConfigError
+
+DEFAULT_PORT = 8080
+DEFAULT_MAX_WAITING = 16
+DEFAULT_SAMPLING = SamplingConfig()
+MAX_BODY_BYTES = 8 << 20  # far more text than any context holds
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server treats its clients.
+
+    Attributes:
+        api_key: what they have to know; None lets in every program of this computer.
+        cors: origins of pages that may ask from a browser; "*" is any.
+        max_waiting: requests that wait beside the one that is answered.
+        sampling: what holds where a request says nothing.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    cors: tuple[str, ...] = ()
+    max_waiting: int = DEFAULT_MAX_WAITING
+    sampling: SamplingConfig = DEFAULT_SAMPLING
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
+            raise ConfigError("The API key is empty, or begins or ends with a space: give another.")
+        if self.max_waiting < 0:
+            raise ConfigError(f"{self.max_waiting} waiting requests are out of range: use 0 or more.")
+        for origin in self.cors:
+            if origin != "*" and not _is_origin(origin):
+                raise ConfigError(
+                    f"'{origin}' is no origin of a page: write it as http://localhost:3000, without a path."
+                )
+        if "*" in self.cors and self.api_key is None:
+            raise ConfigError("--cors '*' lets every page of the web ask: give an --api-key too.")
+
+
+def _is_origin(text: str) -> bool:
+    if text == "null":  # pages of files and of sandboxes, whoever wrote them
+        return False
+    try:
+        parts = urlsplit(text)
+        return bool(parts.scheme and parts.netloc) and text == f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:
+        return False
