@@ -165,10 +165,11 @@ class DevicePasses:
     def window(self, count: int, start: int) -> PassOutput:
         """The window's `count` tokens, at positions from `start` on, through the target; logits (rows, V)
         with rows at least `count`."""
-        rows = _bucket(count)
-        self._state.window.visible = self._visible(start + rows)
         self._state.phase = "verify"
-        key = ("window", rows, self._state.window.visible, self._state.lane_is_on)
+        fitting = [rows for rows in WINDOW_BUCKETS if rows >= count]
+        keys = [("window", rows, self._visible(start + rows), self._state.lane_is_on) for rows in fitting]
+        key = keys[self._graphs.cheapest(keys)]
+        rows, self._state.window.visible = key[1], key[2]
         return self._graphs.run(key, lambda: self._window_body(rows))
 
     def _window_body(self, rows: int) -> PassOutput:
@@ -184,9 +185,11 @@ class DevicePasses:
             numbers.append(self._state.lane.block.numbers())
         return PassOutput(logits, torch.cat(numbers))
 
-    def read_window(self, report: NDArray[np.int32], count: int) -> WindowReport:
-        """The report of a window of `count` tokens, the last one that was issued."""
-        layers, experts, rows = self._num_layers, self._num_experts, _bucket(count)
+    def read_window(self, report: NDArray[np.int32], count: int, rows: int | None = None) -> WindowReport:
+        """The report of a window of `count` tokens that was issued with `rows` rows; None: as many as it
+        needs."""
+        layers, experts = self._num_layers, self._num_experts
+        rows = rows or next(bucket for bucket in WINDOW_BUCKETS if bucket >= count)
         log, routed, choices, tokens, lane = np.split(
             report, np.cumsum([layers * experts, layers * rows * self._top_k, rows, rows])
         )
@@ -252,7 +255,3 @@ class DevicePasses:
 
     def _experts(self, routed: list[tuple[Tensor, Tensor]]) -> Tensor:
         return torch.stack([index for index, _ in routed]).int().flatten()
-
-
-def _bucket(count: int) -> int:
-    return next(bucket for bucket in WINDOW_BUCKETS if bucket >= count)

@@ -128,7 +128,8 @@ class DeviceRunner:
 
     def land_window(self, pending: PendingWindow) -> tuple[PassOutput, WindowReport]:
         """Wait for a window's pass. One that the CPU lane failed is run again without it."""
-        report = self.issue.read_window(pending.report.wait(), pending.count)
+        rows = len(pending.output.logits)
+        report = self.issue.read_window(pending.report.wait(), pending.count, rows)
         lane = self.passes.lane
         if report.lane is None or lane is None or lane.close_pass(report.lane):
             return pending.output, report

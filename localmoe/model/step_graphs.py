@@ -4,13 +4,15 @@ neither what a pass computes nor what it is for.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+CAPTURE_AT = 4  # the fourth pass of a kind costs as much as capturing it has saved by then
 MAX_GRAPHS = 24  # a graph of a 48-layer model holds some thousand nodes, and so a few MiB in the driver
 
 
@@ -28,15 +30,31 @@ class PassOutput:
 
 
 class StepGraphs:
-    """Runs passes as graphs where that is possible, else as they are."""
+    """Runs passes as graphs where that is possible, else as they are.
+
+    Attributes:
+        capture_s: seconds that capturing took so far, in which the answer at hand waits.
+    """
 
     def __init__(self, enabled: bool) -> None:
+        self.capture_s = 0.0
+        self._wanted: Counter[Hashable] = Counter()
         self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, PassOutput]] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self._enabled = enabled
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def cheapest(self, keys: Sequence[Hashable]) -> int:
+        """Which of several passes to issue that would all do, by its place in `keys`: the first and smallest,
+        unless it has been wanted a few times only and a larger one is captured already."""
+        if not self._enabled or keys[0] in self._graphs:
+            return 0
+        self._wanted[keys[0]] += 1
+        if self._wanted[keys[0]] >= CAPTURE_AT:
+            return 0
+        return next((place for place, key in enumerate(keys) if key in self._graphs), 0)
 
     def run(self, key: Hashable, body: Callable[[], PassOutput]) -> PassOutput:
         """Issue the pass `key`. `body` must have no effect that a second run of it would not repeat."""
@@ -53,13 +71,16 @@ class StepGraphs:
 
     def _capture(self, body: Callable[[], PassOutput]) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         torch.cuda.synchronize()
+        started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = body()
+        self.capture_s += time.perf_counter() - started
         return graph, output
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
         self._graphs.clear()
+        self._wanted.clear()
         # a pool goes with its last graph
         self._pool = torch.cuda.graph_pool_handle() if self._enabled else None

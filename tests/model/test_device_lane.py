@@ -106,8 +106,8 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
     passes = rig.passes
     read, windows = passes.read_window, [0]
 
-    def reported(report: object, count: int) -> WindowReport:
-        found = read(report, count)  # type: ignore[arg-type]
+    def reported(report: object, count: int, rows: int) -> WindowReport:
+        found = read(report, count, rows)  # type: ignore[arg-type]
         if not lane.on:
             return found
         windows[0] += 1

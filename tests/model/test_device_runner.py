@@ -114,7 +114,8 @@ class TablePasses:
         parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
 
-    def read_window(self, report: NDArray[np.int32], count: int) -> WindowReport:
+    def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
+        assert rows == count
         cells = LAYERS * EXPERTS
         log, experts, choices, tokens = np.split(report, np.cumsum([cells, LAYERS * count * TOP_K, count]))
         shaped = experts.reshape(LAYERS, count, TOP_K)
