@@ -50,6 +50,12 @@ def attend_chunk(
 
 
 @triton.jit
+def no_state(zeros, acc):
+    """State before the first chunk: of the rows of `zeros`, with sums in the shape of the zeros `acc`."""
+    return zeros + float("-inf"), zeros, acc
+
+
+@triton.jit
 def merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc):
     """State after one more chunk; one that a row does not see (-inf, 0, 0) changes no bit of it.
 

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
@@ -133,6 +134,13 @@ def attend(rows: int) -> None:
         )  # fmt: skip
 
 
+def sections() -> None:
+    by_chunks = attention_module.CHUNK_PARTIAL_BYTES
+    attention_module.CHUNK_PARTIAL_BYTES = 0
+    attend(9)
+    attention_module.CHUNK_PARTIAL_BYTES = by_chunks
+
+
 def router() -> None:
     for experts in (60, 128):
         x, weight = weights(experts, 2048)
@@ -147,6 +155,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "one_row": one_row,
     "rows": rows,
     "split": lambda: attend(9),
+    "sections": sections,
     "loop": lambda: attend(1024),
     "router": router,
 }

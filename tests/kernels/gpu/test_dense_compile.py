@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 EVERYTHING = ("few", "window", "prompt", "one_row", "rows", "split", "loop", "router")
 PRODUCTS = {"_linear", "_linear_gated", "_attend_split", "_attend_loop", "_router_parts"}
 ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
-OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_split", "_router_choice"}
+OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_parts", "_router_choice"}
 
 
 WHOLE = (80, 120)  # capabilities for which every launch is compiled, the oldest and the newest

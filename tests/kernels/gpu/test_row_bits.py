@@ -123,11 +123,12 @@ def test_attention(kind: Heads, dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
             arguments = (query[:, :, at], key, value, sinks, first + at.start)
             assert torch.equal(kind.attend(*arguments, live), whole[at]), (rows, at)
             assert torch.equal(kind.attend(*arguments, room), whole[at]), (rows, at)
-    monkeypatch.setattr(attention_module, "MAX_PARTIAL_BYTES", 0)  # the loop for few rows, too
-    for rows in (1, 9, 80):
-        for at in row_slices(rows):
-            again = kind.attend(query[:, :, at], key, value, sinks, first + at.start, room)
-            assert torch.equal(again, whole[at]), (rows, at)
+    for bytes_of in ("CHUNK_PARTIAL_BYTES", "SECTION_PARTIAL_BYTES"):  # sections, and the loop for few rows
+        monkeypatch.setattr(attention_module, bytes_of, 0)
+        for rows in (1, 9, 80):
+            for at in row_slices(rows):
+                again = kind.attend(query[:, :, at], key, value, sinks, first + at.start, room)
+                assert torch.equal(again, whole[at]), (bytes_of, rows, at)
 
 
 def test_a_captured_step_follows_the_live_length() -> None:
