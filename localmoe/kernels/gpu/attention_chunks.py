@@ -44,7 +44,7 @@ def attend_chunk(
         seen = seen & (p[None, :] > position[:, None] - window)
     score = tl.where(seen, score, float("-inf"))
     peak = tl.max(score, 1)
-    share = tl.exp2(score - _finite(peak)[:, None]).to(v.dtype)
+    share = tl.exp2(score - finite(peak)[:, None]).to(v.dtype)
     ones = tl.full([CHUNK, 16], 1.0, v.dtype)
     return peak, tl.max(tl.dot(share, ones), 1), tl.dot(share, v)  # all 16 columns of the former are alike
 
@@ -62,9 +62,9 @@ def merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc):
     peak, total, chunk_peak, chunk_total are of the rows, acc and chunk_acc of (rows, DV_PAD), or of one row.
     """
     new_peak = tl.maximum(peak, chunk_peak)
-    finite = _finite(new_peak)
-    old = tl.exp2(peak - finite)
-    new = tl.exp2(chunk_peak - finite)
+    subtracted = finite(new_peak)
+    old = tl.exp2(peak - subtracted)
+    new = tl.exp2(chunk_peak - subtracted)
     return new_peak, total * old + chunk_total * new, _by_row(acc, old) + _by_row(chunk_acc, new)
 
 
@@ -86,7 +86,7 @@ def _by_row(acc, factor):
 
 
 @triton.jit
-def _finite(peak):
+def finite(peak):
     """0 in place of -inf, so that differences of hidden scores are -inf rather than NaN."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localmoe.kernels.gpu.attention_chunks import finish, merge, no_state
 
-_FEW_PARTS = 32  # more than these are worth twice the loads in flight
+_AT_ONCE = 16  # most parts whose loads are in flight together; the next ones are on their way meanwhile
 _COLUMNS = 128  # values of a row that one program merges
 
 
@@ -30,13 +30,13 @@ def merge_parts(
     group: int,
     window: int | None,
 ) -> None:
-    """Attention output of rows (token, head) from first_row on.
+    """Attention output of R rows (token, head), the first of them the pass's row first_row.
 
     Args:
-        parts: float32 peaks (R, slots) in units of log2, totals (R, slots) and sums (R, slots, Dv) of R rows.
+        parts: float32 peaks (R, slots) in units of log2, totals (R, slots) and sums (R, slots, Dv).
         start: int64 (1,), the position of token 0.
         sinks: (heads,) logit of a further position of value zero.
-        out: (tokens, heads, Dv), contiguous.
+        out: (R, Dv) in all, contiguous.
         part: positions a part. group: parts a section.
         window: positions that a row sees; slot 0 is the part of the first position that token 0 sees.
     """
@@ -46,7 +46,8 @@ def merge_parts(
     _merge_parts[(rows, triton.cdiv(dim, columns))](
         peaks, totals, sums, start, sinks, out, first_row, heads, slots, window or 0,
         DV=dim, COLUMNS=columns, PART=part, GROUP=group, WINDOWED=window is not None,
-        AT_ONCE=8 if slots <= _FEW_PARTS else 16, num_warps=4, enable_fp_fusion=False,
+        AT_ONCE=max(group, triton.next_power_of_2(min(slots, _AT_ONCE))),
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def _merge_parts(
     DV: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
     WINDOWED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
+    here = tl.program_id(0).to(tl.int64)
     row = first_row + tl.program_id(0)
     dv = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first_position = tl.load(start).to(tl.int32)
@@ -90,7 +92,7 @@ def _merge_parts(
     slot = seen // GROUP * GROUP - base  # a section's beginning
     begin = seen - base
     end = position // PART + 1 - base
-    at = tl.program_id(0).to(tl.int64) * slots
+    at = here * slots
     peak, total, acc = no_state(first_position * 0.0, dv * 0.0)
     found = _load_parts(peaks, totals, sums, at, slot, begin, end, dv, DV, AT_ONCE)
     while slot < end:  # the next parts are on their way while these are merged
@@ -109,4 +111,4 @@ def _merge_parts(
         found = next_found
     sink = 0.0 if sinks is None else sink_logit(sinks + row % heads, row >= 0)
     result = finish(peak, total, acc, sink, sinks is not None)
-    tl.store(out + row.to(tl.int64) * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
+    tl.store(out + here * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
