@@ -27,7 +27,7 @@ from localmoe.kernels.gpu.latent_chunks import attend_part, load_latent_rows
 
 PART = 256  # positions
 MOST_RANK, MOST_ROPE = 512, 64  # what fits on chip
-MAX_BYTES = 36 << 20  # of a block's queries in latent space, its sums of latents, and partial results
+MAX_BYTES = 32 << 20  # of a block's queries in latent space, its sums of latents, and partial results
 _BM = 16  # rows (token, head) of a tile: one tensor-core tile high
 _TILE = 32  # positions; two of them in flight beside a tile's queries fill 91 KiB of a block's shared memory
 
