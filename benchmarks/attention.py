@@ -108,7 +108,7 @@ def room_for(live: int) -> int:
     return min(room, CAPACITY)
 
 
-def times(call: Call, model: Latent | Grouped, live: int, rows: Sequence[int] = ROWS) -> list[float]:
+def times(call: Call, model: Latent | Grouped, live: int, rows: Sequence[int]) -> list[float]:
     return [
         graph_us(lambda cache, n=n: call(n, live - n, room_for(live), cache), model.caches, replays=7)
         for n in rows
@@ -119,7 +119,7 @@ def decode(model: Latent | Grouped, live: int, bandwidth: float, label: str = ""
     """Draft passes and windows whose last row is at position live - 1."""
     floor = model.position_bytes * live / bandwidth * 1e6
     text = f"{model.name:17s} live {live:6d} floor {floor:6.1f} | T{ROWS} "
-    text += columns(times(model.attend, model, live)) + label
+    text += columns(times(model.attend, model, live, ROWS)) + label
     if not label:
         first, cache = live - 9, model.caches[0]
         exact = model.exact(9, first, cache)
