@@ -192,7 +192,7 @@ def _attend_chunks(
     return peak, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "slots"])
 def _attend_split(
     query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
@@ -235,7 +235,7 @@ def _attend_split(
         tl.store(partial_acc + at[:, None] * DV + dv[None, :], acc, mask=row_ok[:, None] & (dv < DV)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _attend_loop(
     query, key, value, start, sinks, out, rows, heads, group,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,

@@ -76,7 +76,7 @@ def _load_parts(peaks, totals, sums, at, slot, begin, end, dv, DV: tl.constexpr,
     return found_peaks, found_totals, found_sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "slots"])
 def _merge_parts(
     peaks, totals, sums, start, sinks, out, first_row, heads, slots, window,
     DV: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,

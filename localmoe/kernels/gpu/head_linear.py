@@ -37,7 +37,7 @@ def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tens
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _head_linear(
     x, weight, y, rows, x_row, x_head, x_col, weight_head, weight_row, weight_col,
     COLUMNS_TOGETHER: tl.constexpr,

@@ -134,7 +134,7 @@ class _Launch:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pass_rows", "first_row", "row_begin", "row_end", "slots"])
 def _latent_split(
     query, rope_query, latent, rope, start, pass_rows, heads, token_stride, head_stride,
     latent_row, rope_row, scale,
@@ -166,7 +166,7 @@ def _latent_split(
         tl.store(to + HALF, acc_high, mask=row_ok[:, None] & (HALF + d < RANK))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pass_rows", "first_row", "rows"])
 def _latent_loop(
     query, rope_query, latent, rope, start, pass_rows, heads, token_stride, head_stride,
     latent_row, rope_row, scale, out, first_row, rows,

@@ -137,7 +137,7 @@ def test_bits_depend_neither_on_blocks_nor_on_other_tokens(monkeypatch: pytest.M
     case = Case(heads=16, rows=4, start=PART - 1, spare=PART, rank=32)
     whole = case.check()
     query, *others, start = case.inputs()
-    for token in (0, 2, 3):
+    for token in (0, 3):
         alone = latent_attention(
             query[:, :, token : token + 1], *others, start + token, scale=case.scale, max_length=2 * PART
         )
