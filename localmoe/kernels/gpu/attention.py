@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localmoe.kernels.gpu.attention_chunks import attend_chunk, finish, merge, no_state
+from localmoe.kernels.gpu.attention_chunks import attend_chunk, attend_section, finish, merge, no_state
 from localmoe.kernels.gpu.attention_merge import first_part, merge_parts, sink_logit
 
 CHUNK = 128  # positions; half as many for heads wider than 128, to fit a chunk's keys and values on chip
@@ -171,27 +171,6 @@ def _load_rows(
     return q, token, q_of, row_ok
 
 
-@triton.jit
-def _attend_chunks(
-    q, key, value, chunk, end, position, row_ok, live, key_row, key_col, value_row, value_col,
-    scale, softcap, window,
-    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
-):  # fmt: skip
-    """State of the rows q after the chunks chunk .. end - 1 of one section."""
-    zeros = tl.zeros([q.shape[0]], tl.float32)
-    peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
-    while chunk < end:
-        chunk_peak, chunk_total, chunk_acc = attend_chunk(
-            q, key, value, chunk * CHUNK, position, row_ok, live,
-            key_row, key_col, value_row, value_col, scale, softcap, window,
-            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
-        )  # fmt: skip
-        peak, total, acc = merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
-        chunk += 1
-    return peak, total, acc
-
-
 @triton.jit(do_not_specialize=["rows", "slots"])
 def _attend_split(
     query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots,
@@ -222,7 +201,7 @@ def _attend_split(
             )  # fmt: skip
         else:
             seen = tl.maximum(begin // CHUNK, first_part(first, window, CHUNK, WINDOWED))
-            peak, total, acc = _attend_chunks(
+            peak, total, acc = attend_section(
                 q, key, value, seen, tl.minimum(begin // CHUNK + CHUNKS, last // CHUNK + 1),
                 first_position + token, row_ok, first_position + rows,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
@@ -253,7 +232,7 @@ def _attend_loop(
     peak, total, acc = no_state(zeros, tl.zeros([BM, DV_PAD], tl.float32))
     while chunk * CHUNK <= last:
         next_section = (chunk // CHUNKS + 1) * CHUNKS
-        section_peak, section_total, section_acc = _attend_chunks(
+        section_peak, section_total, section_acc = attend_section(
             q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head,
             chunk, tl.minimum(next_section, last // CHUNK + 1),
             first_position + token, row_ok, first_position + rows,

@@ -50,6 +50,27 @@ def attend_chunk(
 
 
 @triton.jit
+def attend_section(
+    q, key, value, chunk, end, position, row_ok, live, key_row, key_col, value_row, value_col,
+    scale, softcap, window,
+    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """State of the rows q after the chunks chunk .. end - 1 of one section."""
+    zeros = tl.zeros([q.shape[0]], tl.float32)
+    peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
+    while chunk < end:
+        chunk_peak, chunk_total, chunk_acc = attend_chunk(
+            q, key, value, chunk * CHUNK, position, row_ok, live,
+            key_row, key_col, value_row, value_col, scale, softcap, window,
+            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
+        )  # fmt: skip
+        peak, total, acc = merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
+        chunk += 1
+    return peak, total, acc
+
+
+@triton.jit
 def no_state(zeros, acc):
     """State before the first chunk: of the rows of `zeros`, with sums in the shape of the zeros `acc`."""
     return zeros + float("-inf"), zeros, acc
