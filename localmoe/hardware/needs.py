@@ -15,7 +15,8 @@ PASS_PADDING = 80  # rows that the widest pass may be padded to
 _ATTENTION_ROWS = 128  # query rows that attention handles at once
 _FLOAT_BYTES = 4
 _HALF_BYTES = 2
-_KERNEL_ATTENTION_BYTES = 40 << 20  # partial results of split attention, and the rotary table
+# partial results of attention, or a prompt in latent space, and the rotary table
+_KERNEL_ATTENTION_BYTES = 40 << 20
 _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
 
 

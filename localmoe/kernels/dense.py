@@ -113,6 +113,32 @@ def reference_attention(
     return (shares @ value).transpose(0, 1)
 
 
+def reference_latent_attention(
+    query: Tensor,
+    latent_cache: Tensor,
+    rope_cache: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """reference_attention over keys and values that are expanded from latent vectors (DeepSeek-V2, arXiv
+    2405.04434, section 2.1).
+
+    Args:
+        query: (1, heads, T, Dn + Dr). latent_cache: (1, 1, C, R). rope_cache: (1, 1, C, Dr), of all heads.
+        key_weight: (heads, Dn, R). value_weight: (heads, Dv, R).
+
+    Returns:
+        (T, heads, Dv).
+    """
+    live = int(start) + query.shape[2]
+    latent, rope = latent_cache[:, :, :live], rope_cache[:, :, :live]
+    key = torch.cat((latent @ key_weight.mT, rope.expand(-1, len(key_weight), -1, -1)), dim=-1)
+    return reference_attention(query, key, latent @ value_weight.mT, start, scale=scale)
+
+
 def reference_route(
     logits: Tensor,
     top_k: int,

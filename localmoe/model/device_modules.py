@@ -27,6 +27,7 @@ _SAME = 2e-2  # relative error of two roundings to 16 bits
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _MLP_NAMES = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _SILU = Activation("silu")
+_OURS = ("forward", "expand_kv", "localmoe_latent", "localmoe_norm", "localmoe_window", "localmoe_layer")
 _TRIAL_ROWS = 5
 
 
@@ -63,9 +64,9 @@ def install(model: Any, context: int) -> KernelMode:
 
 
 def uninstall(model: Any) -> None:
-    """Undo `install`, so that nothing keeps the replaced weights."""
+    """Undo `install` and the takeover, so that nothing keeps the replaced weights."""
     for module in model.modules():
-        for name in ("forward", "localmoe_norm", "localmoe_window", "localmoe_layer"):
+        for name in _OURS:
             vars(module).pop(name, None)
 
 

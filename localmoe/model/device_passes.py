@@ -25,6 +25,7 @@ from localmoe.model.step_graphs import PassOutput, StepGraphs
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
 _DRY_PROMPTS = (130, 144)
+_LONG_TEXT_ROWS = (1, 8)  # windows whose attention is cut in other ways over a long text
 _LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
 
 
@@ -73,12 +74,14 @@ class DevicePasses:
         the kernels are compiled, and graphs can be captured."""
         window = self._state.window
         window.set(0, 0, [0])
-        window.visible = self._visible(WINDOW_BUCKETS[-1])
         self._state.memory.open_pass()
         self._state.phase = "verify"
         for lane_is_on in (False, True) if self._state.lane is not None else (False,):
             if self._state.lane is not None:
                 self._state.lane.on = lane_is_on
+            if not lane_is_on:
+                self._run_long_texts()
+            window.visible = self._visible(WINDOW_BUCKETS[-1])
             for rows in WINDOW_BUCKETS:
                 report = self._window_body(rows).report
         self._state.memory.close_pass(self.read_window(report.cpu().numpy(), WINDOW_BUCKETS[-1]).log)
@@ -89,6 +92,14 @@ class DevicePasses:
         if self.on_gpu:
             self._run_dry_prompts()
             torch.cuda.synchronize()
+
+    def _run_long_texts(self) -> None:
+        """Compile what only windows over long texts use, and give the room for it back to the graphs."""
+        self._state.window.visible = self._cache.capacity
+        for rows in _LONG_TEXT_ROWS:
+            self._window_body(rows)
+        if self.on_gpu:
+            torch.cuda.empty_cache()
 
     def _run_dry_prompts(self) -> None:
         """Compile what only long prompts use, without their copies. Results are garbage, and are wiped."""

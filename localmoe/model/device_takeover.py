@@ -13,6 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from localmoe.kernels.gpu.attention import attention
+from localmoe.model.device_latent import Latent, attend_in_latent_space, expanded
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.takeover import ExpertLayer, take_over
@@ -39,6 +40,7 @@ def take_over_device(skeleton: Skeleton, layers: Sequence[ExpertLayer], window: 
     for module in skeleton.model.modules():
         if hasattr(module, "layer_idx"):
             module.localmoe_window = window
+            attend_in_latent_space(module)
 
 
 def _mask(*args: Any, **kwargs: Any) -> Visible:
@@ -57,14 +59,22 @@ def _attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out."""
+    """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out. Where a module attends in
+    latent space, key and value are its latent vectors and rotated keys."""
     window: DeviceWindow = module.localmoe_window
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    latent: Latent | None = getattr(module, "localmoe_latent", None)
+    if latent is not None:
+        if attention_mask.window is None and softcap is None and s_aux is None:
+            out = latent.attend(query, key, value, window.at, scale, window.visible)
+            return out[None], None
+        key, value = expanded(module, key, value)
     out = attention(
         query,
         key,
         value,
         window.at,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scale=scale,
         max_length=window.visible,
         window=attention_mask.window,
         softcap=softcap,

@@ -1,27 +1,49 @@
 """Causal attention of a few or many rows over a KV cache whose live length is read on the device. Decides how
 the work is cut, and no masking rule beyond causality and a window.
 
-The cache is read in chunks at multiples of a fixed number of positions. Few rows: one program a chunk writes
-a partial result, and a second kernel merges a row's chunks in order (flash decoding, Dao et al. 2023). Many
-rows: one program loops over the chunks. Both do the same arithmetic in the same order, so a row's bits depend
-on neither the other rows, nor on the way, nor on the length that the launch was sized for.
+The cache is read in chunks at multiples of a fixed number of positions, and chunks are merged in order into
+sections of SECTION chunks, sections in order. Few rows: one program a chunk writes a partial result; where
+those would be too many, one program a section does; and a second kernel merges them in order (flash decoding,
+Dao et al. 2023). Many rows: one program loops over all. All do the same arithmetic in the same order, so a
+row's bits depend on neither the other rows, nor on the way, nor on the length that the launch was sized for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from localmoe.kernels.gpu.attention_chunks import attend_chunk, finish, merge
+from localmoe.kernels.gpu.attention_chunks import attend_chunk, attend_section, finish, merge, no_state
+from localmoe.kernels.gpu.attention_merge import first_part, merge_parts, sink_logit
 
 CHUNK = 128  # positions; half as many for heads wider than 128, to fit a chunk's keys and values on chip
-SPLIT_ROWS = 80  # most rows for which a program a chunk pays
-MAX_PARTIAL_BYTES = 32 << 20
+SECTION = 4  # chunks
+SPLIT_ROWS = 80  # most rows for which a program a part pays
+# most bytes of partial results, beyond which those of chunks cost more traffic than they save time
+CHUNK_PARTIAL_BYTES, SECTION_PARTIAL_BYTES = 20 << 20, 32 << 20
 _SPLIT_TILE, _LOOP_TILE = 16, 32  # rows of a tile: tokens x query heads of one KV head
-_MERGES_AT_ONCE = 8  # chunks whose loads are in flight together
 _LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a launch is told beside its tensors; see `attention`."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def factors(self) -> tuple[float, float]:
+        """(factor on a product q k, factor on the tanh) that give scores in units of log2."""
+        if self.softcap is None:
+            return self.scale * _LOG2_E, 0.0
+        return self.scale / self.softcap, self.softcap * _LOG2_E
 
 
 def attention(
@@ -56,13 +78,16 @@ def attention(
     assert heads % key_cache.shape[1] == 0 and max(dim, value_dim) <= 256, f"{heads} heads of {dim}"
     assert rows <= max_length <= key_cache.shape[2], f"{max_length} of {key_cache.shape[2]} positions"
     assert window is None or window > 0, f"window {window}"
-    slots = num_slots(rows, max_length, window, chunk_positions(dim, value_dim))
+    scoring = Scoring(scale, window, softcap, sinks)
+    chunk = chunk_positions(dim, value_dim)
     out = torch.empty((rows, heads, value_dim), dtype=query.dtype, device=query.device)
-    partial_bytes = 4 * rows * heads * slots * (value_dim + 2)
-    if rows <= SPLIT_ROWS and partial_bytes <= MAX_PARTIAL_BYTES:
-        _split(query, key_cache, value_cache, start, out, scale, slots, window, softcap, sinks)
-    else:
-        _loop(query, key_cache, value_cache, start, out, scale, window, softcap, sinks)
+    for chunks, most_bytes in ((1, CHUNK_PARTIAL_BYTES), (SECTION, SECTION_PARTIAL_BYTES)):
+        slots = num_slots(rows, max_length, window, chunks * chunk)
+        partial_bytes = 4 * rows * heads * slots * (value_dim + 2)
+        if rows <= SPLIT_ROWS and partial_bytes <= most_bytes:
+            _split(query, key_cache, value_cache, start, out, scoring, slots, chunks)
+            return out
+    _loop(query, key_cache, value_cache, start, out, scoring)
     return out
 
 
@@ -71,15 +96,16 @@ def chunk_positions(dim: int, value_dim: int) -> int:
     return CHUNK if max(dim, value_dim) <= 128 else CHUNK // 2
 
 
-def num_slots(rows: int, max_length: int, window: int | None, chunk: int) -> int:
-    """Most chunks that `rows` consecutive rows can see within max_length positions."""
-    slots = -(-max_length // chunk)
-    return slots if window is None else min(slots, -(-(window + rows - 2) // chunk) + 1)
+def num_slots(rows: int, max_length: int, window: int | None, part: int) -> int:
+    """Most parts of `part` positions that `rows` consecutive rows can see within max_length positions."""
+    slots = -(-max_length // part)
+    return slots if window is None else min(slots, -(-(window + rows - 2) // part) + 1)
 
 
-def _scales(scale: float, softcap: float | None) -> tuple[float, float]:
-    """(factor on a product q k, factor on the tanh) that give scores in units of log2."""
-    return (scale * _LOG2_E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2_E)
+def partial_results(rows: int, slots: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for what merge_parts merges."""
+    peaks, totals = torch.empty((2, rows, slots), dtype=torch.float32, device=device)
+    return peaks, totals, torch.empty((rows, slots, dim), dtype=torch.float32, device=device)
 
 
 def _split(
@@ -88,67 +114,45 @@ def _split(
     value: Tensor,
     start: Tensor,
     out: Tensor,
-    scale: float,
+    scoring: Scoring,
     slots: int,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    chunks: int,
 ) -> None:
+    """chunks: that one program reads, 1 or SECTION."""
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group, chunk = heads // kv_heads, chunk_positions(dim, value_dim)
-    extremes = torch.empty((2, rows * heads, slots), dtype=torch.float32, device=query.device)
-    sums = torch.empty((rows * heads, slots, value_dim), dtype=torch.float32, device=query.device)
-    value_pad = triton.next_power_of_2(value_dim)
-    _attend_split[(slots, triton.cdiv(rows * group, _SPLIT_TILE), kv_heads)](
-        query, key, value, start, extremes[0], extremes[1], sums, rows, heads, group, slots,
-        *query.stride()[1:], *key.stride()[1:], *value.stride()[1:],
-        *_scales(scale, softcap), window or 0,
-        D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=value_pad, CHUNK=chunk,
-        SOFTCAP=softcap is not None, WINDOWED=window is not None, BM=_SPLIT_TILE,
-        num_warps=4, num_stages=1, enable_fp_fusion=False,
+    parts = partial_results(rows * heads, slots, value_dim, query.device)
+    tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_LOOP_TILE, 8)
+    _attend_split[(triton.cdiv(rows * group, tile), slots, kv_heads)](
+        query, key, value, start, *parts, rows, heads, group, slots,
+        *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
+        D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        CHUNK=chunk, CHUNKS=chunks, SOFTCAP=scoring.softcap is not None,
+        WINDOWED=scoring.window is not None, BM=tile, num_warps=warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
-    _merge_split[(rows * heads,)](
-        extremes[0], extremes[1], sums, start, sinks, out, heads, slots, window or 0,
-        DV=value_dim, DV_PAD=value_pad, CHUNK=chunk, WINDOWED=window is not None, AT_ONCE=_MERGES_AT_ONCE,
-        num_warps=4, enable_fp_fusion=False,
+    merge_parts(
+        parts, start, scoring.sinks, out,
+        heads=heads, part=chunk * chunks, group=SECTION // chunks, window=scoring.window,
     )  # fmt: skip
 
 
-def _loop(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    start: Tensor,
-    out: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> None:
+def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor, scoring: Scoring) -> None:
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group = heads // kv_heads
     _attend_loop[(kv_heads, triton.cdiv(rows * group, _LOOP_TILE))](
-        query, key, value, start, sinks, out, rows, heads, group,
-        *query.stride()[1:], *key.stride()[1:], *value.stride()[1:],
-        *_scales(scale, softcap), window or 0,
+        query, key, value, start, scoring.sinks, out, rows, heads, group,
+        *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
-        CHUNK=chunk_positions(dim, value_dim), SOFTCAP=softcap is not None, WINDOWED=window is not None,
-        BM=_LOOP_TILE, num_warps=8, num_stages=1, enable_fp_fusion=False,
+        CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
+        WINDOWED=scoring.window is not None, BM=_LOOP_TILE,
+        num_warps=8, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
-@triton.jit
-def _first_chunk(position, window, CHUNK: tl.constexpr, WINDOWED: tl.constexpr):
-    """The first chunk that the row at `position` sees."""
-    return tl.maximum(position - window + 1, 0) // CHUNK if WINDOWED else position * 0
-
-
-@triton.jit
-def _sink(at, there):
-    """Extra logits in units of log2."""
-    return tl.load(at, mask=there, other=0.0).to(tl.float32) * 1.4426950408889634
+def _strides(*tensors: Tensor) -> Sequence[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[1:]]
 
 
 @triton.jit
@@ -167,32 +171,42 @@ def _load_rows(
     return q, token, q_of, row_ok
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "slots"])
 def _attend_split(
     query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
+    CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    slot, tile, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, slot, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of a chunk side by side
     first_position = tl.load(start).to(tl.int32)
-    begin = (_first_chunk(first_position, window, CHUNK, WINDOWED) + slot) * CHUNK
+    begin = (first_part(first_position, window, CHUNK * CHUNKS, WINDOWED) + slot) * CHUNK * CHUNKS
     first = first_position + tile * BM // group
     last = first_position + tl.minimum((tile * BM + BM - 1) // group, rows - 1)
     wanted = begin <= last
     if WINDOWED:
-        wanted = wanted & (begin + CHUNK > first - window + 1)
+        wanted = wanted & (begin + CHUNK * CHUNKS > first - window + 1)
     if wanted:
         q, token, q_of, row_ok = _load_rows(
             query, tile, head, rows, group, q_head, q_row, q_col, D, D_PAD, BM
         )
-        peak, total, acc = attend_chunk(
-            q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head, begin,
-            first_position + token, row_ok, first_position + rows,
-            key_row, key_col, value_row, value_col, scale, softcap, window,
-            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
-        )  # fmt: skip
+        key += head.to(tl.int64) * key_head
+        value += head.to(tl.int64) * value_head
+        if CHUNKS == 1:
+            peak, total, acc = attend_chunk(
+                q, key, value, begin, first_position + token, row_ok, first_position + rows,
+                key_row, key_col, value_row, value_col, scale, softcap, window,
+                D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
+            )  # fmt: skip
+        else:
+            seen = tl.maximum(begin // CHUNK, first_part(first, window, CHUNK, WINDOWED))
+            peak, total, acc = attend_section(
+                q, key, value, seen, tl.minimum(begin // CHUNK + CHUNKS, last // CHUNK + 1),
+                first_position + token, row_ok, first_position + rows,
+                key_row, key_col, value_row, value_col, scale, softcap, window,
+                D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
+            )  # fmt: skip
         at = (token * heads + q_of).to(tl.int64) * slots + slot
         dv = tl.arange(0, DV_PAD)
         tl.store(partial_peak + at, peak, mask=row_ok)
@@ -200,77 +214,34 @@ def _attend_split(
         tl.store(partial_acc + at[:, None] * DV + dv[None, :], acc, mask=row_ok[:, None] & (dv < DV)[None, :])
 
 
-@triton.jit
-def _load_parts(
-    partial_peak, partial_total, partial_acc, at, slot, end, dv, DV: tl.constexpr, AT_ONCE: tl.constexpr
-):  # fmt: skip
-    """Peaks, totals and sums of the chunks in slots slot .. slot + AT_ONCE - 1; nothing from `end` on."""
-    peaks, totals, accs = tl.tuple([]), tl.tuple([]), tl.tuple([])
-    for i in tl.static_range(AT_ONCE):
-        there = slot + i < end  # only these were written
-        peaks += (tl.load(partial_peak + at + slot + i, mask=there, other=float("-inf")),)
-        totals += (tl.load(partial_total + at + slot + i, mask=there, other=0.0),)
-        found = tl.load(partial_acc + (at + slot + i) * DV + dv, mask=there & (dv < DV), other=0.0)
-        accs += (found,)
-    return peaks, totals, accs
-
-
-@triton.jit
-def _merge_split(
-    partial_peak, partial_total, partial_acc, start, sinks, out, heads, slots, window,
-    DV: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr, WINDOWED: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    first_position = tl.load(start).to(tl.int32)
-    position = first_position + row // heads
-    base = _first_chunk(first_position, window, CHUNK, WINDOWED)  # the chunk of slot 0
-    slot = _first_chunk(position, window, CHUNK, WINDOWED) - base
-    end = position // CHUNK + 1 - base
-    at = row.to(tl.int64) * slots
-    dv = tl.arange(0, DV_PAD)
-    peak = first_position * 0.0 + float("-inf")
-    total = first_position * 0.0
-    acc = tl.zeros([DV_PAD], tl.float32)
-    found = _load_parts(partial_peak, partial_total, partial_acc, at, slot, end, dv, DV, AT_ONCE)
-    while slot < end:  # the next chunks are on their way while these are merged
-        slot += AT_ONCE
-        next_found = _load_parts(partial_peak, partial_total, partial_acc, at, slot, end, dv, DV, AT_ONCE)
-        for i in tl.static_range(AT_ONCE):
-            peak, total, acc = merge(peak, total, acc, found[0][i], found[1][i], found[2][i])
-        found = next_found
-    sink = 0.0 if sinks is None else _sink(sinks + row % heads, row >= 0)
-    result = finish(peak, total, acc, sink, sinks is not None)
-    tl.store(out + row.to(tl.int64) * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _attend_loop(
     query, key, value, start, sinks, out, rows, heads, group,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
+    CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest rows first
     first_position = tl.load(start).to(tl.int32)
     q, token, q_of, row_ok = _load_rows(query, tile, head, rows, group, q_head, q_row, q_col, D, D_PAD, BM)
     last = first_position + tl.minimum((tile * BM + BM - 1) // group, rows - 1)
-    chunk = _first_chunk(first_position + tile * BM // group, window, CHUNK, WINDOWED)
-    peak = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, DV_PAD], tl.float32)
+    chunk = first_part(first_position + tile * BM // group, window, CHUNK, WINDOWED)
+    zeros = tl.zeros([BM], tl.float32)
+    peak, total, acc = no_state(zeros, tl.zeros([BM, DV_PAD], tl.float32))
     while chunk * CHUNK <= last:
-        chunk_peak, chunk_total, chunk_acc = attend_chunk(
-            q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head, chunk * CHUNK,
+        next_section = (chunk // CHUNKS + 1) * CHUNKS
+        section_peak, section_total, section_acc = attend_section(
+            q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head,
+            chunk, tl.minimum(next_section, last // CHUNK + 1),
             first_position + token, row_ok, first_position + rows,
             key_row, key_col, value_row, value_col, scale, softcap, window,
             D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
         )  # fmt: skip
-        peak, total, acc = merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
-        chunk += 1
-    sink = 0.0 if sinks is None else _sink(sinks + q_of, row_ok)
+        peak, total, acc = merge(peak, total, acc, section_peak, section_total, section_acc)
+        chunk = next_section
+    sink = 0.0 if sinks is None else sink_logit(sinks + q_of, row_ok)
     result = finish(peak, total, acc, sink, sinks is not None)
     dv = tl.arange(0, DV_PAD)
     at = (token * heads + q_of).to(tl.int64)[:, None] * DV + dv[None, :]

@@ -44,9 +44,36 @@ def attend_chunk(
         seen = seen & (p[None, :] > position[:, None] - window)
     score = tl.where(seen, score, float("-inf"))
     peak = tl.max(score, 1)
-    share = tl.exp2(score - _finite(peak)[:, None]).to(v.dtype)
+    share = tl.exp2(score - finite(peak)[:, None]).to(v.dtype)
     ones = tl.full([CHUNK, 16], 1.0, v.dtype)
     return peak, tl.max(tl.dot(share, ones), 1), tl.dot(share, v)  # all 16 columns of the former are alike
+
+
+@triton.jit
+def attend_section(
+    q, key, value, chunk, end, position, row_ok, live, key_row, key_col, value_row, value_col,
+    scale, softcap, window,
+    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """State of the rows q after the chunks chunk .. end - 1 of one section."""
+    zeros = tl.zeros([q.shape[0]], tl.float32)
+    peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
+    while chunk < end:
+        chunk_peak, chunk_total, chunk_acc = attend_chunk(
+            q, key, value, chunk * CHUNK, position, row_ok, live,
+            key_row, key_col, value_row, value_col, scale, softcap, window,
+            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
+        )  # fmt: skip
+        peak, total, acc = merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
+        chunk += 1
+    return peak, total, acc
+
+
+@triton.jit
+def no_state(zeros, acc):
+    """State before the first chunk: of the rows of `zeros`, with sums in the shape of the zeros `acc`."""
+    return zeros + float("-inf"), zeros, acc
 
 
 @triton.jit
@@ -56,9 +83,9 @@ def merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc):
     peak, total, chunk_peak, chunk_total are of the rows, acc and chunk_acc of (rows, DV_PAD), or of one row.
     """
     new_peak = tl.maximum(peak, chunk_peak)
-    finite = _finite(new_peak)
-    old = tl.exp2(peak - finite)
-    new = tl.exp2(chunk_peak - finite)
+    subtracted = finite(new_peak)
+    old = tl.exp2(peak - subtracted)
+    new = tl.exp2(chunk_peak - subtracted)
     return new_peak, total * old + chunk_total * new, _by_row(acc, old) + _by_row(chunk_acc, new)
 
 
@@ -80,7 +107,7 @@ def _by_row(acc, factor):
 
 
 @triton.jit
-def _finite(peak):
+def finite(peak):
     """0 in place of -inf, so that differences of hidden scores are -inf rather than NaN."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 

@@ -65,6 +65,20 @@ def tile_config(columns: int, depth: int, rows: int, num_sms: int, matrices: int
     return TileConfig(block_m, block_n, block_k, 2 if block_m * block_n * matrices <= 256 else 4, stages)
 
 
+def head_tile_config(depth: int, rows: int, *, columns_together: bool) -> TileConfig:
+    """Blocks of a product with each head's own weight, 16-bit: heads make programs enough.
+
+    Args:
+        columns_together: whether the columns of a weight, rather than its depth, lie one after another; lines
+            of memory are then as long as a tile is wide.
+    """
+    block_k = min(tile_depth(depth), 128)
+    block_m = 16 if rows <= 16 else 32
+    block_n = 16 if rows <= 16 and not columns_together else 64
+    stages = max(2, min(_MAX_STAGES, _STAGE_BYTES // (2 * block_k * (block_m + block_n))))
+    return TileConfig(block_m, block_n, block_k, 2 if block_n == 16 else 4, stages)
+
+
 def tile_depth(depth: int, *, wide: bool = False) -> int:
     """BLOCK_K of a weight: the largest of 64..256 (128 if wide) that divides its depth, else one that is
     masked at the end, but at most half the depth.

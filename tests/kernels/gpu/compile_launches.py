@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu.attention import attention
+from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
@@ -114,14 +116,12 @@ def rows() -> None:
     write_kv(heads, heads, cache, cache, torch.empty(1, dtype=torch.int64))
 
 
-def attend(rows: int) -> None:
+HEADS = ((16, 16, 128, 128), (32, 4, 64, 64), (16, 16, 192, 128), (8, 4, 256, 256))
+
+
+def attend(rows: int, kinds: Sequence[tuple[int, int, int, int]] = HEADS) -> None:
     start = torch.empty(1, dtype=torch.int64)
-    for heads, kv_heads, dim, value_dim in (
-        (16, 16, 128, 128),
-        (32, 4, 64, 64),
-        (16, 16, 192, 128),
-        (8, 4, 256, 256),
-    ):
+    for heads, kv_heads, dim, value_dim in kinds:
         query = torch.empty(1, heads, rows, dim, dtype=torch.bfloat16)
         key = torch.empty(1, kv_heads, 4096, dim, dtype=torch.bfloat16)
         value = torch.empty(1, kv_heads, 4096, value_dim, dtype=torch.bfloat16)
@@ -131,6 +131,22 @@ def attend(rows: int) -> None:
             window=128 if rare else None, softcap=30.0 if rare else None,
             sinks=torch.empty(heads, dtype=torch.bfloat16) if rare else None,
         )  # fmt: skip
+
+
+def sections() -> None:
+    by_chunks = attention_module.CHUNK_PARTIAL_BYTES
+    attention_module.CHUNK_PARTIAL_BYTES = 0
+    attend(9, HEADS[:1])
+    attention_module.CHUNK_PARTIAL_BYTES = by_chunks
+
+
+def latent(rows: int) -> None:
+    """DeepSeek-V2-Lite's attention."""
+    query = torch.empty(1, 16, rows, 192, dtype=torch.bfloat16)
+    caches = [torch.empty(1, 1, 4096, dim, dtype=torch.bfloat16) for dim in (512, 64)]
+    weight = torch.empty(16, 256, 512, dtype=torch.bfloat16)
+    start = torch.empty(1, dtype=torch.int64)
+    latent_attention(query, *caches, weight[:, :128], weight[:, 128:], start, scale=0.1, max_length=4096)
 
 
 def router() -> None:
@@ -147,7 +163,10 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "one_row": one_row,
     "rows": rows,
     "split": lambda: attend(9),
+    "sections": sections,
     "loop": lambda: attend(1024),
+    "latent_split": lambda: latent(9),
+    "latent_loop": lambda: latent(1024),
     "router": router,
 }
 

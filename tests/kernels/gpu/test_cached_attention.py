@@ -70,10 +70,17 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
-@pytest.fixture(params=["split", "loop"])
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have few rows go through partial results of chunks, of sections, or the loop."""
+    if way != "chunks":
+        monkeypatch.setattr(module, "CHUNK_PARTIAL_BYTES", 0)
+    if way == "loop":
+        monkeypatch.setattr(module, "SECTION_PARTIAL_BYTES", 0)
+
+
+@pytest.fixture(params=["chunks", "loop"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "loop":
-        monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 0)
+    take(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("way")
@@ -128,16 +135,44 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     Case(start=400, sinks=True).check(score_scale=40.0)
 
 
-def test_many_rows_and_large_partial_results_take_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_split(*args: object) -> None:
-        raise LookupError
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(start=1290, rows=3, spare=700),
+        Case(start=500, rows=24, heads=2),  # rows end in different sections
+        Case(window=100, rows=60, start=470, heads=1, kv_heads=1, sinks=True),  # and begin in different ones
+        Case(window=300, start=700),  # from the end of a section on
+        Case(dim=192, value_dim=128, start=330, spare=0, window=700),
+    ],
+    ids=str,
+)
+def test_every_way_merges_in_the_same_order(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiles of one height the interpreter's products are the same, so the bits are, too: of 32, as
+    rounding to 16 would hide most of another order."""
+    monkeypatch.setattr(module, "_LOOP_TILE", module._SPLIT_TILE)
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, **o: poisoned_empty(*shape, **{**o, "dtype": torch.float32})
+    )
+    results = []
+    for way in ("chunks", "sections", "loop"):
+        take(way, monkeypatch)
+        results.append(case.check())
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
-    monkeypatch.setattr(module, "_split", no_split)
+
+def test_the_way_follows_the_rows_and_what_partial_results_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[int] = []  # chunks that a program of the split reads
+    split, loop = module._split, module._loop
+    monkeypatch.setattr(module, "_split", lambda *args: (ways.append(args[-1]), split(*args))[1])
+    monkeypatch.setattr(module, "_loop", lambda *args: (ways.append(0), loop(*args))[1])
+    one = Case(rows=1, start=0, heads=1, kv_heads=1)
     Case(rows=81, start=0, heads=1, kv_heads=1).check()
-    with pytest.raises(LookupError):
-        Case(rows=80, start=0, heads=1, kv_heads=1).check()
-    monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 100)
-    Case(rows=1, start=0, heads=1, kv_heads=1).check()
+    Case(rows=80, start=0, heads=1, kv_heads=1).check()
+    monkeypatch.setattr(module, "CHUNK_PARTIAL_BYTES", 4 * 2 * (32 + 2) - 1)  # a byte less than two chunks
+    one.check()
+    monkeypatch.setattr(module, "SECTION_PARTIAL_BYTES", 4 * (32 + 2) - 1)
+    one.check()
+    assert ways == [0, 1, module.SECTION, 0]
 
 
 def test_a_window_bounds_the_chunks() -> None:

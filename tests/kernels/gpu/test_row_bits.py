@@ -11,7 +11,10 @@ from dense_cases import DEVICE, normal
 from torch import Tensor
 
 from localmoe.kernels.gpu import attention as attention_module
+from localmoe.kernels.gpu import latent_attention as latent_module
 from localmoe.kernels.gpu.attention import attention
+from localmoe.kernels.gpu.head_linear import head_linear
+from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.router import route
@@ -123,11 +126,57 @@ def test_attention(kind: Heads, dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
             arguments = (query[:, :, at], key, value, sinks, first + at.start)
             assert torch.equal(kind.attend(*arguments, live), whole[at]), (rows, at)
             assert torch.equal(kind.attend(*arguments, room), whole[at]), (rows, at)
-    monkeypatch.setattr(attention_module, "MAX_PARTIAL_BYTES", 0)  # the loop for few rows, too
-    for rows in (1, 9, 80):
+    for bytes_of in ("CHUNK_PARTIAL_BYTES", "SECTION_PARTIAL_BYTES"):  # sections, and the loop for few rows
+        monkeypatch.setattr(attention_module, bytes_of, 0)
+        for rows in (1, 9, 80):
+            for at in row_slices(rows):
+                again = kind.attend(query[:, :, at], key, value, sinks, first + at.start, room)
+                assert torch.equal(again, whole[at]), (bytes_of, rows, at)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("depth", "columns"), [(128, 512), (512, 128), (40, 80)])
+def test_products_by_head(depth: int, columns: int, dtype: torch.dtype) -> None:
+    x = normal(MOST, 3, depth, dtype=dtype)
+    for weight in (
+        normal(3, columns, depth, dtype=dtype, seed=1),
+        normal(3, depth, columns, dtype=dtype, seed=2).mT,
+    ):
+        whole = head_linear(x, weight)
+        for rows in COUNTS:
+            for at in row_slices(rows):
+                assert torch.equal(head_linear(x[at], weight), whole[at]), (rows, at)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 512, 64), (20, 512, 64), (3, 320, 24), (4, 64, 16)])
+def test_attention_over_latent_vectors(
+    heads: int, rank: int, rope: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass over a prompt (the loop) against passes of any length at any place (the split)."""
+    first, room, plain = 700, 2048, 128
+    query = normal(1, heads, MOST, plain + rope, dtype=dtype)
+    latent, turned = (normal(1, 1, room, dim, dtype=dtype, seed=dim) for dim in (rank, rope))
+    weight = normal(heads, plain + 128, rank, dtype=dtype, seed=2, scale=rank**-0.5)
+
+    def attend(at: slice, length: int) -> Tensor:
+        start = torch.tensor([first + at.start], device=DEVICE)
+        return latent_attention(
+            query[:, :, at], latent, turned, weight[:, :plain], weight[:, plain:], start,
+            scale=0.07, max_length=length,
+        )  # fmt: skip
+
+    whole = attend(slice(0, MOST), room)
+    for rows in COUNTS:
         for at in row_slices(rows):
-            again = kind.attend(query[:, :, at], key, value, sinks, first + at.start, room)
-            assert torch.equal(again, whole[at]), (rows, at)
+            assert torch.equal(attend(at, first + at.stop), whole[at]), (rows, at)
+            assert torch.equal(attend(at, room), whole[at]), (rows, at)
+    monkeypatch.setattr(latent_module, "MAX_BYTES", 64 * heads * rank)  # 16 tokens a block
+    for split_rows in (0, 80):  # the loop for few rows; 16 rows of partial results at a time
+        monkeypatch.setattr(latent_module, "SPLIT_ROWS", split_rows)
+        for rows in (1, 9, 80):
+            for at in row_slices(rows):
+                assert torch.equal(attend(at, room), whole[at]), (split_rows, rows, at)
 
 
 def test_a_captured_step_follows_the_live_length() -> None:
