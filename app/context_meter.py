@@ -1,13 +1,14 @@
 """How much of the model's context a chat has used, and what that leaves for the next message, in words.
-Counts no token itself: the figures are those of the last answer."""
+Counts no token itself: the figures are those of the last answer, and of what is being written."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from app.chats import Chat
 from app.texts import ENGLISH, Texts
+from app.typed import NOTHING, Typed
 from localmoe.chat.reasoning import split_reasoning
 
 _NO_ROOM = 16  # tokens: what the template puts around a question and an answer
@@ -16,16 +17,22 @@ _NO_ROOM = 16  # tokens: what the template puts around a question and an answer
 @dataclass(frozen=True, slots=True)
 class ContextUse:
     """Tokens. `about`: the last answer's thoughts are not given back to the model, and how many of its
-    tokens they were is known by their share of the characters alone."""
+    tokens they were is known by their share of the characters alone; or `typed` is an estimate.
+
+    Attributes:
+        used: by the chat as it is.
+        typed: of the message that is being written, without what a template puts around it.
+    """
 
     used: int
     context: int
     about: bool = False
+    typed: int = 0
 
     @property
     def left(self) -> int:
-        """For the next message and its answer."""
-        return max(0, self.context - self.used)
+        """For the next message and its answer; for the answer alone of a message that is being written."""
+        return max(0, self.context - self.used - self.typed)
 
     @property
     def full(self) -> bool:
@@ -33,8 +40,9 @@ class ContextUse:
         return self.left <= _NO_ROOM
 
 
-def context_use(chat: Chat | None, context: int) -> ContextUse | None:
-    """After the last answer of the shown branch that was measured; None: there is none."""
+def context_use(chat: Chat | None, context: int, typed: Typed = NOTHING) -> ContextUse | None:
+    """After the last answer of the shown branch that was measured; None: there is none, and nothing is being
+    written."""
     for message in reversed(chat.messages if chat is not None else ()):
         prompt, new = message.stats.get("prompt_tokens"), message.stats.get("new_tokens")
         if isinstance(prompt, int) and isinstance(new, int):
@@ -42,8 +50,8 @@ def context_use(chat: Chat | None, context: int) -> ContextUse | None:
             about = bool(split.thoughts)
             if about:
                 new = round(new * len(split.answer) / len(message.content))
-            return ContextUse(prompt + new, context, about)
-    return None
+            return ContextUse(prompt + new, context, about or typed.about, typed.tokens)
+    return ContextUse(0, context, typed.about, typed.tokens) if typed.tokens else None
 
 
 def has_room_to_continue(chat: Chat, context: int) -> bool:
@@ -59,14 +67,29 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
         return ""
     used, context, left = f"{use.used:,}", f"{use.context:,}", f"{use.left:,}"
     name, role = "lm-meter", ""
-    if use.full:
+    if use.full and use.typed and not replace(use, typed=0).full:
+        text = t(
+            "Your message is too long: {left} of {context} tokens are left for it and its answer. Shorten "
+            "it, begin a new chat, or load the model with a longer context under Settings.",
+            left=_about(f"{use.context - use.used:,}", use, t), context=context,
+        )  # fmt: skip
+        name, role = "lm-meter full", ' role="status"'
+    elif use.full:
         text = t(
             "The context of {context} tokens is full: another message would be refused. Begin a new chat, "
             "edit an earlier message, or load the model with a longer context under Settings.",
             context=context,
         )
         name, role = "lm-meter full", ' role="status"'
-    elif use.left < min(max_new_tokens, use.context // 4) or use.left < use.context // 10:
+    elif use.typed:
+        text = t(
+            "{used} of {context} tokens used, with {typed} of your message; {left} are left for its answer.",
+            used=_about(f"{use.used + use.typed:,}", use, t), context=context, typed=f"{use.typed:,}",
+            left=_about(left, use, t),
+        )  # fmt: skip
+        if _nearly_full(use, max_new_tokens):
+            name = "lm-meter nearly"
+    elif _nearly_full(use, max_new_tokens):
         text = t(
             "Nearly full: {left} of {context} tokens are left for your next message and its answer, which "
             "would be cut there. A new chat or a longer context under Settings gives more room.",
@@ -78,9 +101,13 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
             "{used} of {context} tokens used; {left} are left for your next message and its answer.",
             used=_about(used, use, t), context=context, left=_about(left, use, t),
         )  # fmt: skip
-    share = min(100.0, 100 * use.used / use.context)
+    share = min(100.0, 100 * (use.used + use.typed) / use.context)
     bar = f'<span class="lm-meter-bar" aria-hidden="true"><i style="width:{share:.1f}%"></i></span>'
     return f'<p class="{name}"{role}>{bar}<span>{escape(text)}</span></p>'
+
+
+def _nearly_full(use: ContextUse, max_new_tokens: int) -> bool:
+    return use.left < min(max_new_tokens, use.context // 4) or use.left < use.context // 10
 
 
 def _about(count: str, use: ContextUse, t: Texts) -> str:

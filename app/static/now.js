@@ -1,0 +1,96 @@
+// Asks /now what has moved: fills the panel and the context meter, puts new text of the answer into the conversation
+// (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'). Nothing is
+// asked while the page is out of sight.
+const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400;
+const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
+const typed = { text: '', tokens: 0, about: false };
+let grown = null; // the answer's text that is to be shown: {key, of, parts}
+let newest = 0; // the stamp of the user's last action that the page has shown
+let dueSince = 0; // when a refresh was asked for that has not come yet
+let asking = false, again = false, next = null;
+
+const mark = () => element.querySelector('[data-epoch]')?.dataset;
+const frame = (name) => document.querySelector(`[data-part="${name}"]`);
+const box = () => document.querySelector('#lm-message textarea');
+
+// The listener of 'grown'. `seen` says which turn the page shows: if it is another one by now, or the answer has ended
+// there, it stays as it is.
+window.localmoeGrown = (seen, turn) => {
+  let now = null;
+  try { now = JSON.parse(seen).turn; } catch { /* nothing is shown yet */ }
+  if (!grown || now !== grown.of || !turn?.length) return [turn];
+  const question = turn.filter((entry) => entry.role === 'user');
+  const content = grown.parts.map((text) => ({ type: 'text', text }));
+  shown.turn = grown.key;
+  return [[...question, { role: 'assistant', metadata: null, content, options: null }]];
+};
+
+const fill = (name, part) => {
+  const place = frame(name);
+  if (!part || !place) return;
+  place.innerHTML = part.html;
+  shown[name] = part.key;
+};
+
+const show = (told, chat) => {
+  fill('panel', told.panel);
+  const at = mark();
+  if (chat === (at?.chat ?? '')) {
+    fill('meter', told.meter);
+    if (told.turn) {
+      grown = told.turn;
+      trigger('grown');
+    }
+  }
+  const now = performance.now();
+  const stale = at ? at.epoch !== told.epoch || Number(at.stamp) < newest : now > BLIND_MS;
+  if (stale && (!dueSince || now - dueSince > PATIENCE_MS)) {
+    dueSince = now;
+    trigger('due');
+  }
+};
+
+// How many tokens are being written. The text is looked at with every question, as Gradio empties the box unseen.
+const count = async () => {
+  const text = box()?.value ?? '';
+  if (text === typed.text) return;
+  Object.assign(typed, { text, tokens: 0, about: false });
+  if (!text.trim()) return;
+  const answer = await fetch('/typed', { method: 'POST', body: text });
+  if (answer.ok) Object.assign(typed, await answer.json());
+};
+
+const poll = async () => {
+  clearTimeout(next);
+  if (asking) { again = true; return; }
+  if (document.visibilityState !== 'visible') return; // becoming visible asks again
+  asking = true;
+  let wait = LOST_MS;
+  try {
+    await count();
+    const chat = mark()?.chat ?? '';
+    const asked = new URLSearchParams({ ...shown, chat, language: window.localmoeLanguage(), typed: typed.tokens });
+    if (typed.about) asked.set('about', '1');
+    const answer = await fetch(`/now?${asked}`);
+    if (answer.ok) {
+      const told = await answer.json();
+      show(told, chat);
+      wait = 1000 * told.wait;
+    }
+  } catch (error) { // the server is gone or restarting: what is shown stays, and the next round asks again
+    console.debug('localmoe: /now', error.message);
+  }
+  asking = false;
+  next = setTimeout(poll, again ? 0 : wait);
+  again = false;
+};
+
+const soon = (ms) => { clearTimeout(next); next = setTimeout(poll, ms); };
+new MutationObserver(() => { // the server has answered
+  dueSince = 0;
+  newest = Math.max(newest, Number(mark()?.stamp ?? 0));
+  soon(0);
+}).observe(element, { childList: true, subtree: true, attributes: true });
+document.addEventListener('visibilitychange', () => soon(0));
+document.addEventListener('input', (event) => { if (event.target === box()) soon(TYPING_MS); });
+soon(FIRST_MS);
