@@ -17,22 +17,22 @@ _NO_ROOM = 16  # tokens: what the template puts around a question and an answer
 @dataclass(frozen=True, slots=True)
 class ContextUse:
     """Tokens. `about`: the last answer's thoughts are not given back to the model, and how many of its
-    tokens they were is known by their share of the characters alone; or `typed` is an estimate.
+    tokens they were is known by their share of the characters alone.
 
     Attributes:
         used: by the chat as it is.
-        typed: of the message that is being written, without what a template puts around it.
+        typed: the message that is being written, without what a template puts around it.
     """
 
     used: int
     context: int
     about: bool = False
-    typed: int = 0
+    typed: Typed = NOTHING
 
     @property
     def left(self) -> int:
         """For the next message and its answer; for the answer alone of a message that is being written."""
-        return max(0, self.context - self.used - self.typed)
+        return max(0, self.context - self.used - self.typed.tokens)
 
     @property
     def full(self) -> bool:
@@ -50,8 +50,8 @@ def context_use(chat: Chat | None, context: int, typed: Typed = NOTHING) -> Cont
             about = bool(split.thoughts)
             if about:
                 new = round(new * len(split.answer) / len(message.content))
-            return ContextUse(prompt + new, context, about or typed.about, typed.tokens)
-    return ContextUse(0, context, typed.about, typed.tokens) if typed.tokens else None
+            return ContextUse(prompt + new, context, about, typed)
+    return ContextUse(0, context, False, typed) if typed.tokens else None
 
 
 def has_room_to_continue(chat: Chat, context: int) -> bool:
@@ -66,12 +66,12 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
     if use is None:
         return ""
     used, context, left = f"{use.used:,}", f"{use.context:,}", f"{use.left:,}"
-    name, role = "lm-meter", ""
-    if use.full and use.typed and not replace(use, typed=0).full:
+    name, role, before = "lm-meter", "", replace(use, typed=NOTHING)
+    if use.full and not before.full:
         text = t(
             "Your message is too long: {left} of {context} tokens are left for it and its answer. Shorten "
             "it, begin a new chat, or load the model with a longer context under Settings.",
-            left=_about(f"{use.context - use.used:,}", use, t), context=context,
+            left=_about(f"{before.left:,}", before, t), context=context,
         )  # fmt: skip
         name, role = "lm-meter full", ' role="status"'
     elif use.full:
@@ -81,10 +81,11 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
             context=context,
         )
         name, role = "lm-meter full", ' role="status"'
-    elif use.typed:
+    elif use.typed.tokens:
         text = t(
             "{used} of {context} tokens used, with {typed} of your message; {left} are left for its answer.",
-            used=_about(f"{use.used + use.typed:,}", use, t), context=context, typed=f"{use.typed:,}",
+            used=_about(f"{use.context - use.left:,}", use, t), context=context,
+            typed=f"{use.typed.tokens:,}",
             left=_about(left, use, t),
         )  # fmt: skip
         if _nearly_full(use, max_new_tokens):
@@ -101,7 +102,7 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
             "{used} of {context} tokens used; {left} are left for your next message and its answer.",
             used=_about(used, use, t), context=context, left=_about(left, use, t),
         )  # fmt: skip
-    share = min(100.0, 100 * (use.used + use.typed) / use.context)
+    share = min(100.0, 100 * (use.used + use.typed.tokens) / use.context)
     bar = f'<span class="lm-meter-bar" aria-hidden="true"><i style="width:{share:.1f}%"></i></span>'
     return f'<p class="{name}"{role}>{bar}<span>{escape(text)}</span></p>'
 
@@ -111,4 +112,4 @@ def _nearly_full(use: ContextUse, max_new_tokens: int) -> bool:
 
 
 def _about(count: str, use: ContextUse, t: Texts) -> str:
-    return t("about {count}", count=count) if use.about else count
+    return t("about {count}", count=count) if use.about or use.typed.about else count

@@ -117,13 +117,11 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
 
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
         extra += [live_cards, logs, *benchmark.outputs()]
-        screen.listen(
-            page.load,
-            handle_load,
-            [last_chat, language, open_tab],
-            extra,
-            js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
-        )
+        for opened in (page.load, mark.open):
+            screen.listen(
+                opened, handle_load, [last_chat, language, open_tab], extra,
+                js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
+            )  # fmt: skip
         screen.listen_to_script()
         models_timer.tick(
             models_screen.refresh, [screen.view, *models_screen.inputs()], models_screen.outputs(),

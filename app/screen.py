@@ -86,7 +86,8 @@ class Screen:
             "queue": False, "show_progress": "hidden", "api_visibility": "private"
         }  # fmt: skip
         mark, turn = self.widgets.mark, self.widgets.chat.turn
-        mark.due(self.refresh, [self.view, self.seen], self._outputs, **settings)
+        seen = "(view, seen) => [view, window.localmoeSeen(seen)]"
+        mark.due(self.refresh, [self.view, self.seen], self._outputs, js=seen, **settings)
         grown = "(seen, turn) => window.localmoeGrown(seen, turn)"
         mark.grown(None, [self.seen, turn], [turn], js=grown, **settings)
 
@@ -138,7 +139,8 @@ class Screen:
         chat_id = chat.id if chat is not None else None
         coloured = service.answers.show_drafted
         go_on = chat is not None and not running and service.can_continue(chat)
-        mark = mark_html(chat_id, epoch, view.stamp)
+        questions = [message for message in split_turns(chat)[1] if message.role == "user"]
+        mark = mark_html(chat_id, len(questions), epoch, view.stamp)
         return {
             "history": (
                 (chat_id, revision, view.shown, coloured),

@@ -1,11 +1,12 @@
 // Asks /now what has moved: fills the panel and the context meter, puts new text of the answer into the conversation
-// (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'). Nothing is
-// asked while the page is out of sight.
-const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400;
+// (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'), or all of it
+// where the server does not know the page any more (event 'open'). Nothing is asked while the page is out of sight.
+const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, WRONG = 3;
 const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
 const typed = { text: '', tokens: 0, about: false };
 let grown = null; // the answer's text that is to be shown: {key, of, parts}
 let newest = 0; // the stamp of the user's last action that the page has shown
+let wrong = 0; // how often in a row the conversation was not what the mark says
 let dueSince = 0; // when a refresh was asked for that has not come yet
 let asking = false, again = false, next = null;
 
@@ -23,6 +24,15 @@ window.localmoeGrown = (seen, turn) => {
   const content = grown.parts.map((text) => ({ type: 'text', text }));
   shown.turn = grown.key;
   return [[...question, { role: 'assistant', metadata: null, content, options: null }]];
+};
+
+// What a refresh takes for shown: nothing, if the conversation is not what it should be.
+window.localmoeSeen = (seen) => (wrong >= WRONG ? '' : seen);
+
+const isWrong = (at) => {
+  const turn = document.getElementById('lm-turn');
+  if (!turn || turn.querySelector('textarea')) return false; // a question is being edited
+  return turn.querySelectorAll('[data-testid=user]').length !== Number(at.asked);
 };
 
 const fill = (name, part) => {
@@ -43,10 +53,12 @@ const show = (told, chat) => {
     }
   }
   const now = performance.now();
-  const stale = at ? at.epoch !== told.epoch || Number(at.stamp) < newest : now > BLIND_MS;
-  if (stale && (!dueSince || now - dueSince > PATIENCE_MS)) {
+  wrong = at && isWrong(at) ? wrong + 1 : 0;
+  const unknown = at ? Number(at.stamp) === 0 : now > BLIND_MS;
+  const stale = at && (at.epoch !== told.epoch || Number(at.stamp) < newest || wrong >= WRONG);
+  if ((unknown || stale) && (!dueSince || now - dueSince > PATIENCE_MS)) {
     dueSince = now;
-    trigger('due');
+    trigger(unknown ? 'open' : 'due');
   }
 };
 
