@@ -65,51 +65,55 @@ def meter_html(use: ContextUse | None, max_new_tokens: int, t: Texts = ENGLISH) 
     """The line under the box to write in; a warning before the limit is reached."""
     if use is None:
         return ""
-    used, context, left = f"{use.used:,}", f"{use.context:,}", f"{use.left:,}"
-    name, role, before = "lm-meter", "", replace(use, typed=NOTHING)
-    if use.full and not before.full:
-        text = t(
-            "Your message is too long: {left} of {context} tokens are left for it and its answer. Shorten "
-            "it, begin a new chat, or load the model with a longer context under Settings.",
-            left=_about(f"{before.left:,}", before, t), context=context,
-        )  # fmt: skip
-        name, role = "lm-meter full", ' role="status"'
-    elif use.full:
-        text = t(
+    nearly = use.left < min(max_new_tokens, use.context // 4) or use.left < use.context // 10
+    text = _full(use, t) or (_typing(use, t) if use.typed.tokens else _resting(use, nearly, t))
+    state = " full" if use.full else " nearly" if nearly else ""
+    role = ' role="status"' if use.full or (nearly and not use.typed.tokens) else ""  # not with every key
+    share = min(100.0, 100 * (use.used + use.typed.tokens) / use.context)
+    bar = f'<span class="lm-meter-bar" aria-hidden="true"><i style="width:{share:.1f}%"></i></span>'
+    return f'<p class="lm-meter{state}"{role}>{bar}<span>{escape(text)}</span></p>'
+
+
+def _full(use: ContextUse, t: Texts) -> str:
+    """Why a message would be refused; "" if it would not."""
+    context, before = f"{use.context:,}", replace(use, typed=NOTHING)
+    if before.full:
+        return t(
             "The context of {context} tokens is full: another message would be refused. Begin a new chat, "
             "edit an earlier message, or load the model with a longer context under Settings.",
             context=context,
         )
-        name, role = "lm-meter full", ' role="status"'
-    elif use.typed.tokens:
-        text = t(
-            "{used} of {context} tokens used, with {typed} of your message; {left} are left for its answer.",
-            used=_about(f"{use.context - use.left:,}", use, t), context=context,
-            typed=f"{use.typed.tokens:,}",
-            left=_about(left, use, t),
+    if use.full:
+        return t(
+            "Your message is too long: {left} of {context} tokens are left for it and its answer. Shorten "
+            "it, begin a new chat, or load the model with a longer context under Settings.",
+            left=_about(before.left, before, t), context=context,
         )  # fmt: skip
-        if _nearly_full(use, max_new_tokens):
-            name = "lm-meter nearly"
-    elif _nearly_full(use, max_new_tokens):
-        text = t(
+    return ""
+
+
+def _typing(use: ContextUse, t: Texts) -> str:
+    return t(
+        "{used} of {context} tokens used, with {typed} of your message; {left} are left for its answer.",
+        used=_about(use.context - use.left, use, t), context=f"{use.context:,}",
+        typed=f"{use.typed.tokens:,}", left=_about(use.left, use, t),
+    )  # fmt: skip
+
+
+def _resting(use: ContextUse, nearly: bool, t: Texts) -> str:
+    used, left, context = _about(use.used, use, t), _about(use.left, use, t), f"{use.context:,}"
+    if nearly:
+        return t(
             "Nearly full: {left} of {context} tokens are left for your next message and its answer, which "
             "would be cut there. A new chat or a longer context under Settings gives more room.",
-            left=_about(left, use, t), context=context,
+            left=left, context=context,
         )  # fmt: skip
-        name, role = "lm-meter nearly", ' role="status"'
-    else:
-        text = t(
-            "{used} of {context} tokens used; {left} are left for your next message and its answer.",
-            used=_about(used, use, t), context=context, left=_about(left, use, t),
-        )  # fmt: skip
-    share = min(100.0, 100 * (use.used + use.typed.tokens) / use.context)
-    bar = f'<span class="lm-meter-bar" aria-hidden="true"><i style="width:{share:.1f}%"></i></span>'
-    return f'<p class="{name}"{role}>{bar}<span>{escape(text)}</span></p>'
+    return t(
+        "{used} of {context} tokens used; {left} are left for your next message and its answer.",
+        used=used, context=context, left=left,
+    )  # fmt: skip
 
 
-def _nearly_full(use: ContextUse, max_new_tokens: int) -> bool:
-    return use.left < min(max_new_tokens, use.context // 4) or use.left < use.context // 10
-
-
-def _about(count: str, use: ContextUse, t: Texts) -> str:
-    return t("about {count}", count=count) if use.about or use.typed.about else count
+def _about(count: int, use: ContextUse, t: Texts) -> str:
+    text = f"{count:,}"
+    return t("about {count}", count=text) if use.about or use.typed.about else text
