@@ -136,7 +136,7 @@ class App:
             self.chat_id = self.service.send(None, QUESTION)
         self.service.runner.settle()
         seconds = time.monotonic() - began
-        shares = ((self._server_s() - server) / seconds, (time.process_time() - process) / seconds)
+        shares = (self._since(server) / seconds, (time.process_time() - process) / seconds)
         view = self.service.runner.view()
         assert view is not None and view.stats is not None and view.stats.tokens_per_s, view
         return Answer(view.stats.tokens_per_s, *shares)
@@ -145,13 +145,17 @@ class App:
         """CPU seconds of the server's threads a second, with no answer."""
         before = self._server_s()
         time.sleep(IDLE_S)
-        return (self._server_s() - before) / IDLE_S
+        return self._since(before) / IDLE_S
 
-    def _server_s(self) -> float:
-        """CPU seconds of the server's threads so far. None of them ends in between."""
-        workers = [one for one in threading.enumerate() if one.name.startswith("AnyIO")]
-        clocks = (time.pthread_getcpuclockid(one.ident or 0) for one in (self._serving, *workers))
-        return sum(time.clock_gettime(clock) for clock in clocks)
+    def _server_s(self) -> dict[int, float]:
+        """CPU seconds of each of the server's threads so far."""
+        threads = [one for one in threading.enumerate() if one.name.startswith("AnyIO")] + [self._serving]
+        idents = [one.ident for one in threads if one.ident is not None]
+        return {ident: time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents}
+
+    def _since(self, before: dict[int, float]) -> float:
+        """CPU seconds since then. A worker that has ended had been idle for ten seconds."""
+        return sum(seconds - before.get(ident, 0.0) for ident, seconds in self._server_s().items())
 
     def request_ms(self) -> dict[str, float]:
         """CPU time of this process that one request takes, with nothing else to do."""
@@ -162,7 +166,7 @@ class App:
             before = self._server_s()
             for _ in range(50):
                 ask()
-            found[name] = 1e3 * (self._server_s() - before) / 50
+            found[name] = 1e3 * self._since(before) / 50
         return found
 
     def close(self) -> None:

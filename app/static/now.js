@@ -6,9 +6,10 @@ const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
 const typed = { text: '', tokens: 0, about: false };
 let grown = null; // the answer's text that is to be shown: {key, of, parts}
 let newest = 0; // the stamp of the user's last action that the page has shown
+let keyAt = -TYPING_MS; // when something was typed last
 let wrong = 0; // how often in a row the conversation was not what the mark says
 let dueSince = 0; // when a refresh was asked for that has not come yet
-let asking = false, again = false, next = null;
+let asking = false, again = false, next = null, rest = null;
 
 const mark = () => element.querySelector('[data-epoch]')?.dataset;
 const frame = (name) => document.querySelector(`[data-part="${name}"]`);
@@ -62,14 +63,29 @@ const show = (told, chat) => {
   }
 };
 
-// How many tokens are being written. The text is looked at with every question, as Gradio empties the box unseen.
+// How many tokens are being written, once the keys rest. The text is looked at with every question, as Gradio empties
+// the box unseen.
 const count = async () => {
   const text = box()?.value ?? '';
-  if (text === typed.text) return;
+  if (text === typed.text || performance.now() - keyAt < TYPING_MS) return;
   Object.assign(typed, { text, tokens: 0, about: false });
   if (!text.trim()) return;
   const answer = await fetch('/typed', { method: 'POST', body: text });
   if (answer.ok) Object.assign(typed, await answer.json());
+};
+
+// What /now tells; null where the server is gone or restarting: what is shown stays, and the next round asks again.
+const ask = async (chat) => {
+  try {
+    await count();
+    const asked = new URLSearchParams({ ...shown, chat, language: window.localmoeLanguage(), typed: typed.tokens });
+    if (typed.about) asked.set('about', '1');
+    const answer = await fetch(`/now?${asked}`);
+    return answer.ok ? await answer.json() : null;
+  } catch (error) {
+    console.debug('localmoe: /now', error.message);
+    return null;
+  }
 };
 
 const poll = async () => {
@@ -77,24 +93,12 @@ const poll = async () => {
   if (asking) { again = true; return; }
   if (document.visibilityState !== 'visible') return; // becoming visible asks again
   asking = true;
-  let wait = LOST_MS;
-  try {
-    await count();
-    const chat = mark()?.chat ?? '';
-    const asked = new URLSearchParams({ ...shown, chat, language: window.localmoeLanguage(), typed: typed.tokens });
-    if (typed.about) asked.set('about', '1');
-    const answer = await fetch(`/now?${asked}`);
-    if (answer.ok) {
-      const told = await answer.json();
-      show(told, chat);
-      wait = 1000 * told.wait;
-    }
-  } catch (error) { // the server is gone or restarting: what is shown stays, and the next round asks again
-    console.debug('localmoe: /now', error.message);
-  }
+  const chat = mark()?.chat ?? '';
+  const told = await ask(chat);
   asking = false;
-  next = setTimeout(poll, again ? 0 : wait);
+  next = setTimeout(poll, again ? 0 : told ? 1000 * told.wait : LOST_MS);
   again = false;
+  if (told) show(told, chat);
 };
 
 const soon = (ms) => { clearTimeout(next); next = setTimeout(poll, ms); };
@@ -104,5 +108,10 @@ new MutationObserver(() => { // the server has answered
   soon(0);
 }).observe(element, { childList: true, subtree: true, attributes: true });
 document.addEventListener('visibilitychange', () => soon(0));
-document.addEventListener('input', (event) => { if (event.target === box()) soon(TYPING_MS); });
+document.addEventListener('input', (event) => {
+  if (event.target !== box()) return;
+  keyAt = performance.now();
+  clearTimeout(rest);
+  rest = setTimeout(poll, TYPING_MS + 20); // beside the next question, which keys do not put off
+});
 soon(FIRST_MS);
