@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from app.chat_tree import ROOT, ChatMessage, MessageTree
@@ -19,6 +19,7 @@ Mend = Callable[[str], str]
 MAX_TITLE = 80
 NEW_TITLE = "New chat"
 EMPTY = MessageTree()
+_FIELDS = tuple(one.name for one in fields(ChatMessage))
 _ROLES = ("user", "assistant")
 _LATEST = 32_503_680_000.0  # the year 3000, in seconds since 1970
 _LONGEST = 1 << 40  # characters
@@ -57,7 +58,7 @@ def chat_to_json(chat: Chat) -> dict[str, Any]:
     """What is written to the disk and exported."""
     tree = chat.tree
     messages = [
-        {"parent": parent, **asdict(message)}
+        {"parent": parent, **{name: getattr(message, name) for name in _FIELDS}}
         for parent, message in zip(tree.parents, tree.nodes, strict=True)
     ]
     return {

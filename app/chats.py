@@ -76,8 +76,8 @@ class ChatStore:
 
     def list(self) -> list[Chat]:
         """All chats, the last changed first."""
-        with self._lock:
-            return sorted(self._chats.values(), key=lambda chat: chat.updated, reverse=True)
+        chats = list(self._chats.values())  # one step for Python: waits for no chat that is being written
+        return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
     def get(self, chat_id: str) -> Chat:
         """The chat.
@@ -85,8 +85,7 @@ class ChatStore:
         Raises:
             ChatError: there is none of that id.
         """
-        with self._lock:
-            chat = self._chats.get(check_id(chat_id))
+        chat = self._chats.get(check_id(chat_id))  # likewise
         if chat is None:
             raise ChatError("This chat is no longer there: it was deleted.")
         return chat
@@ -163,7 +162,7 @@ class ChatStore:
 
     def _save(self, chat: Chat, *, revise: bool) -> None:
         try:
-            write_json(self._folder / f"{chat.id}.json", chat_to_json(chat))
+            write_json(self._folder / f"{chat.id}.json", chat_to_json(chat), compact=True)
         except OSError as error:
             raise ChatSaveError(
                 f"The chat could not be saved in {self._folder}: {error.strerror}. "

@@ -9,14 +9,16 @@ import secrets
 from pathlib import Path
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write beside `path`, flush to the disk, then rename over it; readable by the owner alone."""
+def write_json(path: Path, value: object, *, compact: bool = False) -> None:
+    """Write beside `path`, flush to the disk, then rename over it; readable by the owner alone. compact: on
+    one line, which takes a small part of the time (json indents in Python, not in C)."""
+    text = json.dumps(value, ensure_ascii=False, indent=None if compact else 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=False, indent=1)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

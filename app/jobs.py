@@ -64,6 +64,7 @@ class GenerationJob:
         self._speeds: list[float] = []
         self._mark = (0.0, 1)  # decode seconds and tokens at the last point of the speed line
         self._next_save = self._next_step = 0.0
+        self._saver: threading.Thread | None = None  # of the last safety copy
         self._place = place
         self._view = JobView(
             place.chat_id, self._created, 0, self._text.text(), None, "", None, (), self._text.thought_s,
@@ -118,7 +119,7 @@ class GenerationJob:
                 if event.finish_reason is not None:
                     return event.finish_reason
                 if time.monotonic() >= self._next_save:
-                    self._save_safety_copy()
+                    self._begin_safety_copy()
                     self._next_save = time.monotonic() + SAVE_EVERY_S
         finally:
             close = getattr(stream, "close", None)
@@ -162,6 +163,12 @@ class GenerationJob:
             note = self._save(view)
             with self._lock:
                 self._view = replace(view, revision=view.revision + 1, error=note or view.error)
+
+    def _begin_safety_copy(self) -> None:
+        """In a thread of its own, as the answer need not wait for the disk. One at a time."""
+        if self._saver is None or not self._saver.is_alive():
+            self._saver = threading.Thread(target=self._save_safety_copy, name="save", daemon=True)
+            self._saver.start()
 
     def _save_safety_copy(self) -> None:
         with self._saving:

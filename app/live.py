@@ -39,27 +39,25 @@ class LiveMonitor:
         self._copied: deque[tuple[float, int]] = deque(maxlen=64)  # when, and bytes by then; newest last
         self._recorded: EngineLike | None = None  # whose timeline is on
         self._timeline_until = 0.0
-        self._answers = 0
-        self._bound: ReuseBound | None = None
+        self._last: tuple[int, ReuseBound | None] = (0, None)  # answer's number and bound; read unlocked
 
     @property
     def revision(self) -> int:
         """Changes with `bound`."""
-        with self._lock:
-            return 2 * self._answers + (self._bound is not None)
+        answers, bound = self._last
+        return 2 * answers + (bound is not None)
 
     @property
     def bound(self) -> ReuseBound | None:
         """Of the last answer; None while it is written, and until it is computed."""
-        with self._lock:
-            return self._bound
+        return self._last[1]
 
     def begin_answer(self) -> int:
         """Another answer begins; its number, for `end_answer`."""
         with self._lock:
-            self._answers += 1
-            self._bound = None
-            return self._answers
+            number = self._last[0] + 1
+            self._last = number, None
+            return number
 
     def end_answer(self, engine: EngineLike, number: int) -> None:
         """Compute what the answer could have reused, in the caller's thread."""
@@ -70,8 +68,8 @@ class LiveMonitor:
         except LocalMoeError:
             return  # closed meanwhile, and nobody looks at its last answer any more
         with self._lock:
-            if number == self._answers:  # else the next answer was begun, and this may be of a part of it
-                self._bound = bound
+            if number == self._last[0]:  # else the next answer was begun, and this may be of a part of it
+                self._last = number, bound
 
     def look(self, *, timeline: bool = False) -> Look | None:
         """What there is to see now; None while no model is loaded. timeline: somebody wants to see steps, so

@@ -40,13 +40,18 @@ def turn_entries(
             text = f"*({t('not answered yet: press Retry')})*"
             entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t, False))
         return entries
-    parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t)
-    if job.stats is not None and job.stats.approximate:
-        parts = [*parts, f'<p class="lm-line">{t("approximate: written by the draft alone")}</p>']
     return [
         *(_entry(message, t, coloured) for message in messages if message.role == "user"),
-        {"role": "assistant", "content": [_text(part) for part in parts]},
+        {"role": "assistant", "content": [_text(part) for part in running_parts(job, t, coloured=coloured)]},
     ]
+
+
+def running_parts(job: JobView, t: Texts = ENGLISH, *, coloured: bool = False) -> list[str]:
+    """The parts of an answer's entry while it is written; at least one."""
+    parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t)
+    if job.stats is not None and job.stats.approximate:
+        parts.append(f'<p class="lm-line">{t("approximate: written by the draft alone")}</p>')
+    return parts
 
 
 def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:

@@ -19,7 +19,7 @@ from app.tabs.models import ModelsWidgets
 from app.texts import texts_for
 from app.view import Seen, Updates, View
 
-MOVING_S, STILL_S = 0.3, 1.5
+MOVING_S, STILL_S = 0.3, 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Puts the page together: columns, tabs, the timer, and what happens when a page opens. Decides no
+"""Puts the page together: columns, tabs, and what happens when a page opens. Decides no
 behaviour."""
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from app.bench.service import BenchmarkService
 from app.live_html import live_cards_html
 from app.models.service import ModelsService
 from app.models_screen import STILL_S, ModelsScreen
-from app.screen import BUSY_S, Screen, Widgets
+from app.now import NowView
+from app.now_html import frame_html
+from app.screen import Screen, Widgets
 from app.service import ChatService
 from app.tabs.benchmark import connect_benchmark_tab, create_benchmark_tab, refresh_benchmark
 from app.tabs.chat import connect_chat_tab, create_chat_tab
@@ -21,6 +23,7 @@ from app.tabs.models import action_html, connect_models_tab, create_models_tab, 
 from app.tabs.settings import connect_settings_tab, create_settings_tab, form_values
 from app.tabs.sidebar import connect_sidebar, create_sidebar
 from app.texts import IN_CHINESE, Texts, texts_for
+from app.theme import STATIC
 from app.translate import translatable, translations
 from app.view import Seen, Updates, View
 
@@ -48,7 +51,7 @@ def top_html(t: Texts) -> str:
     )
 
 
-def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
+def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.Blocks:
     """The whole page on these services."""
     benchmarks = BenchmarkService(service)
     page = gr.Blocks(title="localmoe", fill_width=True, analytics_enabled=False)
@@ -72,12 +75,15 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
                     with gr.Tab("Logs", id="logs", elem_id="lm-tab-logs") as logs_tab:
                         logs = gr.HTML("", apply_default_css=False, elem_id="lm-logs")
             with gr.Column(elem_id="lm-live", min_width=0):
-                panel = gr.HTML("", apply_default_css=False, elem_id="lm-live-panel")
+                gr.HTML(frame_html("panel"), apply_default_css=False, elem_id="lm-live-panel")
                 live_cards = gr.HTML("", apply_default_css=False, elem_id="lm-live-cards")
         last_chat = gr.BrowserState(None, storage_key="localmoe-chat", secret="localmoe")
         language = gr.Textbox("", visible=False, label="Language code")
-        timer = gr.Timer(BUSY_S)
-        screen = Screen(service, Widgets(chat, sidebar, settings, header, news, panel, timer, last_chat))
+        mark = gr.HTML(
+            "", apply_default_css=False, elem_id="lm-mark",
+            js_on_load=(STATIC / "now.js").read_text(encoding="utf-8"),
+        )  # fmt: skip
+        screen = Screen(service, now, Widgets(chat, sidebar, settings, header, news, mark, last_chat))
         models_timer = gr.Timer(STILL_S, active=False)
         models_seen = gr.Textbox("", visible=False, label="Models shown")
         open_tab = gr.State("chat")
@@ -111,14 +117,12 @@ def build_page(service: ChatService, models: ModelsService) -> gr.Blocks:
 
         extra = [*settings.fields(), *models_screen.outputs(), models_widgets.token_state, top]
         extra += [live_cards, logs, *benchmark.outputs()]
-        screen.listen(
-            page.load,
-            handle_load,
-            [last_chat, language, open_tab],
-            extra,
-            js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
-        )
-        screen.listen_to_timer(timer)
+        for opened in (page.load, mark.open):
+            screen.listen(
+                opened, handle_load, [last_chat, language, open_tab], extra,
+                js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
+            )  # fmt: skip
+        screen.listen_to_script()
         models_timer.tick(
             models_screen.refresh, [screen.view, *models_screen.inputs()], models_screen.outputs(),
             queue=False, show_progress="hidden", api_visibility="private",

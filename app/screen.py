@@ -1,5 +1,6 @@
 """What an open page shows, and what of it has changed since it was last told. The one place that turns the
-service's state into widget updates; every listener and the timer end here."""
+service's state into widget updates; every listener ends here. What moves while an answer is written goes
+another way (app/now.py)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import gradio as gr
 from app.branches_html import branches_html
 from app.chat_search import ChatSearch
 from app.chats import Chat, ChatError
-from app.context_meter import context_use, meter_html
 from app.messages import history_entries, split_turns, turn_entries
-from app.panel import panel_html
+from app.now import NowView, turn_key
+from app.now_html import mark_html
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, share_html
 from app.tabs.chat import ChatWidgets
@@ -26,8 +27,6 @@ from app.texts import Texts, texts_for
 from app.view import Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
 
-BUSY_S, IDLE_S = 0.2, 1.5  # how often the page asks while something moves, and while nothing does
-_MOVING = {"turn", "panel"}  # parts that change with every step of an answer
 Part = tuple[Any, Callable[[], Updates]]  # what it shows, as a key; its updates
 
 
@@ -40,31 +39,28 @@ class Widgets:
     settings: SettingsWidgets
     header: gr.HTML
     news: gr.HTML
-    panel: gr.HTML
-    timer: gr.Timer
+    mark: gr.HTML  # what the page shows, for its script
     last_chat: gr.BrowserState
 
 
 class Screen:
     """Computes updates. `seen` says, by part, what the page shows. It lives in the page and not here: answers
-    can overtake each other, and whichever the page takes last brings its own `seen`, so that the next tick
-    mends what is out of date."""
+    can overtake each other, and whichever the page takes last brings its own `seen` and mark, by which its
+    script asks for another refresh that mends what is out of date."""
 
-    def __init__(self, service: ChatService, widgets: Widgets) -> None:
+    def __init__(self, service: ChatService, now: NowView, widgets: Widgets) -> None:
         self.service = service
+        self._now = now
         self.widgets = widgets
         self.view = gr.State(View())
         self._search = ChatSearch()
         self.seen = gr.Textbox("", visible=False, label="Shown")
-        self._due = gr.Textbox(
-            "", visible="hidden", label="Due"
-        )  # changes where a tick finds more than what moves
         chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
-            chat.meter, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
+            chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.header, widgets.news,
-            widgets.panel, widgets.timer, widgets.last_chat,
+            widgets.mark, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -81,28 +77,19 @@ class Screen:
             api_visibility="private", js=js,
         )  # fmt: skip
 
-    def listen_to_timer(self, timer: gr.Timer) -> None:
-        """Each tick may change what moves; the rest, which seldom changes, comes by a second request. Gradio
-        makes every output of a listener anew, changed or not, which costs the server a millisecond each."""
+    def listen_to_script(self) -> None:
+        """Two events of static/now.js: `due`, when the page is out of date, and `grown`, when the answer has
+        new text. The latter never comes here: it is a function of the page, which puts the text into the turn
+        that is shown by `seen`. Gradio makes all outputs of a listener anew, changed or not, at a millisecond
+        each; so nothing that moves may be one."""
         settings: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private"
         }  # fmt: skip
-        inputs, moving = [self.view, self.seen], [self.seen, self.widgets.chat.turn, self.widgets.panel]
-        timer.tick(self.tick, inputs, [*moving, self._due], **settings)
-        self._due.change(self.refresh, inputs, self._outputs, **settings)
-
-    def tick(self, view: View, seen: Seen) -> Updates:
-        """What has moved since `seen`; where something else has changed, that a whole refresh is due."""
-        parts, shown = self._parts(view), parse_seen(seen)
-        changed = [name for name, (key, _) in parts.items() if shown.get(name) != repr(key)]
-        if not set(changed) <= _MOVING:
-            return {self._due: str(time.monotonic_ns())}
-        updates: Updates = {self.seen: gr.skip()}
-        for name in changed:
-            key, make = parts[name]
-            shown[name] = repr(key)
-            updates |= {**make(), self.seen: json.dumps(shown)}
-        return updates
+        mark, turn = self.widgets.mark, self.widgets.chat.turn
+        seen = "(view, seen) => [view, window.localmoeSeen(seen)]"
+        mark.due(self.refresh, [self.view, self.seen], self._outputs, js=seen, **settings)
+        grown = "(seen, turn) => window.localmoeGrown(seen, turn)"
+        mark.grown(None, [self.seen, turn], [turn], js=grown, **settings)
 
     def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
         """Do what the user asked; a refusal becomes the notice and changes nothing else."""
@@ -114,6 +101,7 @@ class Screen:
 
     def updates(self, view: View, seen: Seen) -> Updates:
         """A refresh after an action: like `refresh`, and the page remembers its view."""
+        view = replace(view, stamp=time.monotonic_ns())
         return {**self.refresh(view, seen), self.view: view, self.widgets.last_chat: view.chat_id}
 
     def chat_id(self, view: View) -> str | None:
@@ -130,41 +118,39 @@ class Screen:
         parts, shown = self._parts(view), parse_seen(seen)
         updates: Updates = {}
         for name, (key, make) in parts.items():
-            if shown.get(name) != repr(key):
+            if shown.get(name) != str(key):
                 updates.update(make())
-        told = json.dumps({name: repr(key) for name, (key, _) in parts.items()})
+        told = json.dumps({name: str(key) for name, (key, _) in parts.items()})
         updates[self.seen] = told if told != seen else gr.skip()  # drawing it anew costs the page 0.1 s
         return updates
 
     def _parts(self, view: View) -> dict[str, Part]:
         """What the page should show, part by part."""
         service, widgets = self.service, self.widgets
+        epoch = self._now.epoch()  # before all else: what changes from here on is of a later one
         status, job = service.holder.status(), service.runner.view()
         revision = service.chats.revision
         chat = self._chat(view)
         mine = job if job is not None and chat is not None and job.chat_id == chat.id else None
         running = job is not None and job.finish is None
         t = texts_for(view.language)
-        busy = running or status.phase == "loading"
-        header, news = header_html(status, t), news_html(status, t)
+        header, news, share = header_html(status, t), news_html(status, t), share_html(status, running, t)
         answering = job.chat_id if job is not None and running else None
-        job_key = (job.started, job.revision) if job is not None else None
         chat_id = chat.id if chat is not None else None
         coloured = service.answers.show_drafted
         go_on = chat is not None and not running and service.can_continue(chat)
-        use = context_use(chat, status.info.context) if status.info is not None else None
-        meter = meter_html(use, service.answers.max_new_tokens, t)
+        questions = [message for message in split_turns(chat)[1] if message.role == "user"]
+        mark = mark_html(chat_id, len(questions), epoch, view.stamp)
         return {
             "history": (
                 (chat_id, revision, view.shown, coloured),
                 lambda: self._history(chat, view.shown, coloured, t),
             ),
             "turn": (
-                (chat_id, revision, mine.revision if mine is not None and running else None, coloured),
+                turn_key(chat_id, revision, mine, coloured),
                 lambda: {widgets.chat.turn: turn_entries(split_turns(chat)[1], mine, t, coloured=coloured)},
             ),
             "go on": (go_on, lambda: {widgets.chat.go_on: gr.Button(visible=go_on)}),
-            "meter": (hash(meter), lambda: {widgets.chat.meter: meter}),
             "branches": (
                 (chat_id, revision, view.shown, answering == chat_id),
                 lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
@@ -177,17 +163,10 @@ class Screen:
             # these two are read out when they change, so the page gets them only then
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
-            "share": (
-                (status.revision, running),
-                lambda: {widgets.settings.load.share: share_html(status, running, t)},
-            ),
-            "panel": (
-                (status.revision, job_key, service.live.revision),
-                lambda: {widgets.panel: panel_html(status, job, t, service.live.bound)},
-            ),
+            "share": (hash(share), lambda: {widgets.settings.load.share: share}),
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
-            "timer": (busy, lambda: {widgets.timer: gr.Timer(BUSY_S if busy else IDLE_S)}),
+            "mark": (mark, lambda: {widgets.mark: mark}),
         }
 
     def _chat(self, view: View) -> Chat | None:

@@ -21,10 +21,14 @@ from app.chat_routes import add_chat_routes
 from app.guard import LocalOnly
 from app.live_routes import add_live_routes
 from app.models.service import ModelsService
+from app.now import NowView
+from app.now_routes import add_now_routes
 from app.page import build_page
 from app.service import ChatService
 from app.theme import FAVICON, make_theme, page_css, page_head
 from localmoe import __version__
+
+_QUEUE_REST_S = 60.0
 
 
 def make_app(service: ChatService, models: ModelsService, port: int) -> FastAPI:
@@ -40,18 +44,31 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         status = service.holder.status()
         return {"app": "localmoe", "version": __version__, "status": status.phase, "model": status.model}
 
+    now = NowView(service)
+    add_now_routes(app, service, now)
     add_live_routes(app, service)
     add_chat_routes(app, service)
+    page = build_page(service, models, now)
     gr.mount_gradio_app(
-        app, build_page(service, models), path="/", ssr_mode=False, run_history=False, footer_links=[],
+        app, page, path="/", ssr_mode=False, run_history=False, footer_links=[],
         allowed_paths=[],
         theme=make_theme(), css=page_css(), head=page_head(), enable_monitoring=False, mcp_server=False,
         pwa=False,
         show_error=False, app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
         favicon_path=str(FAVICON),
     )  # fmt: skip
+    let_queue_rest(page)
     app.add_middleware(LocalOnly, port=port)
     return app
+
+
+def let_queue_rest(page: gr.Blocks) -> None:
+    """Gradio's queue looks a thousand times a second for events that wait in it, and a hundred times for
+    their progress, in the process that writes answers. No listener of the page waits in it, so it may look
+    seldom."""
+    queued = [listener.name for listener in page.fns.values() if listener.queue]
+    assert not queued, f"these listeners would wait for Gradio's queue: {queued}"
+    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = _QUEUE_REST_S
 
 
 class PageServer(uvicorn.Server):

@@ -20,3 +20,4 @@ class View:
     good: bool = False  # whether the notice is good news
     language: str = "en"
     find: str = ""  # what the list of chats is searched for
+    stamp: int = 0  # grows with every action: which of two answers of the server is the newer one

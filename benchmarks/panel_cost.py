@@ -1,13 +1,16 @@
 """What does an open page cost the answer that it shows? Answers of a model under the real page's server,
-alone and watched by a client that asks as the page's scripts do.
+alone and watched, with all panels open.
 
-Kinds of watching: live: /live once a second (map, link); steps: the same with the step's timeline recorded
-and drawn; page: also the page's own timer, which fetches the text and the panel. The client is a process of
-its own on the same cores, as a browser is. Rounds go through all kinds in turn, so that a busy machine
-disturbs them alike; the cost is the median over rounds of 1 - watched / alone speed. What one request takes
-of the server's CPU is measured apart, when nothing else runs.
+Kinds of watching: script: a client that asks /now and /live as the page's scripts do, with the step's
+timeline recorded and drawn; browser: the page itself in Chromium (where playwright and a browser are
+installed). The server has one core and its watcher another one, so that only the server's share is counted.
+Rounds go through all kinds in turn, so that a busy machine disturbs them alike.
 
-    python benchmarks/panel_cost.py [--model demo] [--rounds 8] [--tokens 96] [--json]
+Two figures, of each kind minus alone: CPU seconds of the server's own threads (event loop, its workers) for a
+second of answering, by the threads' clocks, which other programs do not disturb; and tokens a second, which
+they do.
+
+    python benchmarks/panel_cost.py [--model demo] [--rounds 8] [--tokens 700] [--no-browser] [--json]
 """
 
 from __future__ import annotations
@@ -22,73 +25,82 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests/app"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
-KINDS = ("alone", "live", "steps", "page")
-LIVE_S, TICK_S = 1.0, 0.12  # as static/live.js and screen.BUSY_S ask
-QUESTION = "Tell me a long story about a fox and a bear."
+ALONE, SCRIPT, BROWSER = "alone", "script", "browser"
+LIVE_S = 1.0  # as static/live.js asks
+QUESTION = "Count from 1 to 500."  # the embedded model does it without an end
+IDLE_S = 10.0  # of watching an engine that does nothing
 
 
 class Client:
-    """Asks as a page does."""
+    """Asks as the page's scripts do."""
 
     def __init__(self, port: int) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self._seen = ""
-        self._tick: dict[str, Any] = {}
+        self._shown = {"panel": "", "meter": "", "turn": ""}
 
-    def _ask(self, method: str, path: str, body: object = None) -> Any:
-        text = None if body is None else json.dumps(body)
-        self._http.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+    def _ask(self, path: str, query: dict[str, str]) -> Any:
+        self._http.request("GET", f"{path}?{urllib.parse.urlencode(query)}")
         answer = self._http.getresponse()
         content = answer.read()
         assert answer.status == 200, (path, answer.status, content[:300])
         return json.loads(content)
 
-    def live(self, *, timeline: bool) -> None:
-        """The map, the link and, if wanted, the step."""
-        told = self._ask("GET", f"/live?language=en{'&timeline=true' if timeline else ''}")
-        assert told["cells"]
+    def now(self, chat_id: str) -> float:
+        """What has moved; seconds until the next question."""
+        told = self._ask("/now", {**self._shown, "chat": chat_id, "language": "en", "typed": "0"})
+        self._shown.update({name: told[name]["key"] for name in self._shown if name in told})
+        return float(told["wait"])
 
-    def tick(self) -> None:
-        """The page's timer."""
-        if not self._tick:
-            self._tick = self._find_tick()
-        body = {**self._tick, "data": [None, self._seen], "event_data": None}
-        self._seen = self._ask("POST", "/gradio_api/run/predict", body)["data"][self._seen_at]
-
-    def _find_tick(self) -> dict[str, Any]:
-        config = self._ask("GET", "/config")
-        hidden = {part["id"] for part in config["components"] if part["props"].get("label") == "Shown"}
-        for listener in config["dependencies"]:
-            ticks = any(event == "tick" for _, event in listener["targets"])
-            if ticks and hidden & set(listener["inputs"]):
-                self._seen_at = next(i for i, out in enumerate(listener["outputs"]) if out in hidden)
-                trigger = listener["targets"][0][0]
-                return {"fn_index": listener["id"], "trigger_id": trigger, "session_hash": "panelcost"}
-        raise AssertionError("the page has no timer")
+    def live(self) -> None:
+        """The map, the link and the step."""
+        assert self._ask("/live", {"language": "en", "timeline": "true"})["cells"]
 
 
-def watch(port: int, kind: str) -> None:
-    """The client process: ask at the page's rate until stdin ends."""
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+def watch_by_script(port: int, chat_id: str) -> None:
+    """Ask at the page's rate."""
     client = Client(port)
-    next_live = next_tick = time.monotonic()
+    next_live = next_now = time.monotonic()
     while True:
         now = time.monotonic()
         if now >= next_live:
-            client.live(timeline=kind != "live")
+            client.live()
             next_live = now + LIVE_S
-        if kind == "page" and now >= next_tick:
-            client.tick()
-            next_tick = now + TICK_S
-        wake = min(next_live, next_tick) if kind == "page" else next_live
-        time.sleep(max(0.0, wake - time.monotonic()))
+        if now >= next_now:
+            next_now = now + client.now(chat_id)
+        time.sleep(max(0.0, min(next_live, next_now) - time.monotonic()))
+
+
+def watch_by_browser(port: int) -> None:
+    """Look at the page, with the step's timeline open."""
+    from browser import open_browser
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, open_browser(playwright) as browser:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector("[data-map]")
+        page.click("[data-timeline] summary")
+        page.wait_for_timeout(10**8)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: its speed, and CPU seconds a second of it, by threads."""
+
+    tokens_per_s: float
+    server_share: float  # event loop and its workers
+    process_share: float
 
 
 class App:
@@ -104,98 +116,139 @@ class App:
         self.service = ChatService(home, load_engine, lambda: [])
         self.sock = bind("127.0.0.1", 0)
         self.port = int(self.sock.getsockname()[1])
-        self._server = PageServer(make_app(self.service, ModelsService(home, self.service, {}), self.port))
+        self._models = ModelsService(home, self.service, {})
+        self._server = PageServer(make_app(self.service, self._models, self.port))
         self._serving = threading.Thread(target=self._server.run, args=([self.sock],), daemon=True)
         self._serving.start()
         self.service.holder.load(model, self.service.load_settings.engine_config(self.service.answers))
         while self.service.holder.status().phase == "loading" or not self._server.started:
             time.sleep(0.05)
         assert self.service.holder.status().phase == "ready", self.service.holder.status().error
+        self._models.start()
+        while self._models.fits.hardware() is None:  # measured once, when first asked for
+            time.sleep(0.1)
+        self.chat_id = ""
 
-    def answer(self, tokens: int) -> float:
-        """Tokens a second of one greedy answer to the same question, with drafts of one length."""
+    def answer(self, tokens: int) -> Answer:
+        """A greedy answer to the same question in the same chat, with drafts of one length."""
         chosen = {"max_new_tokens": tokens, "temperature": 0.0, "draft_length": 4}
-        self.service.set_answers({**vars_of(self.service.answers), **chosen})
-        self.service.send(None, QUESTION)
-        while self.service.runner.running():
-            time.sleep(0.01)
+        self.service.set_answers({**asdict(self.service.answers), **chosen})
+        began, server, process = time.monotonic(), self._server_s(), time.process_time()
+        if self.chat_id:
+            self.service.retry(self.chat_id)
+        else:
+            self.chat_id = self.service.send(None, QUESTION)
+        self.service.runner.settle()
+        seconds = time.monotonic() - began
+        shares = (self._since(server) / seconds, (time.process_time() - process) / seconds)
         view = self.service.runner.view()
         assert view is not None and view.stats is not None and view.stats.tokens_per_s, view
-        return view.stats.tokens_per_s
+        return Answer(view.stats.tokens_per_s, *shares)
+
+    def idle_share(self) -> float:
+        """CPU seconds of the server's threads a second, with no answer."""
+        before = self._server_s()
+        time.sleep(IDLE_S)
+        return self._since(before) / IDLE_S
+
+    def _server_s(self) -> dict[int, float]:
+        """CPU seconds of each of the server's threads so far."""
+        threads = [one for one in threading.enumerate() if one.name.startswith("AnyIO")] + [self._serving]
+        idents = [one.ident for one in threads if one.ident is not None]
+        return {ident: time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents}
+
+    def _since(self, before: dict[int, float]) -> float:
+        """CPU seconds since then. A worker that has ended had been idle for ten seconds."""
+        return sum(seconds - before.get(ident, 0.0) for ident, seconds in self._server_s().items())
 
     def request_ms(self) -> dict[str, float]:
-        """CPU time of this process that one request takes, by kind, after an answer and with none running."""
+        """CPU time of this process that one request takes, with nothing else to do."""
         client, found = Client(self.port), {}
-        asks = {
-            "live": lambda: client.live(timeline=False), "steps": lambda: client.live(timeline=True),
-            "tick": client.tick,
-        }  # fmt: skip
+        asks = {"/now": lambda: client.now(self.chat_id), "/live with a step": client.live}
         for name, ask in asks.items():
             ask()
-            before = time.process_time()
+            before = self._server_s()
             for _ in range(50):
                 ask()
-            found[name] = 1e3 * (time.process_time() - before) / 50
+            found[name] = 1e3 * self._since(before) / 50
         return found
 
     def close(self) -> None:
         """End server and engine."""
         self._server.should_exit = True
         self._serving.join()
+        self._models.close()
         self.service.close()
         self.sock.close()
 
 
-def vars_of(settings: Any) -> dict[str, object]:
-    """A frozen dataclass as plain values."""
-    from dataclasses import asdict
+class Watcher:
+    """A process that looks at the page; nobody for ALONE."""
 
-    return asdict(settings)
+    def __init__(self, kind: str, app: App, cores: set[int]) -> None:
+        command = [sys.executable, __file__, "--watch", kind, "--port", str(app.port), "--chat", app.chat_id]
+        self._process = None
+        if kind != ALONE:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
+            )
+        time.sleep(8.0 if kind == BROWSER else 1.0)  # its start is no part of it
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            assert self._process.poll() is None, "the watcher failed"
+            self._process.communicate()
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All rounds."""
+    kinds = [ALONE, SCRIPT] if args.no_browser else [ALONE, SCRIPT, BROWSER]
+    cores = sorted(os.sched_getaffinity(0))
+    theirs = set(cores[1:]) or set(cores)
+    os.sched_setaffinity(0, {cores[0]})  # before any thread is started
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rounds: list[dict[str, Answer]] = []
+    idle: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as home:
         app = App(args.model, Path(home))
         try:
             app.answer(args.tokens)
-            rounds = [_round(app, args.tokens, number) for number in range(args.rounds)]
+            for number in range(args.rounds):
+                found = {}
+                place = number % len(kinds)
+                for kind in kinds[place:] + kinds[:place]:
+                    watcher = Watcher(kind, app, theirs)
+                    found[kind] = app.answer(args.tokens)
+                    if number == 0:
+                        idle[kind] = app.idle_share()
+                    watcher.close()
+                rounds.append(found)
             request_ms = app.request_ms()
         finally:
             app.close()
-    costs = {
-        kind: [100 * (1 - found[kind] / found["alone"]) for found in rounds]
-        for kind in KINDS
-        if kind != "alone"
-    }
     return {
-        "model": args.model,
-        "tokens_per_s": {kind: statistics.median(found[kind] for found in rounds) for kind in KINDS},
-        "cost_percent": {kind: statistics.median(values) for kind, values in costs.items()},
-        "cost_quartiles": {kind: statistics.quantiles(values, n=4)[::2] for kind, values in costs.items()},
-        "request_cpu_ms": request_ms,
-        "cpu_percent_of_a_core": {
-            "live": request_ms["live"] / LIVE_S / 10,
-            "steps": request_ms["steps"] / LIVE_S / 10,
-            "page": (request_ms["steps"] / LIVE_S + request_ms["tick"] / TICK_S) / 10,
-        },
-    }
+        "model": args.model, "rounds": args.rounds, "tokens": args.tokens, "request_cpu_ms": request_ms,
+        "kinds": {kind: _summary(kind, rounds, idle[kind]) for kind in kinds},
+    }  # fmt: skip
 
 
-def _round(app: App, tokens: int, number: int) -> dict[str, float]:
-    found = {}
-    order = KINDS[number % len(KINDS) :] + KINDS[: number % len(KINDS)]
-    for kind in order:
-        command = [sys.executable, __file__, "--watch", kind, "--port", str(app.port)]
-        client = None if kind == "alone" else subprocess.Popen(command, stdin=subprocess.PIPE)
-        time.sleep(1.0)  # the client's start is no part of it
-        try:
-            found[kind] = app.answer(tokens)
-        finally:
-            if client is not None:
-                assert client.poll() is None, "the client failed"
-                client.communicate()
-    return found
+def _summary(kind: str, rounds: list[dict[str, Answer]], idle: float) -> dict[str, Any]:
+    """Medians and quartiles; costs are those of each round against the same round's answer alone."""
+    slower = [100 * (1 - found[kind].tokens_per_s / found[ALONE].tokens_per_s) for found in rounds]
+    added = [100 * (found[kind].server_share - found[ALONE].server_share) for found in rounds]
+    return {
+        "tokens_per_s": statistics.median(found[kind].tokens_per_s for found in rounds),
+        "slower_percent": statistics.median(slower), "slower_quartiles": _quartiles(slower),
+        "server_percent_of_a_core": 100 * statistics.median(found[kind].server_share for found in rounds),
+        "process_percent_of_a_core": 100 * statistics.median(found[kind].process_share for found in rounds),
+        "added_percent_of_a_core": statistics.median(added), "added_quartiles": _quartiles(added),
+        "idle_percent_of_a_core": 100 * idle,
+    }  # fmt: skip
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4)[::2] if len(values) > 1 else values * 2
 
 
 def main() -> None:
@@ -205,26 +258,34 @@ def main() -> None:
     )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--watch", choices=KINDS[1:], help=argparse.SUPPRESS)
+    parser.add_argument("--watch", choices=(SCRIPT, BROWSER), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--chat", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.watch:
-        return watch(args.port, args.watch)
+        threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, 15)), daemon=True).start()
+        os.setpgid(0, 0)  # a browser's processes end with it
+        return watch_by_script(args.port, args.chat) if args.watch == SCRIPT else watch_by_browser(args.port)
     result = measure(args)
     if args.json:
         print(json.dumps(result))
         return
-    speeds, costs = result["tokens_per_s"], result["cost_percent"]
-    print(f"{args.model}: alone {speeds['alone']:.1f} tok/s, median of {args.rounds} rounds")
-    for kind, cost in costs.items():
-        low, high = result["cost_quartiles"][kind]
-        cpu = result["cpu_percent_of_a_core"][kind]
+    print(f"{args.model}: medians of {args.rounds} answers of {args.tokens} tokens (quartiles)")
+    for kind, found in result["kinds"].items():
         print(
-            f"  {kind:5s} {speeds[kind]:6.1f} tok/s, cost {cost:5.1f} % (quartiles {low:.1f} to {high:.1f}), "
-            f"its requests take {cpu:.2f} % of a core"
+            f"  {kind:8s} {found['tokens_per_s']:6.1f} tok/s; the server's threads take "
+            f"{found['server_percent_of_a_core']:.2f} % of a core, "
+            f"{found['idle_percent_of_a_core']:.2f} % while nothing is written"
         )
+        if kind != ALONE:
+            (low, high), (less, more) = found["slower_quartiles"], found["added_quartiles"]
+            print(
+                f"           slower by {found['slower_percent']:.1f} % ({low:.1f} to {high:.1f}), its "
+                f"requests add {found['added_percent_of_a_core']:.2f} % of a core ({less:.2f} to {more:.2f})"
+            )
     print("  a request: " + ", ".join(f"{n} {ms:.2f} ms" for n, ms in result["request_cpu_ms"].items()))
 
 

@@ -44,6 +44,14 @@ CHAT = {
     "{used} of {context} tokens used; {left} are left for your next message and its answer.": (
         "已用 {used} / {context} 个词元；还剩 {left} 个用于您的下一条消息及其回答。"
     ),
+    "{used} of {context} tokens used, with {typed} of your message; {left} are left for its answer.": (
+        "含您这条消息的 {typed} 个词元，已用 {used} / {context} 个词元；还剩 {left} 个用于回答。"
+    ),
+    "Your message is too long: {left} of {context} tokens are left for it and its answer. Shorten "
+    "it, begin a new chat, or load the model with a longer context under Settings.": (
+        "您的消息太长：{context} 个词元中只剩 {left} 个用于它和它的回答。请缩短消息、开始新聊天，"
+        "或在“设置”中以更长的上下文加载模型。"
+    ),
     "Nearly full: {left} of {context} tokens are left for your next message and its answer, which "
     "would be cut there. A new chat or a longer context under Settings gives more room.": (
         "快满了：{context} 个词元中还剩 {left} 个用于您的下一条消息及其回答，超出处会被截断。"

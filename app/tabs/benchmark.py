@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _LENGTHS = ["0", "2", "4", "8", "16", "auto"]
-_BUSY_S = 0.4
+_BUSY_S = 1.0  # each look takes some 10 ms of the process that is measured
 
 
 @dataclass(frozen=True, slots=True)

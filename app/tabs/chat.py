@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
+from app.now_html import frame_html
 from app.tabs.models import action_html
 from app.theme import STATIC
 from app.view import WINDOW, Seen, Updates, View
@@ -64,7 +65,7 @@ def create_chat_tab() -> ChatWidgets:
         )  # fmt: skip
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
-    meter = gr.HTML("", apply_default_css=False, elem_id="lm-meter")
+    meter = gr.HTML(frame_html("meter"), apply_default_css=False, elem_id="lm-meter")
     return ChatWidgets(welcome, earlier, history, turn, branches, go_on, meter, notice, message, send, stop)
 
 

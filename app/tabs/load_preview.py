@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _MIB = 1 << 20
-_ASK_AGAIN_S = 0.7
+_ASK_AGAIN_S, _ASK_BUSY_S = 0.7, 5.0  # the machine is not measured while an answer is written
 
 
 def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: ModelsService) -> None:
@@ -30,9 +30,10 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
 
     def told(view: View, choices: tuple[Any, ...]) -> Updates:
         wanted = chosen_settings(screen.service.load_settings, *choices)
+        pace_s = _ASK_BUSY_S if screen.service.runner.busy() else _ASK_AGAIN_S
         return {
             form.preview: preview_html(models, wanted, texts_for(view.language)),
-            timer: gr.Timer(active=not is_known(models, wanted)),
+            timer: gr.Timer(pace_s, active=not is_known(models, wanted)),
         }
 
     def handle_edit(view: View, *choices: Any) -> Updates:

@@ -40,6 +40,9 @@ class Encoder(Protocol):
     def encode(self, request: GenerationRequest, context: int) -> list[int]:
         """Prompt token ids; raises ConfigError or ContextLengthError."""
 
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself; raises ConfigError where there is no tokenizer."""
+
 
 class PromptEncoder:
     """A model's tokenizer and chat template."""
@@ -53,6 +56,7 @@ class PromptEncoder:
             )
         try:
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            self.tokenizer("")  # its first use may change its settings, which no two threads may do at once
         except Exception as error:  # tokenizers raises plain Exception; all of it means an unreadable file
             raise CheckpointError(
                 f"The tokenizer in {folder} cannot be read: {sentence_of(error)}"
@@ -80,6 +84,10 @@ class PromptEncoder:
         else:
             ids = self._chat(request.messages)
         return _checked(ids, None, context)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself, without a template around it. Any thread may ask."""
+        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _raw(self, prompt: str) -> list[int]:
         ids: list[int] = self.tokenizer(prompt)["input_ids"]
@@ -125,6 +133,10 @@ class TokenEncoder:
         if request.prompt_token_ids is None:
             raise ConfigError("This model has no tokenizer: give the prompt as token ids.")
         return _checked(request.prompt_token_ids, self._vocab_size, context)
+
+    def count(self, text: str) -> int:
+        """Raises ConfigError: there are no words to count tokens of."""
+        raise ConfigError("This model has no tokenizer: give the prompt as token ids.")
 
 
 class _Wordless:

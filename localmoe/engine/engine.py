@@ -51,6 +51,7 @@ class Engine:
         self._parts: EngineParts | None = parts
         self._closing: EngineParts | None = None  # closed while an answer was being written
         self._encoder = encoder
+        self.count_tokens = encoder.count  # of a text by itself; any thread may ask
         self._busy = threading.Lock()
         self._turns = Turns()
         self._policy = config.policy

@@ -237,6 +237,9 @@ class FakeEngine:
         counters.decode_s = time.perf_counter() - started - counters.ttft_s
         counters.stall_s += 0.001
 
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
     def reset(self) -> None:
         self.resets += 1
 

@@ -17,6 +17,7 @@ from app.chat_tree import ChatMessage, MessageTree
 from app.context_meter import context_use, meter_html
 from app.requests import request_messages
 from app.texts import IN_CHINESE
+from app.typed import Typed
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.core.types import Message
@@ -192,3 +193,23 @@ def test_the_meter_leaves_out_thoughts_and_says_so() -> None:
     assert use is not None and (use.used, use.about) == (100 + round(200 * 42 / 200), True)
     assert "about 142 of 4,096 tokens used; about 3,954 are left" in meter_html(use, 512)
     assert meter_html(context_use(None, 4096), 512) == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "begins"),
+    [
+        (Typed(96), "1,096 of 4,096 tokens used, with 96 of your message; 3,000 are left for its answer"),
+        (
+            Typed(2100, True),
+            "about 3,100 of 4,096 tokens used, with 2,100 of your message; about 996 are left",
+        ),
+        (Typed(3080), "Your message is too long: 3,096 of 4,096 tokens are left for it and its answer."),
+        (Typed(9000, True), "Your message is too long: 3,096 of 4,096 tokens are left"),
+    ],
+)
+def test_the_meter_counts_what_is_being_written(typed: Typed, begins: str) -> None:
+    html = meter_html(context_use(chat_with(990, 10), 4096, typed), 2048)
+    assert begins in html and ("nearly" in html) == (typed.tokens == 2100)
+    assert ("status" in html) == (typed.tokens > 3000)  # a screen reader is not told of every key
+    full = meter_html(context_use(chat_with(4080, 10), 4096, typed), 2048)
+    assert "The context of 4,096 tokens is full" in full

@@ -39,7 +39,7 @@ def test_its_own_addresses_are_answered(client: TestClient, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/", "/config", "/gradio_api/info", "/theme.css", "/nothing", "/assets/x.js"]
+    "path", ["/health", "/", "/now", "/config", "/gradio_api/info", "/theme.css", "/nothing", "/assets/x.js"]
 )
 @pytest.mark.parametrize(
     "host",

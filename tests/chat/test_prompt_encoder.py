@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,11 @@ def test_without_a_template_the_answer_goes_on_after_its_label(tmp_path: Path) -
 def test_only_an_answer_can_be_continued(messages: tuple[Message, ...]) -> None:
     with pytest.raises(ConfigError, match="no answer to continue"):
         GenerationRequest(messages, continue_answer=True)
+
+
+def test_a_text_is_counted_by_itself_and_by_several_threads(encoder: PromptEncoder) -> None:
+    texts = ["", "one word", "  two\n\nlines ", "你好", "a very long text " * 2000]
+    expected = [len(encoder.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    assert expected[0] == 0 < expected[1] < expected[-1]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(encoder.count, texts * 5)) == expected * 5

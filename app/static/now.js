@@ -1,0 +1,117 @@
+// Asks /now what has moved: fills the panel and the context meter, puts new text of the answer into the conversation
+// (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'), or all of it
+// where the server does not know the page any more (event 'open'). Nothing is asked while the page is out of sight.
+const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, WRONG = 3;
+const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
+const typed = { text: '', tokens: 0, about: false };
+let grown = null; // the answer's text that is to be shown: {key, of, parts}
+let newest = 0; // the stamp of the user's last action that the page has shown
+let keyAt = -TYPING_MS; // when something was typed last
+let wrong = 0; // how often in a row the conversation was not what the mark says
+let dueSince = 0; // when a refresh was asked for that has not come yet
+let asking = false, again = false, next = null, rest = null;
+
+const mark = () => element.querySelector('[data-epoch]')?.dataset;
+const frame = (name) => document.querySelector(`[data-part="${name}"]`);
+const box = () => document.querySelector('#lm-message textarea');
+
+// The listener of 'grown'. `seen` says which turn the page shows: if it is another one by now, or the answer has ended
+// there, it stays as it is.
+window.localmoeGrown = (seen, turn) => {
+  let now = null;
+  try { now = JSON.parse(seen).turn; } catch { /* nothing is shown yet */ }
+  if (!grown || now !== grown.of || !turn?.length) return [turn];
+  const question = turn.filter((entry) => entry.role === 'user');
+  const content = grown.parts.map((text) => ({ type: 'text', text }));
+  shown.turn = grown.key;
+  return [[...question, { role: 'assistant', metadata: null, content, options: null }]];
+};
+
+// What a refresh takes for shown: nothing, if the conversation is not what it should be.
+window.localmoeSeen = (seen) => (wrong >= WRONG ? '' : seen);
+
+const isWrong = (at) => {
+  const turn = document.getElementById('lm-turn');
+  if (!turn || turn.querySelector('textarea')) return false; // a question is being edited
+  return turn.querySelectorAll('[data-testid=user]').length !== Number(at.asked);
+};
+
+const fill = (name, part) => {
+  const place = frame(name);
+  if (!part || !place) return;
+  place.innerHTML = part.html;
+  shown[name] = part.key;
+};
+
+const show = (told, chat) => {
+  fill('panel', told.panel);
+  const at = mark();
+  if (chat === (at?.chat ?? '')) {
+    fill('meter', told.meter);
+    if (told.turn) {
+      grown = told.turn;
+      trigger('grown');
+    }
+  }
+  const now = performance.now();
+  wrong = at && isWrong(at) ? wrong + 1 : 0;
+  const unknown = at ? Number(at.stamp) === 0 : now > BLIND_MS;
+  const stale = at && (at.epoch !== told.epoch || Number(at.stamp) < newest || wrong >= WRONG);
+  if ((unknown || stale) && (!dueSince || now - dueSince > PATIENCE_MS)) {
+    dueSince = now;
+    trigger(unknown ? 'open' : 'due');
+  }
+};
+
+// How many tokens are being written, once the keys rest. The text is looked at with every question, as Gradio empties
+// the box unseen.
+const count = async () => {
+  const text = box()?.value ?? '';
+  if (text === typed.text || performance.now() - keyAt < TYPING_MS) return;
+  Object.assign(typed, { text, tokens: 0, about: false });
+  if (!text.trim()) return;
+  const answer = await fetch('/typed', { method: 'POST', body: text });
+  if (answer.ok) Object.assign(typed, await answer.json());
+};
+
+// What /now tells; null where the server is gone or restarting: what is shown stays, and the next round asks again.
+const ask = async (chat) => {
+  try {
+    await count();
+    const asked = new URLSearchParams({ ...shown, chat, language: window.localmoeLanguage(), typed: typed.tokens });
+    if (typed.about) asked.set('about', '1');
+    const answer = await fetch(`/now?${asked}`);
+    return answer.ok ? await answer.json() : null;
+  } catch (error) {
+    console.debug('localmoe: /now', error.message);
+    return null;
+  }
+};
+
+const poll = async () => {
+  clearTimeout(next);
+  if (asking) { again = true; return; }
+  if (document.visibilityState !== 'visible') return; // becoming visible asks again
+  asking = true;
+  const chat = mark()?.chat ?? '';
+  const told = await ask(chat);
+  asking = false;
+  next = setTimeout(poll, again ? 0 : told ? 1000 * told.wait : LOST_MS);
+  again = false;
+  if (told) show(told, chat);
+};
+
+const soon = (ms) => { clearTimeout(next); next = setTimeout(poll, ms); };
+new MutationObserver(() => { // the server has answered
+  dueSince = 0;
+  newest = Math.max(newest, Number(mark()?.stamp ?? 0));
+  soon(0);
+}).observe(element, { childList: true, subtree: true, attributes: true });
+document.addEventListener('visibilitychange', () => soon(0));
+document.addEventListener('input', (event) => {
+  if (event.target !== box()) return;
+  keyAt = performance.now();
+  clearTimeout(rest);
+  rest = setTimeout(poll, TYPING_MS + 20); // beside the next question, which keys do not put off
+});
+soon(FIRST_MS);

@@ -1,0 +1,121 @@
+"""What an open page learns by itself, in a real browser on the fake engine: its script asks little of the
+server, mends what is out of date, and counts what is typed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from browser import PageDriver, chromium_path, open_browser
+from conftest import FAKE, Server, running_app, wait_for
+from fake_engine import answer_to
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
+]
+MARK = "document.querySelector('#lm-mark [data-epoch]').dataset"
+PREDICT = "**/gradio_api/run/predict*"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_app(tmp_path_factory.mktemp("now") / "home", FAKE, FAKE_STEP_S="0.06") as made:
+        made.wait("ready")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
+    with open_browser(playwright) as browser:
+        made = PageDriver.open(browser, server.url)
+        yield made
+        made.close()
+
+
+def asked(page: PageDriver, address: str) -> int:
+    page.evaluate("0")  # so that what was answered meanwhile is counted
+    return sum(address in url for url in page.answered)
+
+
+def cpu_s(server: Server) -> float:
+    times = psutil.Process(server.process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def test_a_page_costs_the_server_little_while_an_answer_is_written_and_less_while_none_is(
+    page: PageDriver, server: Server
+) -> None:
+    """All panels are open. Asking Gradio five times a second takes 6 % of a core, its queue another 6 %."""
+    wait_for(lambda: (server.home / "hardware.json").exists(), 60, "the machine's rates, measured once")
+    page.page.click("[data-timeline] summary")
+    page.send("tell me a long story")
+    page.wait_answer(100)
+    time.sleep(2.0)  # the first start's proposals look once more whether they are needed
+    shares: dict[str, float] = {}
+    for what in ("answering", "idle"):
+        polls, gradio = asked(page, "/now?"), asked(page, "/run/predict")
+        before, began = cpu_s(server), time.monotonic()
+        time.sleep(4.0)
+        shares[what] = (cpu_s(server) - before) / (time.monotonic() - began)
+        polls, gradio = asked(page, "/now?") - polls, asked(page, "/run/predict") - gradio
+        assert gradio == 0 and (polls <= 21 if what == "answering" else polls <= 4), (what, polls, gradio)
+        if what == "answering":
+            assert page.page.query_selector("#lm-stop") is not None, "the answer ended too early"
+            page.stop()
+            page.page.click("[data-timeline] summary")
+            time.sleep(1.0)  # the refresh at the end of an answer
+    print(shares)
+    assert shares["answering"] < 0.05 and shares["idle"] < 0.02, shares
+
+
+def test_an_overtaken_answer_of_the_server_is_mended(page: PageDriver) -> None:
+    """The refresh at an answer's end comes late, when the user is in a new chat already."""
+    page.start_again()
+    page.send("hello")
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page.page.route(PREDICT, hold)
+    wait_for(lambda: page.evaluate("0") == 0 and held, 10, "the refresh")
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    route, late = held[0]
+    before = asked(page, "/run/predict")
+    route.fulfill(response=late)
+    page.page.unroute(PREDICT)
+    wait_for(lambda: asked(page, "/run/predict") >= before + 2, 10, "another refresh")
+    page.wait_questions([])
+    page.page.wait_for_timeout(500)
+    assert page.questions() == [] and page.evaluate(MARK + ".chat") == ""
+
+
+def test_a_page_that_the_server_does_not_know_opens_its_chat_again(page: PageDriver) -> None:
+    page.start_again()
+    page.send("hello")
+    page.wait_answer_is(answer_to("hello"))
+    page.wait_idle()
+    page.evaluate(MARK + ".stamp = 0")  # as it comes with the view of a session that was forgotten
+    wait_for(lambda: int(page.evaluate(MARK + ".stamp")) > 0, 10, "the page opened again")
+    assert page.questions() == ["hello"] and page.answer() == answer_to("hello")
+
+
+def test_what_is_being_typed_counts_in_the_context_meter(page: PageDriver) -> None:
+    page.start_again()
+    page.page.fill("#lm-message textarea", "one two three")
+    page.wait_text("#lm-meter", "3 of 4,096 tokens used, with 3 of your message; 4,093 are left")
+    page.page.fill("#lm-message textarea", "word " * 4090)
+    page.wait_text("#lm-meter", "Your message is too long: 4,096 of 4,096 tokens are left for it")
+    page.page.fill("#lm-message textarea", "")
+    wait_for(lambda: page.text("#lm-meter") == "", 10, "no meter in an empty chat")
+    page.send("hello")
+    page.wait_idle()
+    page.wait_text("#lm-meter", "tokens used; ")
