@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app
+from conftest import FAKE, Server, running_app, wait_for
 from fake_engine import answer_to
 
 pytestmark = [
@@ -169,7 +169,7 @@ def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> Non
     page.fill("lm-budget", "24MiB")
     page.apply("24.0 MiB")
     assert "31 % of the experts stay in emulated device memory (367 of 1,184)" in page.text("#lm-share")
-    assert page.figure("memory").endswith("of 24.0 MiB")
+    wait_for(lambda: page.figure("memory").endswith("of 24.0 MiB"), 5, "the panel")
     page.fill("lm-budget", "1MiB")
     page.apply("at least 12.0 MiB")
     page.fill("lm-budget", "lots")
