@@ -78,10 +78,10 @@ class Screen:
         )  # fmt: skip
 
     def listen_to_script(self) -> None:
-        """Two events of static/now.js: `due`, when the page is out of date, and `grown`, when the answer has
-        new text. The latter never comes here: it is a function of the page, which puts the text into the turn
-        that is shown by `seen`. Gradio makes all outputs of a listener anew, changed or not, at a millisecond
-        each; so nothing that moves may be one."""
+        """Events of static/now.js: `due`, when the page is out of date, and `grown`, when the answer has new
+        text. The latter never comes here: it is a function of the page, which puts the text into the turn
+        that is shown by `seen`; `check` looks whether that turn is still shown. Gradio makes all outputs of a
+        listener anew, changed or not, at a millisecond each; so nothing that moves may be one."""
         settings: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private"
         }  # fmt: skip
@@ -90,6 +90,8 @@ class Screen:
         mark.due(self.refresh, [self.view, self.seen], self._outputs, js=seen, **settings)
         grown = "(seen, turn) => window.localmoeGrown(seen, turn)"
         mark.grown(None, [self.seen, turn], [turn], js=grown, **settings)
+        check = "(seen, turn) => window.localmoeCheck(seen, turn)"
+        mark.check(None, [self.seen, turn], [], js=check, **settings)
 
     def act(self, view: View, seen: Seen, action: Callable[[], tuple[View, Updates]]) -> Updates:
         """Do what the user asked; a refusal becomes the notice and changes nothing else."""

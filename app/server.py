@@ -29,6 +29,7 @@ from app.theme import FAVICON, make_theme, page_css, page_head
 from localmoe import __version__
 
 _QUEUE_REST_S = 60.0
+_KEEP_ALIVE_S = 120  # longer than a page is quiet: a connection that closes as it is used loses the request
 
 
 def make_app(service: ChatService, models: ModelsService, port: int) -> FastAPI:
@@ -78,7 +79,7 @@ class PageServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False,
-                timeout_graceful_shutdown=1,
+                timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )  # fmt: skip
         self._on_started = on_started

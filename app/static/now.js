@@ -1,10 +1,11 @@
 // Asks /now what has moved: fills the panel and the context meter, puts new text of the answer into the conversation
 // (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'), or all of it
 // where the server does not know the page any more (event 'open'). Nothing is asked while the page is out of sight.
-const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, WRONG = 3;
+const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, CHECK_MS = 250, WRONG = 3;
 const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
 const typed = { text: '', tokens: 0, about: false };
 let grown = null; // the answer's text that is to be shown: {key, of, parts}
+let last = null; // what was painted last: {of, text}
 let newest = 0; // the stamp of the user's last action that the page has shown
 let keyAt = -TYPING_MS; // when something was typed last
 let wrong = 0; // how often in a row the conversation was not what the mark says
@@ -17,14 +18,26 @@ const box = () => document.querySelector('#lm-message textarea');
 
 // The listener of 'grown'. `seen` says which turn the page shows: if it is another one by now, or the answer has ended
 // there, it stays as it is.
+const turnOf = (seen) => (seen ? JSON.parse(seen).turn : null);
+const textOf = (turn) => JSON.stringify(turn?.at(-1)?.content?.map((part) => part.text));
 window.localmoeGrown = (seen, turn) => {
-  let now = null;
-  try { now = JSON.parse(seen).turn; } catch { /* nothing is shown yet */ }
-  if (!grown || now !== grown.of || !turn?.length) return [turn];
+  if (!grown || turnOf(seen) !== grown.of || !turn?.length) return [];
   const question = turn.filter((entry) => entry.role === 'user');
   const content = grown.parts.map((text) => ({ type: 'text', text }));
+  const painted = [...question, { role: 'assistant', metadata: null, content, options: null }];
   shown.turn = grown.key;
-  return [[...question, { role: 'assistant', metadata: null, content, options: null }]];
+  last = { of: grown.of, text: textOf(painted) };
+  return [painted];
+};
+
+// The listener of 'check'. Between the look at `seen` and the painting an answer of the server may have come: then
+// unfinished text stands in a turn that is another one, and all is drawn anew.
+window.localmoeCheck = (seen, turn) => {
+  if (last && turnOf(seen) !== last.of && textOf(turn) === last.text) {
+    wrong = WRONG;
+    trigger('due');
+  }
+  return [];
 };
 
 // What a refresh takes for shown: nothing, if the conversation is not what it should be.
@@ -104,6 +117,7 @@ const poll = async () => {
 const soon = (ms) => { clearTimeout(next); next = setTimeout(poll, ms); };
 new MutationObserver(() => { // the server has answered
   dueSince = 0;
+  if (last) setTimeout(() => trigger('check'), CHECK_MS);
   newest = Math.max(newest, Number(mark()?.stamp ?? 0));
   soon(0);
 }).observe(element, { childList: true, subtree: true, attributes: true });

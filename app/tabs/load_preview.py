@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _MIB = 1 << 20
-_ASK_AGAIN_S, _ASK_BUSY_S = 0.7, 5.0  # the machine is not measured while an answer is written
+_ASK_AGAIN_S, _ASK_BUSY_S = 0.7, 4.0  # the machine is not measured while an answer is written
 
 
 def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: ModelsService) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import PageDriver
-from conftest import AppStart, Server
+from conftest import AppStart, Server, wait_for
 from fake_engine import answer_to
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
@@ -140,7 +140,7 @@ def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> Non
     page.fill("lm-budget", "24MiB")
     page.apply("24.0 MiB")
     assert "31 % of the experts stay in emulated device memory (367 of 1,184)" in page.text("#lm-share")
-    assert page.figure("memory").endswith("of 24.0 MiB")
+    wait_for(lambda: page.figure("memory").endswith("of 24.0 MiB"), 5, "the panel")
     page.fill("lm-budget", "1MiB")
     page.apply("at least 12.0 MiB")
     page.fill("lm-budget", "lots")

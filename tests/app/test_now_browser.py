@@ -3,7 +3,9 @@ server, mends what is out of date, and counts what is typed."""
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,14 +74,22 @@ def test_a_page_costs_the_server_little_while_an_answer_is_written_and_less_whil
     assert shares["answering"] < 0.05 and shares["idle"] < 0.02, shares
 
 
-def test_an_overtaken_answer_of_the_server_is_mended(page: PageDriver) -> None:
+def number_of(event: str, server: Server) -> int:
+    """Of the listener of an event of the page's script."""
+    with urllib.request.urlopen(f"{server.url}config") as answer:
+        listeners = json.load(answer)["dependencies"]
+    return next(int(one["id"]) for one in listeners if any(name == event for _, name in one["targets"]))
+
+
+def test_an_overtaken_answer_of_the_server_is_mended(page: PageDriver, server: Server) -> None:
     """The refresh at an answer's end comes late, when the user is in a new chat already."""
+    due = number_of("due", server)
     page.start_again()
-    page.send("hello")
+    page.send("hello, and tell me something")
     held: list[Any] = []
 
     def hold(route: Any) -> None:
-        if held:
+        if held or route.request.post_data_json["fn_index"] != due:
             route.continue_()
         else:
             held.append((route, route.fetch()))
@@ -93,9 +103,31 @@ def test_an_overtaken_answer_of_the_server_is_mended(page: PageDriver) -> None:
     route.fulfill(response=late)
     page.page.unroute(PREDICT)
     wait_for(lambda: asked(page, "/run/predict") >= before + 2, 10, "another refresh")
-    page.wait_questions([])
-    page.page.wait_for_timeout(500)
+    page.page.wait_for_timeout(300)
     assert page.questions() == [] and page.evaluate(MARK + ".chat") == ""
+
+
+LATE = """() => {
+    const grown = window.localmoeGrown;
+    window.localmoeGrown = async (seen, turn) => {
+        const painted = grown(seen, turn);
+        await new Promise((done) => setTimeout(done, 400));
+        return painted;
+    };
+}"""
+
+
+def test_text_that_is_painted_too_late_does_not_stay(page: PageDriver) -> None:
+    """Each painting takes so long that the answer's last ones come into the finished turn."""
+    page.start_again()
+    page.page.evaluate(LATE)
+    for question in ("show me markdown", "attack", "show me markdown again"):
+        page.send(question)
+        page.wait_idle()
+        page.wait_text("#lm-turn .lm-line", "accepted")
+        time.sleep(0.6)
+        assert "accepted" in page.line()
+    page.reload()
 
 
 def test_a_page_that_the_server_does_not_know_opens_its_chat_again(page: PageDriver) -> None:

@@ -57,7 +57,7 @@ def test_a_smaller_budget_keeps_fewer_experts(page: PageDriver) -> None:
     page.fill("lm-budget", smaller)
     page.apply("the engine now uses")
     wait_for(lambda: page.text("#lm-share").splitlines()[0] != before, 10)
-    assert budget_of(page) == pytest.approx(parse_bytes(smaller), rel=0.01)
+    wait_for(lambda: budget_of(page) == pytest.approx(parse_bytes(smaller), rel=0.01), 5, "the panel")
     page.fill("lm-budget", "1MiB")
     page.apply("too small")
     page.chat()
