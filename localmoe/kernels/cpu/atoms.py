@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+# for functions that only compiled code calls: without what Python would call them by, which takes as long to
+# compile as they do
+compiled = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
 IS_X86 = machine().lower() in ("x86_64", "amd64")

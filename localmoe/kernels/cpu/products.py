@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localmoe.kernels.cpu.atoms import kept, value
+from localmoe.kernels.cpu.atoms import compiled, kept, value
 from localmoe.kernels.cpu.column_tiles import COLUMNS, columns_1, columns_2, columns_4
 from localmoe.kernels.cpu.column_tiles import MOST_TOKENS as MOST_COLUMN_TOKENS
 from localmoe.kernels.cpu.dot_tiles import MOST_TOKENS, dots_1, dots_2, dots_4
@@ -31,7 +31,7 @@ def activations_kind(is_bfloat: bool, transposed: bool) -> type[np.generic]:
     return np.uint16 if is_bfloat and not transposed and HAS_BF16_DOTS else np.float32
 
 
-@njit(nogil=True)
+@compiled
 def dots(
     weights: Any, a: int, b: int, step: int, ahead: int, x: Any, rows: Any, length: int, out: Any
 ) -> None:
@@ -49,13 +49,13 @@ def dots(
         dots_1(weights, x, a, b, step, ahead, base, pitch, at + 4 * i, length, into + 4 * i, out.strides[0])
 
 
-@njit(nogil=True, fastmath=_FAST)
+@njit(nogil=True, fastmath=_FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _add_scaled(into: Any, row: Any, factor: Any) -> None:
     for j in range(into.shape[0]):
         into[j] += value(row[j]) * factor
 
 
-@njit(nogil=True)
+@compiled
 def columns(
     weights: Any, width: int, first: int, count: int, x: Any, rows: Any, length: int, into: Any
 ) -> None:
@@ -73,14 +73,16 @@ def columns(
             columns_1(weights, here, stride, base, pitch, at, length, out + 4 * j, into.strides[0])
         j += COLUMNS
     if j < count:
-        into[:tokens, j:count] = np.float32(0)
+        for i in range(tokens):
+            for c in range(j, count):  # numba compiles an assignment of slices for seconds
+                into[i, c] = np.float32(0)
         for k in range(length):
             start = k * width + first
             for i in range(tokens):
                 _add_scaled(into[i, j:count], weights[start + j : start + count], x[rows[i], k])
 
 
-@njit(nogil=True)
+@compiled
 def some(left: int) -> int:
     """How many of `left` tokens the next of the tiles over columns takes."""
     if left >= 4 and MOST_COLUMN_TOKENS >= 4:
@@ -88,7 +90,7 @@ def some(left: int) -> int:
     return 2 if left >= 2 else 1
 
 
-@njit(nogil=True)
+@compiled
 def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
     """act(gate) * up in float32, as kernels.activations.Activation.apply."""
     one = np.float32(1)
@@ -112,7 +114,7 @@ def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
     return gate / (one + np.float32(math.exp(-gate * alpha))) * (up + one)
 
 
-@njit(nogil=True)
+@compiled
 def gate_up_block(
     weights: Any, bias: Any, hidden: int, inner: int, transposed: bool, interleaved: bool,
     kind: int, alpha: Any, limit: Any, first: int, last: int,
@@ -164,7 +166,7 @@ def gate_up_block(
                 )  # fmt: skip
 
 
-@njit(nogil=True)
+@compiled
 def _finish(
     gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
     out: Any, pair: int, like: Any,
@@ -175,7 +177,7 @@ def _finish(
     out[pair, i] = kept(activate(gate, up, kind, alpha, limit), like, out)
 
 
-@njit(nogil=True)
+@compiled
 def down_block(
     weights: Any, bias: Any, hidden: int, inner: int, share: int, transposed: bool, first: int, last: int,
     x: Any, pairs: Any, out: Any, scratch: Any,
@@ -194,7 +196,8 @@ def down_block(
             together = some(pairs.shape[0] - n)
             columns(weights, hidden, first, last - first, x, pairs[n : n + together], share, scratch)
             for t in range(together):
-                out[pairs[n + t], first:last] = scratch[t, : last - first]
+                for h in range(first, last):
+                    out[pairs[n + t], h] = scratch[t, h - first]
             n += together
     else:
         row = 2 * inner  # bytes

@@ -17,6 +17,7 @@ from numba import carray, njit
 from localmoe.kernels.cpu.atoms import (
     CAN_NAP,
     add,
+    compiled,
     fetch,
     held,
     load,
@@ -55,7 +56,7 @@ _DRAWN = (1 << _SEQUENCE_SHIFT) - 1
 _NAP_US = 30
 
 
-@njit(nogil=True)
+@compiled
 def _work(
     me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int,
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
@@ -103,7 +104,7 @@ def _work(
     return STOPPED
 
 
-@njit(nogil=True)
+@compiled
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
@@ -141,7 +142,7 @@ def _job(
                 store(answered, job)
 
 
-@njit(nogil=True)
+@compiled
 def _prepare(
     base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any, rows: Any,
     starts: Any, ready: Any, control: Any,
@@ -169,7 +170,7 @@ def _prepare(
     store(base + 8 * FINISHED, 0)
 
 
-@njit(nogil=True)
+@compiled
 def _entry_of(starts: Any, task: int, count: int) -> int:
     for i in range(count):
         if task < starts[i + 1]:
@@ -177,7 +178,7 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
     return 0
 
 
-@njit(nogil=True)
+@compiled
 def _gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
@@ -199,7 +200,7 @@ def _gate_up_task(
     add(ready.ctypes.data + 8 * i, 1)
 
 
-@njit(nogil=True)
+@compiled
 def _down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
     sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any,
