@@ -16,8 +16,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# for functions that only compiled code calls: without what Python would call them by, which takes as long to
-# compile as they do
+# a function that only compiled code calls: without what Python would call it by
 compiled = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
@@ -25,23 +24,19 @@ IS_X86 = machine().lower() in ("x86_64", "amd64")
 IS_ARM = machine().lower() in ("aarch64", "arm64")
 
 
-def _to_float(is_bfloat: bool) -> Any:
+def as_float(builder: Any, word: Any, is_bfloat: bool) -> Any:
     """Code for the float32 of a 16-bit float."""
-
-    def of_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        wide = builder.shl(builder.zext(arguments[0], _I32), ir.Constant(_I32, 16))
+    if is_bfloat:
+        wide = builder.shl(builder.zext(word, _I32), ir.Constant(_I32, 16))
         return builder.bitcast(wide, ir.FloatType())
-
-    def of_half(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return of_bfloat16 if is_bfloat else of_half
+    return builder.fpext(builder.bitcast(word, ir.HalfType()), ir.FloatType())
 
 
 @intrinsic
 def value(context: Any, word: Any) -> Any:
     """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half."""
-    return types.float32(word), _to_float(word == types.uint16)
+    is_bfloat = word == types.uint16
+    return types.float32(word), lambda _, builder, __, words: as_float(builder, words[0], is_bfloat)
 
 
 @intrinsic
@@ -49,7 +44,8 @@ def held(context: Any, word: Any, like: Any) -> Any:
     """A 16-bit float as the array `like` holds it: the word itself, or float32."""
     if like.dtype == word:
         return word(word, like), lambda _, __, ___, arguments: arguments[0]
-    return types.float32(word, like), _to_float(word == types.uint16)
+    is_bfloat = word == types.uint16
+    return types.float32(word, like), lambda _, builder, __, words: as_float(builder, words[0], is_bfloat)
 
 
 @intrinsic

@@ -13,25 +13,25 @@ from numba import types
 from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import prefetch
-from localmoe.kernels.cpu.processor import LANES, MANY_REGISTERS
+from localmoe.kernels.cpu.processor import LANES
 from localmoe.kernels.cpu.vector_loops import (
     F32,
     I8,
     I16,
     I32,
-    I64,
     LINE,
     VECTOR,
     const,
     load_at,
     loop,
     multiply_add,
+    row_addresses,
     widened,
     zeros,
 )
 
-COLUMNS = 2 * LINE // 2 if LANES == 16 else LINE // 2  # of a tile: two lines or one
-MOST_TOKENS = 4 if MANY_REGISTERS and LANES == 16 else 2
+COLUMNS = LINE if LANES == 16 else LINE // 2  # of a tile: two lines of 16-bit weights, or one
+MOST_TOKENS = 4 if LANES == 16 else 2  # sums of all columns and tokens stay in registers
 _AHEAD = 8  # rows fetched before they are used
 
 
@@ -47,11 +47,7 @@ def _make(tokens: int) -> Any:
 
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
             at, stride, base, pitch, rows, length, out, out_pitch = arguments[1:]
-            places = [
-                builder.sext(load_at(builder, builder.add(rows, const(4 * t)), I32, 4), I64)
-                for t in range(tokens)
-            ]
-            inputs = [builder.add(base, builder.mul(place, pitch)) for place in places]
+            inputs = row_addresses(builder, base, pitch, rows, tokens)
 
             def turn(k: Any, sums: list[Any]) -> list[Any]:
                 row = builder.add(at, builder.mul(k, stride))

@@ -13,20 +13,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from localmoe.kernels.cpu.atoms import prefetch
+from localmoe.kernels.cpu.atoms import as_float, prefetch
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES, MANY_REGISTERS
 from localmoe.kernels.cpu.vector_loops import (
     F32,
     I8,
     I16,
     I32,
-    I64,
     LINE,
     VECTOR,
     const,
     load_at,
     loop,
     multiply_add,
+    row_addresses,
     total,
     widened,
     zeros,
@@ -85,24 +85,19 @@ class _Tile:
     def rest(self, k: Any, sums: list[Any]) -> list[Any]:
         """Add one product to every sum, which is a number here."""
         b = self.builder
-        weights = [self._number(b.add(row, b.shl(k, const(1))), I16) for row in self.streams]
+        weights = [self._number(b.add(row, b.shl(k, const(1)))) for row in self.streams]
         for t, token in enumerate(self.tokens):
-            x = (
-                self._number(b.add(token, b.shl(k, const(1))), I16)
-                if self.pairwise
-                else load_at(b, b.add(token, b.shl(k, const(2))), F32, 4)
-            )
+            if self.pairwise:
+                x = self._number(b.add(token, b.shl(k, const(1))))
+            else:
+                x = load_at(b, b.add(token, b.shl(k, const(2))), F32, 4)
             for r, weight in enumerate(weights):
                 place = r * len(self.tokens) + t
                 sums[place] = multiply_add(b, weight, x, sums[place])
         return sums
 
-    def _number(self, address: Any, kind: Any) -> Any:
-        b = self.builder
-        word = load_at(b, address, kind, 2)
-        if not self.is_bfloat:
-            return b.fpext(b.bitcast(word, ir.HalfType()), F32)
-        return b.bitcast(b.shl(b.zext(word, I32), ir.Constant(I32, 16)), F32)
+    def _number(self, address: Any) -> Any:
+        return as_float(self.builder, load_at(self.builder, address, I16, 2), self.is_bfloat)
 
 
 def _make(tokens: int) -> Any:
@@ -118,13 +113,8 @@ def _make(tokens: int) -> Any:
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
             a, b, step, ahead, base, pitch, rows, length, out, out_pitch = arguments[2:]
             streams = [a, builder.add(a, step), b, builder.add(b, step)]
-            at = [
-                builder.sext(load_at(builder, builder.add(rows, const(4 * t)), I32, 4), I64)
-                for t in range(tokens)
-            ]
-            made = _Tile(
-                builder, is_bfloat, pairwise, streams, [builder.add(base, builder.mul(t, pitch)) for t in at]
-            )
+            inputs = row_addresses(builder, base, pitch, rows, tokens)
+            made = _Tile(builder, is_bfloat, pairwise, streams, inputs)
             whole = builder.and_(length, const(-STEP))
             near = builder.sub(whole, const(_AHEAD // 2))  # where what is ahead is the next rows
             near = builder.select(builder.icmp_signed(">", near, const(0)), near, const(0))

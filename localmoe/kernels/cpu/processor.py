@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import llvmlite.binding as llvm
 from numba.core import config
+from numba.core.codegen import get_host_cpu_features
 
 from localmoe.kernels.cpu.atoms import IS_X86
 
 
 def _features() -> frozenset[str]:
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
-        listed = str(config.CPU_FEATURES or "").split(",")
-        return frozenset(name[1:] for name in listed if name.startswith("+"))
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+        listed = str(config.CPU_FEATURES or "")  # what a name alone implies is not known here
+    else:
+        listed = get_host_cpu_features()  # less what NUMBA_ENABLE_AVX forbids
+    return frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
 
 
 _FEATURES = _features()

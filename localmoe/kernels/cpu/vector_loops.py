@@ -35,6 +35,12 @@ def load_at(builder: Any, address: Any, kind: Any, align: int) -> Any:
     return loaded
 
 
+def row_addresses(builder: Any, base: Any, pitch: Any, rows: Any, count: int) -> list[Any]:
+    """Addresses of `count` rows of `pitch` bytes; `rows`: address of their int32 numbers."""
+    places = [load_at(builder, builder.add(rows, const(4 * i)), I32, 4) for i in range(count)]
+    return [builder.add(base, builder.mul(builder.sext(place, I64), pitch)) for place in places]
+
+
 def loop(
     builder: Any, start: Any, end: Any, step: int, carried: Sequence[Any],
     body: Callable[[Any, list[Any]], list[Any]],

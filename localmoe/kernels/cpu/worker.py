@@ -252,7 +252,7 @@ def _sources() -> int:
 run = _compiled_once(_sources())  # takes what _work takes
 
 
-@njit(cache=True)
+@njit
 def now() -> int:
     """The clock that `spin_ticks` and `park_ticks` are counted by."""
     count: int = ticks()
