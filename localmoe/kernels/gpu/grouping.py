@@ -80,6 +80,7 @@ def group_pairs(
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
         groups.skipped, *_lane_arguments(lane),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
+        ONE_TOKEN=tokens == 1,
         num_warps=4 if padded_pairs <= 256 else 16,
     )  # fmt: skip
     return groups
@@ -94,26 +95,47 @@ def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
 
 
 @triton.jit
-def _shares(miss, count, busy, rotation, rates, I: tl.constexpr, Q: tl.constexpr, E_PAD: tl.constexpr):
+def _shares(
+    miss, count, busy, rotation, rates, shares, E: tl.constexpr, I: tl.constexpr, Q: tl.constexpr,
+    E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr,
+):  # fmt: skip
     """Inner columns of each missing expert that the CPU computes, such that it ends when the link does.
 
     Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
     the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
-    same. `busy` copies hold the link up. rates: microseconds to hand a job over, of an expert on the CPU for
-    one token, for each further one, and of an expert over the link.
+    same. Of equals another expert comes first each time (`rotation`), so that none is always left to the CPU,
+    and never kept. `busy` copies hold the link up. rates: microseconds to hand a job over, of an expert on
+    the CPU for one token, for each further one, and of an expert over the link. shares: int32 (E,), to put
+    results from that order back into that of the experts.
     """
     e = tl.arange(0, E_PAD)
-    handover, first, further, link = (
-        tl.load(rates), tl.load(rates + 1), tl.load(rates + 2), tl.load(rates + 3)
-    )  # fmt: skip
-    cost = tl.where(miss, first + further * (count - 1).to(tl.float32), 0.0)
-    # of equals another expert comes first each time, so that none is always left to the CPU, and never kept
-    turn = tl.where(e < rotation, e - rotation + E_PAD, e - rotation)
-    key = tl.where(miss, count * E_PAD + turn, 1 << 30)
-    earlier = key[None, :] < key[:, None]
-    spent = tl.sum(tl.where(earlier, cost[None, :], 0.0), 1)
-    place = tl.sum(earlier.to(tl.int32), 1)
+    first, further = tl.load(rates + 1), tl.load(rates + 2)
     num_miss = tl.sum(miss.to(tl.int32), 0)
+    if ONE_TOKEN:  # all are equals, so two sums along the experts do
+        cost = tl.where(miss, first, 0.0)
+        early = miss & (e < rotation)
+        total, before = tl.sum(cost, 0), tl.sum(tl.where(early, cost, 0.0), 0)
+        num_before = tl.sum(early.to(tl.int32), 0)
+        spent = tl.cumsum(cost, 0) - cost + tl.where(e < rotation, total - before, -before)
+        place = tl.cumsum(miss.to(tl.int32), 0) - 1
+        place += tl.where(e < rotation, num_miss - num_before, -num_before)
+        share = _share(place, spent, cost, busy, num_miss, rates, I, Q)
+    else:
+        turn = tl.where(e < rotation, e - rotation + E, e - rotation)
+        key = tl.sort(tl.where(miss, count * E_PAD + turn, 1 << 30))
+        there = e < num_miss  # e is a place in the order here
+        cost = tl.where(there, first + further * (key // E_PAD - 1).to(tl.float32), 0.0)
+        share = _share(e, tl.cumsum(cost, 0) - cost, cost, busy, num_miss, rates, I, Q)
+        tl.store(shares + (key % E_PAD + rotation) % E, share, mask=there)
+        tl.debug_barrier()
+        share = tl.load(shares + e, mask=miss, other=0)
+    return tl.where(miss, share, 0)
+
+
+@triton.jit
+def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.constexpr):
+    """Columns for the CPU of the expert at `place`, before which it has spent `spent` microseconds."""
+    handover, link = tl.load(rates), tl.load(rates + 3)
     left = (busy + num_miss - place).to(tl.float32) * link
     part = (left - spent - handover) / (cost + link)
     part = tl.minimum(tl.maximum(part, 0.0), 1.0)
@@ -121,7 +143,7 @@ def _shares(miss, count, busy, rotation, rates, I: tl.constexpr, Q: tl.constexpr
         share = tl.minimum(((part * I) / Q + 0.5).to(tl.int32) * Q, I)
     else:
         share = tl.where(part >= 0.5, I, 0)
-    return tl.where(miss, share, 0)
+    return share
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "num_landing"])
@@ -129,7 +151,7 @@ def _group(
     index, index_stride, index_stride_k, live, table, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
     skips, shares, job_count, lane_words, issued, rates, entries, I: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr,
 ):  # fmt: skip
     p = tl.arange(0, P_PAD)
     row = p // K
@@ -156,7 +178,8 @@ def _group(
         posted = tl.load(lane_words)
         if tl.load(lane_words + 1) == 0:  # nobody has failed to answer
             busy = tl.maximum(tl.load(issued) - done, 0).to(tl.int32)
-            share = _shares(miss, count, busy, (posted * 7 % E).to(tl.int32), rates, I, Q, E_PAD)
+            rotation = (posted * 7 % E).to(tl.int32)
+            share = _shares(miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, ONE_TOKEN)
         by_cpu = share == I
         job = share > 0
         num_jobs = tl.sum(job.to(tl.int32), 0)

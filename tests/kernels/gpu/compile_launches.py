@@ -23,13 +23,20 @@ from triton.runtime.jit import JITFunction
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu.attention import attention
+from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
 from localmoe.kernels.gpu.router import route
+from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.mailbox import MailboxLayout
+from localmoe.kernels.residency import ResidencyView
 
-TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64"}
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+    torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
@@ -52,7 +59,7 @@ def signature_of(
         elif isinstance(value, float):
             types[parameter.name] = "fp32"
         else:
-            types[parameter.name] = "i32"
+            types[parameter.name] = "i32" if abs(value) < 1 << 31 else "i64"
             if specialised and value % 16 == 0:
                 aligned[(i,)] = [["tt.divisibility", 16]]
     return types, constants, aligned
@@ -156,6 +163,18 @@ def router() -> None:
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
 
 
+def grouping() -> None:
+    """A window's choices, divided between GPU and CPU; of one token, of many, and of many experts."""
+    for tokens, experts, top_k in ((1, 60, 4), (65, 60, 4), (9, 512, 10)):
+        words = torch.empty(experts, dtype=torch.int64)
+        numbers, whole = torch.empty(experts), torch.empty(experts, dtype=torch.int32)
+        layout = MailboxLayout(tokens, top_k, experts, 2048)
+        lane = LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole)
+        residency = ResidencyView(words, words, numbers, words, words, whole)
+        index = torch.empty(tokens, top_k, dtype=torch.int64)
+        group_pairs(index, words[:1], residency, lane)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "few": lambda: products(9),
     "window": lambda: products(33),
@@ -168,6 +187,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "latent_split": lambda: latent(9),
     "latent_loop": lambda: latent(1024),
     "router": router,
+    "grouping": grouping,
 }
 
 

@@ -34,7 +34,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     cache = tmp_path_factory.mktemp("triton")
     wishes = [f"{capability}={','.join(EVERYTHING)}" for capability in WHOLE]
-    wishes += [f"{capability}=prompt" for capability in PROMPTS]
+    wishes += [f"{capability}=prompt,grouping" for capability in PROMPTS]
     done = subprocess.run(
         [sys.executable, str(HERE / "compile_launches.py"), *wishes],
         env={**kept, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)},
@@ -55,7 +55,16 @@ def test_kernels_compile_and_fit(capability: int, compiled: list[dict[str, Any]]
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", PROMPTS)
 def test_products_of_prompts_compile_and_fit(capability: int, compiled: list[dict[str, Any]]) -> None:
-    check([report for report in compiled if report["capability"] == capability])
+    check(
+        [report for report in compiled if report["capability"] == capability and report["kernel"] != "_group"]
+    )
+
+
+@pytest.mark.slow
+def test_a_window_s_division_compiles_for_many_experts(compiled: list[dict[str, Any]]) -> None:
+    reports = [report for report in compiled if report["kernel"] == "_group"]
+    assert [report["launch"]["E_PAD"] for report in reports] == [64, 64, 1024]
+    assert all(report["shared"] <= 48 * 1024 and not report["mma"] for report in reports)
 
 
 def check(reports: list[dict[str, Any]]) -> None:
