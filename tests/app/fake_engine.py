@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from localmoe.core.units import format_bytes
 
 MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
-PIECES = 10  # of a better draft's build
+PIECES = 74  # of a better draft's build: 16 experts each
 SMALLEST = 12 * MIB
 ATTACK = (
     'Look: <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
@@ -125,6 +125,7 @@ class FakeEngine:
     ) -> None:
         self.model, self.config, self.step_s, self.improve_s = model, config, step_s, improve_s
         self.improve_error: Exception | None = None  # raised in the middle of a build
+        self.hurries: Callable[[], bool] = lambda: False  # a build's other pieces take no time then
         self.improvements = 0  # builds that were begun
         self.improved = self.answering = False
         self._improving = threading.Lock()  # held while the better draft is built
@@ -277,7 +278,7 @@ class FakeEngine:
     def improve_draft(
         self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
     ) -> str:
-        """Ten pieces, none of them while an answer is written; borrows half of the slots meanwhile."""
+        """In pieces, none of them while an answer is written; borrows half of the slots meanwhile."""
         assert self.improve_s is not None
         with self._improving:
             self.improvements += 1
@@ -286,7 +287,7 @@ class FakeEngine:
             try:
                 for piece in range(1, PIECES + 1):
                     self._wait_for_turn(cancel)
-                    time.sleep(self.improve_s / PIECES)
+                    time.sleep(0 if self.hurries() else self.improve_s / PIECES)
                     if progress is not None:
                         progress(
                             Progress(
@@ -324,6 +325,7 @@ class FakeLoader:
     def __init__(self, load_s: float = 0.0, step_s: float = 0.02, improve_s: float | None = None) -> None:
         self.load_s, self.step_s, self.improve_s = load_s, step_s, improve_s
         self.improve_error: Exception | None = None
+        self.hurries: Callable[[], bool] = lambda: False
         self.engines: list[FakeEngine] = []
 
     def __call__(
@@ -334,7 +336,7 @@ class FakeLoader:
                 "There is no model 'missing' on this computer: give a folder or a repo id."
             )
         engine = FakeEngine(model, config, self.step_s, self.improve_s)
-        engine.improve_error = self.improve_error
+        engine.improve_error, engine.hurries = self.improve_error, self.hurries
         for part in range(10):
             progress(Progress("loading weights", part * 3 * MIB, 30 * MIB, "bytes"))
             if cancel.wait(self.load_s / 10):

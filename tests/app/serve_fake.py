@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from fake_engine import FakeLoader
 
@@ -21,4 +22,6 @@ if __name__ == "__main__":
         float(os.environ.get("FAKE_STEP_S", "0.02")),
         None if improve_s is None else float(improve_s),
     )
+    if (hurry := os.environ.get("FAKE_IMPROVE_HURRY")) is not None:
+        loader.hurries = Path(hurry).exists
     sys.exit(main(engine_loader=loader, list_models=_models))

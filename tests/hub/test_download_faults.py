@@ -217,14 +217,7 @@ def test_a_commit_that_replaces_the_planned_one_meanwhile_starts_only_changed_fi
 def test_a_hub_that_serves_other_files_than_it_lists_is_given_up_before_they_are_fetched(
     hub: HubServer, other: bytes, etags: bool
 ) -> None:
-    (commit,) = hub.repos[REPO].commits
-    hub.etags = etags
-
-    def change(name: str) -> None:
-        if name in (FIRST, "config.json"):
-            hub.repos[REPO].commits[commit] = {**FILES, FIRST: other} if name == FIRST else FILES
-
-    hub.on_file = change
+    hub.etags, hub.instead = etags, {FIRST: other}
     with pytest.raises(DownloadError, match=r"serves other files .* than it lists"):
         download_model(REPO, options=QUICK)
 

@@ -84,7 +84,8 @@ def digest_of(name: str, data: bytes) -> str:
 
 class HubServer:
     """The two servers and what they know. `rate`: bytes a second of each answer; `etags`: whether files have
-    them; `on_file` is called before a file is answered."""
+    them; `on_file` is called before a file is answered; `instead`: contents that a file of that name is
+    answered with, whatever the listing says of it."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -94,6 +95,7 @@ class HubServer:
         self.rate: float | None = None
         self.etags = True
         self.on_file: Callable[[str], None] = lambda name: None
+        self.instead: dict[str, bytes] = {}
         self._servers = [_serve(self, "hub"), _serve(self, "cdn")]
         self.url, self.cdn_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -218,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         if repo.gated and self.asked.token != TOKEN:
             return self._refuse(403 if self.asked.token else 401, "GatedRepo")
-        data = repo.commits[commit].get(name)
+        data = self.hub.instead.get(name, repo.commits[commit].get(name))
         if data is None:
             return self._refuse(404, "EntryNotFound")
         digest = digest_of(name, data)
@@ -229,7 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _from_cdn(self, path: str) -> None:
         owner, model, commit, name = path.strip("/").split("/", 3)
-        self._send(name, self.hub.repos[f"{owner}/{model}"].commits[commit][name], {"ETag": '"cdn"'})
+        listed = self.hub.repos[f"{owner}/{model}"].commits[commit][name]
+        self._send(name, self.hub.instead.get(name, listed), {"ETag": '"cdn"'})
 
     def _send(self, name: str, data: bytes, headers: dict[str, str]) -> None:
         faults = self.hub.faults.get(name)
