@@ -25,21 +25,32 @@ from localmoe.hardware.probe import probe_hardware
 from localmoe.model.device_runner import DeviceRunner
 
 
-def answer(engine: Engine, length: int | str, strict: bool, tokens: int, prompt: int = 80) -> GenerationStats:
-    """Statistics of the second of two answers; the first one captures graphs and fills slots."""
+def captured_s(engine: Engine) -> float:
+    """Seconds that capturing passes took so far."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner)
+    return runner.issue.capture_s
+
+
+def answer(
+    engine: Engine, length: int | str, strict: bool, tokens: int, prompt: int = 80
+) -> tuple[GenerationStats, float]:
+    """Statistics of the second of two answers, and the seconds of it in which passes were captured; the first
+    one captures most of them and fills slots."""
     for seed in (0, 1):
         ids = np.random.default_rng(seed).integers(0, engine.footprint.vocab_size, prompt).tolist()
         request = GenerationRequest(
             prompt_token_ids=tuple(ids), max_new_tokens=tokens, draft_length=length, strict=strict
         )
+        before = captured_s(engine)
         for event in engine.stream(request):
             stats = event.stats
-    return stats
+    return stats, captured_s(engine) - before
 
 
 def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, float], tokens: int) -> None:
     """One line."""
-    s = answer(engine, length, strict, tokens)
+    s, captures_s = answer(engine, length, strict, tokens)
     footprint, decoded = engine.footprint, max(1, s.new_tokens - 1)
     seconds = (s.tpot_s or 0.0) * decoded
     link_bytes = s.h2d_bytes - s.prefill_h2d_bytes
@@ -60,7 +71,8 @@ def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, flo
         f"{s.cpu_bytes / seconds / 1e9:5.1f} (busy {100 * s.cpu_busy_s / seconds:3.0f} %, "
         f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy), together "
         f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
-        f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step",
+        f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step; "
+        f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms",
         flush=True,
     )
 

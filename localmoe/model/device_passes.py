@@ -84,7 +84,7 @@ class DevicePasses:
             window.visible = self._visible(WINDOW_BUCKETS[-1])
             for rows in WINDOW_BUCKETS:
                 report = self._window_body(rows).report
-        self._state.memory.close_pass(self.read_window(report.cpu().numpy(), WINDOW_BUCKETS[-1]).log)
+        self._state.memory.close_pass(self.read_window(report.cpu().numpy(), rows, rows).log)
         if self._state.draft is not None:
             self._state.phase, self._mode.one_row = "draft", True
             self._draft_body()
@@ -112,6 +112,11 @@ class DevicePasses:
     def all_in_kernels(self) -> bool:
         """Whether every matrix product so far went through the row-invariant kernels."""
         return not self._mode.others
+
+    @property
+    def capture_s(self) -> float:
+        """Seconds that capturing passes took so far, in which the answer at hand waited."""
+        return self._graphs.capture_s
 
     def forget_graphs(self) -> None:
         """Captured passes hold the addresses of the table; the next passes are captured anew."""
@@ -177,9 +182,11 @@ class DevicePasses:
         """The window's `count` tokens, at positions from `start` on, through the target; logits (rows, V)
         with rows at least `count`."""
         self._state.phase = "verify"
-        fitting = [rows for rows in WINDOW_BUCKETS if rows >= count]
-        keys = [("window", rows, self._visible(start + rows), self._state.lane_is_on) for rows in fitting]
-        key = keys[self._graphs.cheapest(keys)]
+        key = self._graphs.cheapest(
+            ("window", rows, self._visible(start + rows), self._state.lane_is_on)
+            for rows in WINDOW_BUCKETS
+            if rows >= count
+        )
         rows, self._state.window.visible = key[1], key[2]
         return self._graphs.run(key, lambda: self._window_body(rows))
 
@@ -196,11 +203,9 @@ class DevicePasses:
             numbers.append(self._state.lane.block.numbers())
         return PassOutput(logits, torch.cat(numbers))
 
-    def read_window(self, report: NDArray[np.int32], count: int, rows: int | None = None) -> WindowReport:
-        """The report of a window of `count` tokens that was issued with `rows` rows; None: as many as it
-        needs."""
+    def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
+        """The report of a window of `count` tokens whose logits had `rows` rows."""
         layers, experts = self._num_layers, self._num_experts
-        rows = rows or next(bucket for bucket in WINDOW_BUCKETS if bucket >= count)
         log, routed, choices, tokens, lane = np.split(
             report, np.cumsum([layers * experts, layers * rows * self._top_k, rows, rows])
         )

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+Key = TypeVar("Key", bound=Hashable)
 CAPTURE_AT = 4  # the fourth pass of a kind costs as much as capturing it has saved by then
 MAX_GRAPHS = 24  # a graph of a 48-layer model holds some thousand nodes, and so a few MiB in the driver
 
@@ -46,15 +48,17 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def cheapest(self, keys: Sequence[Hashable]) -> int:
-        """Which of several passes to issue that would all do, by its place in `keys`: the first and smallest,
-        unless it has been wanted a few times only and a larger one is captured already."""
-        if not self._enabled or keys[0] in self._graphs:
-            return 0
-        self._wanted[keys[0]] += 1
-        if self._wanted[keys[0]] >= CAPTURE_AT:
-            return 0
-        return next((place for place, key in enumerate(keys) if key in self._graphs), 0)
+    def cheapest(self, keys: Iterable[Key]) -> Key:
+        """Which of several passes to issue that would all do: the first and smallest, unless it has been
+        wanted a few times only and a larger one is captured already."""
+        candidates = iter(keys)
+        smallest = next(candidates)
+        if not self._enabled or smallest in self._graphs:
+            return smallest
+        self._wanted[smallest] += 1
+        if self._wanted[smallest] >= CAPTURE_AT:
+            return smallest
+        return next((key for key in candidates if key in self._graphs), smallest)
 
     def run(self, key: Hashable, body: Callable[[], PassOutput]) -> PassOutput:
         """Issue the pass `key`. `body` must have no effect that a second run of it would not repeat."""
