@@ -6,36 +6,22 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
-from browser import PageDriver, chromium_path, open_browser
-from conftest import FAKE, Server, running_app, wait_for
+from browser import PageDriver
+from conftest import AppStart, Server, wait_for
 from fake_engine import answer_to
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = pytest.mark.browser
 MARK = "document.querySelector('#lm-mark [data-epoch]').dataset"
 PREDICT = "**/gradio_api/run/predict*"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_app(tmp_path_factory.mktemp("now") / "home", FAKE, FAKE_STEP_S="0.06") as made:
-        made.wait("ready")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, playwright: Any) -> Iterator[PageDriver]:
-    with open_browser(playwright) as browser:
-        made = PageDriver.open(browser, server.url)
-        yield made
-        made.close()
+def app_start() -> AppStart:
+    return AppStart(environment={"FAKE_STEP_S": "0.06"})
 
 
 def asked(page: PageDriver, address: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from localmoe.core.config import GenerationRequest
+from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.server.address import bind
@@ -23,6 +23,8 @@ from localmoe.server.settings import ServerSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+DEFAULTS = SamplingConfig(temperature=0.5, top_k=7, seed=1)  # of the server that questions script
+SECRET = "what the user wrote"
 
 
 @dataclass
@@ -119,3 +121,17 @@ class ScriptedEngine:
                 yield found
         finally:
             self.left.append(self.asked[-1])
+
+
+def refusal(answer: httpx.Response, status: int) -> dict[str, str | None]:
+    """The error object, of OpenAI's shape, in one sentence."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert (
+        "\n" not in error["message"]
+        and "Traceback" not in error["message"]
+        and error["message"].endswith(".")
+    )
+    return error

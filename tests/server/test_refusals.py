@@ -1,0 +1,129 @@
+"""Requests that are refused, each in one sentence; who is let in; settings that make no sense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from api_rig import CHAT, HELLO, TEXT, Api, ScriptedEngine, refusal, running
+
+from localmoe.core.errors import ConfigError
+from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": "hello"}, "messages"), ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"temperature": "hot"}, "temperature"), ({"temperature": True}, "temperature"),
+        ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"),
+        ({"stream": "yes"}, "stream"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": 3}, "stop"), ({"n": 2}, "n"), ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"), ({"logit_bias": {"3": 1}}, "logit_bias"),
+        ({"logprobs": True}, "logprobs"), ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"draft_length": "long"}, "draft_length"),
+        ({"strict": 1}, "strict"), ({"temperature": -1}, None), ({"temperature": 1e999}, None),
+        ({"top_p": 0}, None), ({"seed": -1}, None), ({"max_tokens": 0}, None),
+        ({"max_completion_tokens": -1}, None), ({"draft_length": 65}, None),
+        ({"repetition_penalty": 0}, None), ({"min_p": 2}, None),
+    ],
+)  # fmt: skip
+def test_fields_that_are_wrong_or_not_supported_are_named(
+    body: dict[str, object], param: str | None, api: Api, engine: ScriptedEngine
+) -> None:
+    content = json.dumps({"messages": HELLO, **body})
+    assert refusal(api.client.post(CHAT, content=content), 400)["param"] == param
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": []}, "prompt"), ({"prompt": {"a": 1}}, "prompt"), ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"), ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+    ],
+)  # fmt: skip
+def test_completions_are_checked_too(body: dict[str, object], param: str, api: Api) -> None:
+    assert refusal(api.post(TEXT, **body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"messages": "\\ud800"}']
+)
+def test_a_body_that_is_no_json_object_gets_one_sentence(body: bytes, api: Api) -> None:
+    refusal(api.client.post(CHAT, content=body), 400)
+
+
+def test_what_is_not_there_is_said(api: Api) -> None:
+    assert refusal(api.post(model="gpt-4"), 404)["code"] == "model_not_found"
+    refusal(api.client.get("/v1/models/gpt-4"), 404)
+    refusal(api.client.get("/docs"), 404)
+    refusal(api.client.get(CHAT), 405)
+
+
+def test_small_answers_on_an_open_connection_are_sent_at_once(api: Api) -> None:
+    times_s = [api.client.get("/v1/models").elapsed.total_seconds() for _ in range(6)]
+    assert min(times_s[1:]) < 0.03  # 0.04 s at least where each waits for the client to confirm the last
+
+
+def test_a_request_has_a_largest_size(api: Api) -> None:
+    half = b" " * (MAX_BODY_BYTES // 2 + 1)
+    refusal(api.client.post(CHAT, content=half * 2), 413)
+    refusal(api.client.post(CHAT, content=iter([half, half])), 413)  # in chunks, of no declared size
+
+
+def test_other_names_and_pages_of_other_origins_are_refused(api: Api) -> None:
+    get = api.client.get
+    for host in (
+        "evil.example",
+        f"evil.example:{api.port}",
+        "127.0.0.1",
+        f"127.0.0.1:{api.port + 1}",
+        f"0.0.0.0:{api.port}",
+    ):
+        refusal(get("/v1/models", headers={"host": host}), 403)
+        refusal(get("/health", headers={"host": host}), 403)
+    for host in (f"localhost:{api.port}", f"LOCALHOST:{api.port}", f"[::1]:{api.port}"):
+        assert get("/v1/models", headers={"host": host}).status_code == 200
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{api.port}"):
+        assert "--cors" in str(refusal(get("/v1/models", headers={"origin": origin}), 403)["message"])
+    preflight = {"origin": "http://a.example", "access-control-request-method": "POST"}
+    assert api.client.options(CHAT, headers=preflight).status_code == 403
+
+
+def test_a_key_and_the_origins_of_pages_are_what_lets_in(engine: ScriptedEngine) -> None:
+    page = {"origin": "http://localhost:3000"}
+    engine.open.set()
+    with running(engine, ServerSettings("kéy", ("http://localhost:3000",))) as api:
+        for header in (None, "Bearer", "Bearer key", "Basic kéy", "kéy", "Bearer kéyy"):
+            headers = {} if header is None else {"authorization": header.encode()}
+            answer = api.client.get("/v1/models", headers={**headers, **page})
+            assert refusal(answer, 401)["code"] == "invalid_api_key"
+            assert answer.headers["access-control-allow-origin"] == page["origin"]
+        key = {"authorization": "Bearer kéy".encode()}
+        assert api.client.post(CHAT, json={"messages": HELLO}, headers={**key, **page}).status_code == 200
+        assert api.client.get("/health").status_code == 200
+        asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        preflight = api.client.options(CHAT, headers={**page, **asks})
+        assert preflight.status_code == 200 and "POST" in preflight.headers["access-control-allow-methods"]
+        refusal(api.client.options(CHAT, headers={"origin": "http://evil.example", **asks}), 403)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"api_key": ""}, {"api_key": " a"}, {"max_waiting": -1}, {"cors": ("*",)}, {"cors": ("null",)},
+        {"cors": ("localhost:3000",)}, {"cors": ("http://a.example/",)}, {"cors": ("http://[",)}, {"cors": ("http://A.example",)},
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        ServerSettings(**settings)

@@ -1,0 +1,141 @@
+"""Real sockets, an engine whose steps are given: what is asked, order, disconnects, errors, thoughts."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+import pytest
+from api_rig import DEFAULTS, Api, ScriptedEngine, refusal, wait_for
+
+from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.types import Message
+
+
+def says(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
+    api: Api, engine: ScriptedEngine
+) -> None:
+    message = (Message("user", "hello"),)
+    assert api.post(temperature=None, stop=None, n=1, draft_length=None).status_code == 200
+    assert engine.last == GenerationRequest(messages=message, sampling=DEFAULTS)
+    given = {"strict": True, "policy": "sp-moe", "draft_length": "auto", "max_tokens": 7, "temperature": 0}
+    assert api.post(**given, seed=2, user="me", tools=[{}], tool_choice="auto").status_code == 200
+    assert engine.last == GenerationRequest(
+        messages=message, sampling=SamplingConfig(temperature=0, top_k=7, seed=2), max_new_tokens=7,
+        draft_length="auto", policy="sp-moe", strict=True,
+    )  # fmt: skip
+
+
+def test_requests_are_answered_in_order_and_refused_when_too_many_wait(
+    api: Api, engine: ScriptedEngine
+) -> None:
+    engine.open.clear()
+    answers: list[httpx.Response] = []
+    threads = []
+    for i in range(3):
+        threads.append(
+            threading.Thread(target=lambda i=i: answers.append(api.post(messages=says(f"answer {i}"))))
+        )
+        threads[-1].start()
+        wait_for(lambda i=i: api.desk.counts() == (1, i))
+    refused = api.post()
+    assert refusal(refused, 503)["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) >= 1
+    health = api.client.get("/health").json()  # the event loop is free while the engine works
+    assert (health["running"], health["waiting"]) == (1, 2)
+    engine.open.set()
+    for thread in threads:
+        thread.join()
+    texts = ["answer 0", "answer 1", "answer 2"]
+    assert engine.asked == texts
+    assert sorted(answer.json()["choices"][0]["message"]["content"] for answer in answers) == texts
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_stops_its_answer_or_leaves_the_row(
+    stream: bool, api: Api, engine: ScriptedEngine
+) -> None:
+    engine.open.clear()
+    first = api.begin(messages=says("first"), stream=stream)
+    wait_for(lambda: api.desk.counts() == (1, 0))
+    second, third = (api.begin(messages=says(name), stream=stream) for name in ("second", "third"))
+    wait_for(lambda: api.desk.counts() == (1, 2))
+    second.close()
+    wait_for(lambda: api.desk.counts() == (1, 1))
+    first.close()
+    gone_at = time.monotonic()
+    wait_for(lambda: engine.left == ["first"])
+    assert time.monotonic() - gone_at < 0.3
+    engine.open.set()
+    got = b""
+    while b"third" not in got:
+        got += third.recv(4096)
+    third.close()
+    assert engine.asked == ["first", "third"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "sentence"),
+    [
+        ("TRANSFER", 500, "A copy failed: try again."),
+        ("MEMORY", 503, "The GPU's memory ran out: give less."),
+        ("BUG", 500, "The server failed inside (RuntimeError): its log has the place."),
+    ],
+)  # fmt: skip
+def test_what_fails_is_told_in_one_sentence_and_the_next_is_answered(
+    text: str, status: int, sentence: str, api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusal(api.post(messages=says(text)), status)["message"] == sentence
+    assert refusal(api.post(messages=says(f"a|b|{text}")), status)["message"] == sentence
+    assert refusal(api.post(messages=says(text), stream=True), status)["message"] == sentence
+    events = api.events(messages=says(f"a|{text}"), stream_options={"include_usage": True})
+    assert events[1]["choices"][0]["delta"] == {"content": "a"}
+    assert [found["error"]["message"] for found in events if "error" in found] == [sentence]
+    assert "error" in events[-1], "nothing comes after an error"
+    assert api.post(messages=says("well")).json()["choices"][0]["finish_reason"] == "stop"
+    assert bool(caplog.records) == (text == "BUG")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>|I thi|nk </|thi|nk>|\n\nTh|us| END|more",
+        "opened think </think>|Thus END more",
+        "<think>END</think>Thus END",
+    ],
+)
+def test_thoughts_have_a_field_of_their_own_and_stop_strings_are_of_the_answer(
+    text: str, stream: bool, api: Api
+) -> None:
+    if stream:
+        deltas = [found["choices"][0] for found in api.events(messages=says(text), stop="END")]
+        got = [
+            "".join(delta["delta"].get(key, "") for delta in deltas)
+            for key in ("reasoning_content", "content")
+        ]
+        finish = deltas[-1]["finish_reason"]
+    else:
+        choice = api.post(messages=says(text), stop="END").json()["choices"][0]
+        got, finish = (
+            [choice["message"][key] for key in ("reasoning_content", "content")],
+            choice["finish_reason"],
+        )
+    assert (got[1], finish) == ("Thus ", "stop")
+    assert "think>" not in got[0] and got[0] in ("I think", "opened think", "END")
+
+
+def test_a_stop_string_ends_the_engines_work_and_other_text_is_held_back_no_longer_than_needed(
+    api: Api, engine: ScriptedEngine
+) -> None:
+    texts = [
+        found["choices"][0]["delta"].get("content")
+        for found in api.events(messages=says("ab|S|b|ST|OP|never"), stop=["STOP"])
+    ]
+    assert texts == ["", "ab", "Sb", None]
+    assert api.events(messages=says("a|ST"), stop="STOP")[-2]["choices"][0]["delta"] == {"content": "ST"}
