@@ -48,6 +48,8 @@ def test_twenty_prompts_of_each_source_are_answered_alike_with_drafting_on_and_o
         check_stats(drafted)
         new_tokens += len(plain.tokens)
         stats = drafted.stats
+        if not number % 2:
+            continue  # how long "auto" drafts are, and so how good, depends on the machine
         total.update(
             drafted=stats.drafted, accepted=stats.accepted, demands=stats.expert_demands, hits=stats.hits
         )

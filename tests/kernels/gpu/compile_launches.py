@@ -164,8 +164,8 @@ def router() -> None:
 
 
 def grouping() -> None:
-    """A window's choices, divided between GPU and CPU; of one token, of many, and of many experts."""
-    for tokens, experts, top_k in ((1, 60, 4), (65, 60, 4), (9, 512, 10)):
+    """A window's choices, divided between GPU and CPU; of one token, and of several with many experts."""
+    for tokens, experts, top_k in ((1, 60, 4), (9, 512, 10)):
         words = torch.empty(experts, dtype=torch.int64)
         numbers, whole = torch.empty(experts), torch.empty(experts, dtype=torch.int32)
         layout = MailboxLayout(tokens, top_k, experts, 2048)
