@@ -14,6 +14,8 @@ from browser import PageDriver
 from conftest import AppStart, Server, wait_for
 from fake_engine import answer_to
 
+from app.models_screen import STILL_S
+
 pytestmark = pytest.mark.browser
 MARK = "document.querySelector('#lm-mark [data-epoch]').dataset"
 PREDICT = "**/gradio_api/run/predict*"
@@ -30,10 +32,10 @@ def asked(page: PageDriver, address: str) -> int:
 
 
 def rests(page: PageDriver) -> None:
-    """Until Gradio has been asked nothing for a while: the first start's proposals and an answer's end are
-    behind."""
+    """Until Gradio has been asked nothing for longer than the Models tab's timer waits, which runs until the
+    first start's proposals stand."""
     last, since = -1, time.monotonic()
-    while time.monotonic() - since < 1.5:
+    while time.monotonic() - since < STILL_S + 0.5:
         if (now := asked(page, "/run/predict")) != last:
             last, since = now, time.monotonic()
         time.sleep(0.1)
