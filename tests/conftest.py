@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# before any library starts threads: those of three processes would only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 # Triton's interpreter where there is no CUDA device; transformers imports triton, which reads this then

@@ -12,8 +12,6 @@ slots of MoE-SpeQ 3.3.2, which names the idea and leaves the formula open).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,22 +48,25 @@ class ReuseScores:
             self._until_quota = _QUOTA_TOKENS
         return self._quota
 
-    def learn_step(self, demanded: Mask, routed: Sequence[Mask], accepted: int, drafted: int) -> None:
+    def learn_step(self, demanded: Mask, routed: Mask, accepted: int, drafted: int) -> None:
         """A step is over: `accepted` of `drafted` tokens were kept, so that accepted + 1 tokens of text were
         added.
 
         Args:
             demanded: (L, E), what the target used.
-            routed: (L, E) each, what the draft said of the first window tokens; a use counts for the tokens
+            routed: (T, L, E), what the draft said of the first T window tokens; a use counts for the tokens
                 of which the draft said so, and one that it did not foresee for the window's last token. Where
                 it said nothing at all, every use counts for the last token that was kept.
         """
         self._age(accepted + 1)
-        foreseen = np.zeros_like(demanded)
-        for token, mask in enumerate(routed):
-            self._use(mask & demanded, token, accepted)
-            foreseen |= mask
-        self._use(demanded & ~foreseen, drafted if routed else accepted, accepted)
+        if not len(routed):
+            return self._use(demanded, accepted, accepted)
+        counts = [(*_use_counts(token - accepted), 1.0) for token in range(len(routed))]
+        used = (routed & demanded).reshape(len(routed), -1).astype(np.float64)
+        recent, frequency, foreseen = (np.array(counts).T @ used).reshape(3, *demanded.shape)
+        self._recent += recent
+        self._frequency += frequency
+        self._use(demanded & (foreseen == 0.0), drafted, accepted)
 
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
@@ -85,12 +86,17 @@ class ReuseScores:
 
     def _use(self, used: Mask, token: int, accepted: int) -> None:
         """A use by window token `token`, of which tokens 0 .. accepted are text now."""
-        behind = token - accepted
-        if behind <= 0:
-            self._recent += _TOKEN_DECAY**-behind * used
-            self._frequency += (1.0 - _FREQUENCY_DECAY) * used
-        else:
-            self._recent += _REJECTED_WEIGHT**behind * used
+        recent, frequency = _use_counts(token - accepted)
+        self._recent += recent * used
+        if frequency:
+            self._frequency += frequency * used
+
+
+def _use_counts(behind: int) -> tuple[float, float]:
+    """What a use adds to R and F, by a token that is so many places behind the last one that was kept."""
+    if behind <= 0:
+        return _TOKEN_DECAY**-behind, 1.0 - _FREQUENCY_DECAY
+    return _REJECTED_WEIGHT**behind, 0.0
 
 
 def slot_shares(frequency: NDArray[np.float64]) -> NDArray[np.float64]:

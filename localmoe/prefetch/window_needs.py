@@ -17,20 +17,22 @@ class WindowNeeds:
         wanted: int32 (L, E), tokens that want it; 0 once its layer is done.
         sure: bool (L, E), wanted by token 0 (verified in any case), with at least half an equal share of the
             router's weight, or by several tokens.
-        routed: bool (L, E) of each window token so far, whatever is done by now.
+        routed: bool (T, L, E), what each of the T window tokens so far wants, whatever is done by now.
     """
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.wanted = np.zeros((num_layers, num_experts), dtype=np.int32)
         self._first_cells = np.arange(0, num_layers * num_experts, num_experts, dtype=np.intp)[:, None]
         self.sure = np.zeros((num_layers, num_experts), dtype=np.bool_)
-        self.routed: list[NDArray[np.bool_]] = []
+        self.routed = np.zeros((0, num_layers, num_experts), dtype=np.bool_)
+        self._room = self.routed  # for more tokens; what is not in `routed` is False
 
     def clear(self) -> None:
         """Another window begins."""
         self.wanted[:] = 0
         self.sure[:] = False
-        self.routed.clear()
+        self.routed[:] = False
+        self.routed = self._room[:0]
 
     def add_layer(self, token: int, layer: int, experts: Sequence[int], confidences: Sequence[float]) -> None:
         """One token's choices at one layer. An index outside the experts means "none"."""
@@ -45,8 +47,11 @@ class WindowNeeds:
                     sure[expert] = True
 
     def _make_room(self, token: int) -> None:
-        while len(self.routed) <= token:
-            self.routed.append(np.zeros(self.wanted.shape, dtype=np.bool_))
+        if token >= len(self._room):
+            self._room = np.zeros((max(8, 2 * token), *self.wanted.shape), dtype=np.bool_)
+            self._room[: len(self.routed)] = self.routed
+        if token >= len(self.routed):
+            self.routed = self._room[: token + 1]
 
     def add_token(self, token: int, experts: NDArray[np.integer], confidences: NDArray[np.floating]) -> None:
         """One token's choices at all layers, (L, K) each."""

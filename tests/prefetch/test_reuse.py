@@ -31,7 +31,8 @@ def test_worth_is_recent_use_that_halves_with_every_token_and_the_share_of_token
     for routed, demanded, wanted in story:
         drafted = len(routed)
         accepted = min(wanted, drafted)
-        scores.learn_step(mask(demanded), [mask(one) for one in routed], accepted, drafted)
+        told = np.array([mask(one) for one in routed], dtype=np.bool_).reshape(-1, 1, EXPERTS)
+        scores.learn_step(mask(demanded), told, accepted, drafted)
         for expert in range(EXPERTS):
             recent[expert] *= 0.5 ** (accepted + 1)
             frequency[expert] *= 0.99 ** (accepted + 1)
@@ -63,6 +64,6 @@ def test_layers_get_slots_by_the_number_of_experts_that_they_use_effectively() -
     for _ in range(40):
         one, two = np.zeros((2, 4), dtype=np.bool_), np.zeros((2, 4), dtype=np.bool_)
         one[0, 0] = one[1, 0] = two[0, 1] = two[1, 0] = True
-        scores.learn_step(one, [], 0, 0)
-        scores.learn_step(two, [], 0, 0)
+        scores.learn_step(one, np.zeros((0, 2, 4), dtype=np.bool_), 0, 0)
+        scores.learn_step(two, np.zeros((0, 2, 4), dtype=np.bool_), 0, 0)
     assert scores.quota().tolist() == pytest.approx([16 / 3, 8 / 3], rel=0.01)

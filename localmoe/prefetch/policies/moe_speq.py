@@ -126,7 +126,7 @@ class MoeSpeqPolicy(PolicyBase):
         else:
             room = needs.wanted.size  # nothing is known of the link
         if layer is None:
-            layers, experts = self._places(needs.sure & self._missing())
+            layers, experts = self._places(needs.sure > (self._residency() | self._requested))
         else:
             missing = needs.sure[layer] & ~self._residency()[layer] & ~self._requested[layer]
             experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0]
@@ -157,11 +157,10 @@ class MoeSpeqPolicy(PolicyBase):
     @staticmethod
     def _in_time(layers: NDArray[np.intp], copies_per_layer: float) -> NDArray[np.bool_]:
         """Of copies in the order of their layers: those that meet their deadline, the others left out."""
-        taken, kept = 0, []
-        for layer in layers.tolist():
-            kept.append(taken + 1 <= layer * copies_per_layer)
-            taken += kept[-1]
-        return np.array(kept, dtype=np.bool_)
+        place = np.arange(len(layers))
+        most = (layers * copies_per_layer).astype(np.intp) - place  # taken up to each, less its place
+        taken = np.minimum(np.minimum.accumulate(most), 1) + place
+        return np.diff(taken, prepend=0) > 0
 
     def _missing(self) -> NDArray[np.bool_]:
         """(L, E): needed, neither here nor on its way nor asked for."""
@@ -176,8 +175,8 @@ class MoeSpeqPolicy(PolicyBase):
     ) -> Sequence[PrefetchRequest]:
         self._requested[layers, experts] = True
         self._num_requested += len(layers)
-        keys = zip(layers.tolist(), experts.tolist(), strict=True)
-        return [PrefetchRequest(ExpertKey(*key), float(key[0])) for key in keys]
+        keys = map(ExpertKey, layers.tolist(), experts.tolist())
+        return [PrefetchRequest(key, float(key.layer)) for key in keys]
 
     # -- eviction
 
