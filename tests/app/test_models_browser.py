@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from browser import PageDriver
 from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
-from support.hub_server import TOKEN, HubServer, files_of, hub_server
+from support.hub_server import TOKEN, Fault, HubServer, files_of, hub_server
 
 pytestmark = pytest.mark.browser
 MOE, LOCKED, DENSE = "org/tiny-moe", "org/locked-moe", "org/dense"
-LONG = "org/long-moe"
+LONG, HUGE = "org/long-moe", "org/huge-moe"
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +225,36 @@ def test_the_page_speaks_chinese_by_the_browser_or_by_choice(
     context.close()
 
 
-def test_a_model_of_the_hub_is_got_loaded_and_answers(page: PageDriver, server: Server) -> None:
+def test_a_disk_that_is_too_small_is_said_with_a_way_on(page: PageDriver, hub: HubServer) -> None:
+    hub.commit(HUGE, next(iter(hub.repos[MOE].commits.values())))
+    hub.sizes, hub.requests[:] = {WEIGHTS: 10**15}, []
+    search(page, HUGE)
+    wait_card(page, "results", HUGE, "Only download")
+    press(page, "results", "get", HUGE)
+    wait_card(page, "queue", HUGE, "The disk is full: delete a model you no longer need")
+    assert state(page, HUGE) == "failed" and hub.bodies(WEIGHTS) == []
+    hub.sizes = {}
+    press(page, "queue", "cancel", HUGE)
+    wait_card(page, "queue", HUGE, "Delete what has arrived?")
+    press(page, "queue", "cancel", HUGE)
+    wait_for(lambda: state(page, HUGE) == "", 20, "an empty queue")
+
+
+def test_a_model_of_the_hub_is_got_loaded_and_answers(
+    page: PageDriver, server: Server, hub: HubServer
+) -> None:
+    """Though the link is cut, the Hub is busy, and bytes arrive changed until its user tries again."""
+    busy = Fault(status=503, headers={"Retry-After": "0"})
+    hub.requests.clear()
+    hub.fail(WEIGHTS, Fault(cut_after=500_000), busy, *[Fault(flip_at=2_000_000)] * 3)
     search(page, MOE)
     wait_card(page, "results", MOE, "Fits:", 60)
     press(page, "results", "get-chat", MOE)
+    wait_card(page, "queue", MOE, "The download failed.", 60)
+    assert "wrong checksum" in card(page, "queue", MOE) and state(page, MOE) == "failed"
+    starts = [one.start for one in hub.requests if one.path.endswith(WEIGHTS) and one.server == "cdn"]
+    assert starts == [None, 500_000, 500_000, None, None]  # cut, refused, and thrice wrong
+    press(page, "queue", "resume", MOE)
     wait_for(lambda: server.health()["model"] == MOE, 60, "the model")
     server.wait("ready", 60)
     page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")

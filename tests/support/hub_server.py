@@ -85,7 +85,7 @@ def digest_of(name: str, data: bytes) -> str:
 class HubServer:
     """The two servers and what they know. `rate`: bytes a second of each answer; `etags`: whether files have
     them; `on_file` is called before a file is answered; `instead`: contents that a file of that name is
-    answered with, whatever the listing says of it."""
+    answered with, whatever the listing says of it; `sizes`: bytes that the listing says of a file."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -96,6 +96,7 @@ class HubServer:
         self.etags = True
         self.on_file: Callable[[str], None] = lambda name: None
         self.instead: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}
         self._servers = [_serve(self, "hub"), _serve(self, "cdn")]
         self.url, self.cdn_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -189,9 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, data in repo.commits[commit].items():
             digest = digest_of(name, data)
-            entry = {"rfilename": name, "size": len(data), "blobId": digest[:40]}
+            size = self.hub.sizes.get(name, len(data))
+            entry = {"rfilename": name, "size": size, "blobId": digest[:40]}
             if is_large(name):
-                entry["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 134}
+                entry["lfs"] = {"sha256": digest, "size": size, "pointerSize": 134}
             siblings.append(entry)
         gated = "auto" if repo.gated else False
         info = {
