@@ -87,12 +87,8 @@ class CpuLane:
     def _worker_arguments(self, activation: Activation, sizes: list[int]) -> tuple[Any, ...]:
         """All that threads share, in the order of worker.run's arguments from `control` on."""
         box, layout, store = self.mailbox, self.layout, self._store
-        shape = [
-            layout.top_k,
-            store.layouts[0].transposed,
-            activation.interleaved,
-            KINDS.index(activation.kind),
-        ]
+        transposed = store.layouts[0].transposed
+        shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
         cells = (3, store.num_layers, store.num_experts)
         records: NDArray[np.int64] = np.zeros(cells, dtype=np.int64)
         for layer, pair in enumerate(self._biases):
@@ -101,7 +97,7 @@ class CpuLane:
                 for kind, bias in enumerate(pair):
                     records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
         pairs, entries = layout.num_pairs, layout.entries
-        x_kind = activations_kind(store.dtype == torch.bfloat16, store.layouts[0].transposed)
+        x_kind = activations_kind(store.dtype == torch.bfloat16, transposed)
         scratch = max(pairs, worker.WIDER * max(2 * worker.GATE_UP_ROWS, worker.DOWN_ROWS))
         return (
             self._control,
@@ -118,6 +114,7 @@ class CpuLane:
             np.zeros((2, entries + 1), dtype=np.int64),
             np.zeros(entries, dtype=np.int64),
             np.zeros((self.num_threads, 4, scratch), dtype=np.float32),
+            *((0, None) if transposed else (None, 0)),
         )
 
     def _compile(self) -> None:

@@ -115,40 +115,43 @@ def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
 
 
 @compiled
-def gate_up_block(
-    weights: Any, bias: Any, hidden: int, inner: int, transposed: bool, interleaved: bool,
-    kind: int, alpha: Any, limit: Any, first: int, last: int,
-    x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+def gate_up_columns(
+    weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """As gate_up_rows, of words (H, 2I)."""
+    size, n = last - first, 0
+    while n < rows.shape[0]:
+        together = some(rows.shape[0] - n)
+        these = rows[n : n + together]
+        for part in range(1 if interleaved else 2):
+            begin, count = (2 * first, 2 * size) if interleaved else (part * inner + first, size)
+            columns(weights, 2 * inner, begin, count, x, these, hidden, scratch[:, part * size :])
+        for t in range(together):
+            for j in range(size):
+                gate = scratch[t, 2 * j] if interleaved else scratch[t, j]
+                up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
+                _finish(
+                    gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
+                    weights[0],
+                )  # fmt: skip
+        n += together
+
+
+@compiled
+def gate_up_rows(
+    weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """out[pair, i] = act(gate) * up, rounded to 16 bits, for inner columns first <= i < last.
 
     Args:
-        weights: 16-bit words of gate_up, (2I, H), or (H, 2I) if transposed. bias: words (2I,), or empty.
+        weights: 16-bit words of gate_up, (2I, H). bias: words (2I,), or empty.
         x: (T, H), 16-bit words where dot_tiles wants them, else float32. rows, pairs: int32 (n,), each pair's
             token and its row of `out`.
         out: (P, I) of x's kind.
         scratch: float32 (4, at least n and 2 * (last - first)).
     """
-    if transposed:
-        size, n = last - first, 0
-        while n < rows.shape[0]:
-            together = some(rows.shape[0] - n)
-            these = rows[n : n + together]
-            if interleaved:
-                columns(weights, 2 * inner, 2 * first, 2 * size, x, these, hidden, scratch)
-            else:
-                columns(weights, 2 * inner, first, size, x, these, hidden, scratch)
-                columns(weights, 2 * inner, inner + first, size, x, these, hidden, scratch[:, size:])
-            for t in range(together):
-                for j in range(size):
-                    gate = scratch[t, 2 * j] if interleaved else scratch[t, j]
-                    up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
-                    _finish(
-                        gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
-                        weights[0],
-                    )  # fmt: skip
-            n += together
-        return
     base, row = weights.ctypes.data, 2 * hidden  # bytes of a row
     step, to_up = (2 * row, row) if interleaved else (row, inner * row)
     for i in range(first, last, 2):
@@ -178,40 +181,50 @@ def _finish(
 
 
 @compiled
-def down_block(
-    weights: Any, bias: Any, hidden: int, inner: int, share: int, transposed: bool, first: int, last: int,
-    x: Any, pairs: Any, out: Any, scratch: Any,
+def down_columns(
+    weights: Any, bias: Any, hidden: int, share: int, first: int, last: int, x: Any, pairs: Any, out: Any,
+    scratch: Any,
 ) -> None:  # fmt: skip
-    """out[pair, h] = sum over i < share of x[pair, i] * down[h, i], float32, for first <= h < last; the bias
-    comes with the whole sum only (share = I).
+    """As down_rows, of words (I, H)."""
+    n = 0
+    while n < pairs.shape[0]:
+        together = some(pairs.shape[0] - n)
+        columns(weights, hidden, first, last - first, x, pairs[n : n + together], share, scratch)
+        for t in range(together):
+            for h in range(first, last):
+                out[pairs[n + t], h] = scratch[t, h - first]
+        n += together
+    _add_bias(bias, first, last, pairs, out)
+
+
+@compiled
+def down_rows(
+    weights: Any, bias: Any, inner: int, share: int, first: int, last: int, x: Any, pairs: Any, out: Any,
+    scratch: Any,
+) -> None:  # fmt: skip
+    """out[pair, h] = sum over i < share of x[pair, i] * down[h, i], float32, for first <= h < last.
 
     Args:
-        weights: 16-bit words of down, (H, I), or (I, H) if transposed. bias: words (H,), or empty.
-        x: (P, I), what gate_up_block put out. pairs: int32 (n,), rows of x and `out`.
+        weights: 16-bit words of down, (H, I). bias: words (H,), or empty.
+        x: (P, I), what gate_up put out. pairs: int32 (n,), rows of x and `out`.
         scratch: float32 (4, at least n and last - first).
     """
-    if transposed:
-        n = 0
-        while n < pairs.shape[0]:
-            together = some(pairs.shape[0] - n)
-            columns(weights, hidden, first, last - first, x, pairs[n : n + together], share, scratch)
-            for t in range(together):
-                for h in range(first, last):
-                    out[pairs[n + t], h] = scratch[t, h - first]
-            n += together
-    else:
-        row = 2 * inner  # bytes
-        for h in range(first, last, 4):  # rows go in fours; of fewer some are done twice
-            left = last - h
-            one = 1 if left > 2 else 0
-            other = 2 if left > 3 else min(left - 1, 1)
-            at = weights.ctypes.data + h * row
-            ahead = 4 * row if left > 4 else 0
-            dots(weights, at, at + other * row, one * row, ahead, x, pairs, share, scratch)
-            for n in range(pairs.shape[0]):
-                for r in range(4):
-                    out[pairs[n], h + other * (r // 2) + one * (r % 2)] = scratch[r, n]
-    if bias.shape[0] > 0 and share == inner:
+    row = 2 * inner  # bytes
+    for h in range(first, last, 4):  # rows go in fours; of fewer some are done twice
+        left = last - h
+        one = 1 if left > 2 else 0
+        other = 2 if left > 3 else min(left - 1, 1)
+        at = weights.ctypes.data + h * row
+        ahead = 4 * row if left > 4 else 0
+        dots(weights, at, at + other * row, one * row, ahead, x, pairs, share, scratch)
         for n in range(pairs.shape[0]):
-            for h in range(first, last):
-                out[pairs[n], h] += value(bias[h])
+            for r in range(4):
+                out[pairs[n], h + other * (r // 2) + one * (r % 2)] = scratch[r, n]
+    _add_bias(bias, first, last, pairs, out)
+
+
+@compiled
+def _add_bias(bias: Any, first: int, last: int, pairs: Any, out: Any) -> None:
+    for n in range(pairs.shape[0] if bias.shape[0] > 0 else 0):
+        for h in range(first, last):
+            out[pairs[n], h] += value(bias[h])

@@ -28,7 +28,7 @@ from localmoe.kernels.cpu.atoms import (
     ticks,
     words_at,
 )
-from localmoe.kernels.cpu.products import down_block, gate_up_block
+from localmoe.kernels.cpu.products import down_columns, down_rows, gate_up_columns, gate_up_rows
 from localmoe.kernels.mailbox import (
     BEGIN,
     END,
@@ -61,7 +61,7 @@ def _work(
     me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int,
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, scratch: Any,
+    ready: Any, scratch: Any, columned: Any, rowed: Any,
 ) -> int:  # fmt: skip
     """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0.
 
@@ -69,13 +69,15 @@ def _work(
         me: this thread's number.
         control: int64 (CONTROL_WORDS,). posted, answered: addresses of the mailbox's words.
         head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of 16-bit float.
-        shape: int64: K, transposed, interleaved, activation kind. numbers: float32: alpha, limit.
+        shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
         records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
             none).
         sizes: int64 (L,): inner size I of each layer.
         x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
         ready: int64 (A,).
         scratch: float32 (threads, 4, n).
+        columned, rowed: a number if weights are transposed, or if not; None for the other, whose code is not
+            compiled.
 
     Returns:
         STOPPED or PARKED.
@@ -88,7 +90,7 @@ def _work(
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, scratch, control,
+                x, inner, rows, starts, ready, scratch, columned, rowed, control,
             )  # fmt: skip
             last = job
             quiet = ticks()
@@ -108,11 +110,13 @@ def _work(
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, scratch: Any, control: Any,
+    ready: Any, scratch: Any, columned: Any, rowed: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
-        _prepare(base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, control)
+        _prepare(
+            base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, columned, rowed, control
+        )
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
     while True:
         ticket = load(base + 8 * TICKET)
@@ -129,12 +133,12 @@ def _job(
         if drawn < control[TASKS_A]:
             _gate_up_task(
                 drawn, base, head, entries, pairs, words, shape, numbers, records, sizes, x, inner, rows,
-                starts, ready, scratch[me],
+                starts, ready, scratch[me], columned, rowed,
             )  # fmt: skip
         else:
             _down_task(
                 drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
-                inner, starts, ready, scratch[me],
+                inner, starts, ready, scratch[me], columned, rowed,
             )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
                 control[JOBS] += 1
@@ -145,14 +149,14 @@ def _job(
 @compiled
 def _prepare(
     base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any, rows: Any,
-    starts: Any, ready: Any, control: Any,
+    starts: Any, ready: Any, columned: Any, rowed: Any, control: Any,
 ) -> None:  # fmt: skip
     """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
     control[STARTED] = ticks()
     layer, hidden = head[HEAD_LAYER], x.shape[1]
     inner = sizes[layer]
     num_bytes = 0
-    wider = WIDER if shape[1] != 0 else 1
+    wider = WIDER if columned is not None else 1
     for i in range(head[HEAD_ENTRIES]):
         share = entries[SHARE, i]
         starts[0, i + 1] = starts[0, i] + (share + GATE_UP_ROWS * wider - 1) // (GATE_UP_ROWS * wider)
@@ -182,6 +186,7 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
 def _gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
+    columned: Any, rowed: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[0], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
@@ -190,30 +195,36 @@ def _gate_up_task(
     weights = carray(words_at(records[0, layer, expert], words), (2 * width * hidden,))
     bias_at = records[1, layer, expert]
     bias = carray(words_at(bias_at, words), (2 * width if bias_at != 0 else 0,))
-    block = GATE_UP_ROWS * (WIDER if shape[1] != 0 else 1)
+    block = GATE_UP_ROWS * (WIDER if columned is not None else 1)
     first = (task - starts[0, i]) * block
-    gate_up_block(
-        weights, bias, hidden, width, shape[1] != 0, shape[2] != 0, shape[3], numbers[0], numbers[1],
-        first, min(first + block, entries[SHARE, i]),
-        x, rows[begin:end], pairs[begin:end], inner, scratch,
-    )  # fmt: skip
+    last = min(first + block, entries[SHARE, i])
+    if columned is not None:
+        gate_up_columns(
+            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
+            x, rows[begin:end], pairs[begin:end], inner, scratch,
+        )  # fmt: skip
+    if rowed is not None:
+        gate_up_rows(
+            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
+            x, rows[begin:end], pairs[begin:end], inner, scratch,
+        )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
 
 
 @compiled
 def _down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
-    sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any,
+    sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any, columned: Any, rowed: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[1], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], out.shape[1]
     wanted = starts[0, i + 1] - starts[0, i]
     weights_at = records[0, layer, expert] + 4 * width * hidden
-    block = DOWN_ROWS * (WIDER if shape[1] != 0 else 1)
+    block = DOWN_ROWS * (WIDER if columned is not None else 1)
     first = (task - starts[1, i]) * block
     last = min(first + block, hidden)
-    if load(ready.ctypes.data + 8 * i) < wanted and shape[1] == 0:
+    if rowed is not None and load(ready.ctypes.data + 8 * i) < wanted:
         for at in range(weights_at + 2 * width * first, weights_at + 2 * width * last, 64):
             fetch(at)  # other threads still compute its input: memory need not wait for them
     while load(ready.ctypes.data + 8 * i) < wanted:
@@ -222,12 +233,14 @@ def _down_task(
         pause()
     weights = carray(words_at(weights_at, words), (width * hidden,))
     bias_at = records[2, layer, expert]
-    bias = carray(words_at(bias_at, words), (hidden if bias_at != 0 else 0,))
-    begin, end = entries[BEGIN, i], entries[END, i]
-    down_block(
-        weights, bias, hidden, width, entries[SHARE, i], shape[1] != 0, first, last,
-        inner, pairs[begin:end], out, scratch,
-    )  # fmt: skip
+    share = entries[SHARE, i]
+    has_bias = bias_at != 0 and share == width  # it comes with the whole sum only
+    bias = carray(words_at(bias_at, words), (hidden if has_bias else 0,))
+    these = pairs[entries[BEGIN, i] : entries[END, i]]
+    if columned is not None:
+        down_columns(weights, bias, hidden, share, first, last, inner, these, out, scratch)
+    if rowed is not None:
+        down_rows(weights, bias, width, share, first, last, inner, these, out, scratch)
 
 
 def _compiled_once(sources: int) -> Any:
