@@ -24,7 +24,7 @@ from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html, files_html
 from app.texts import Texts, texts_for
-from app.view import Seen, Updates, View
+from app.view import Seen, Updates, View, in_sight
 from localmoe.core.errors import LocalMoeError
 
 Part = tuple[Any, Callable[[], Updates]]  # what it shows, as a key; its updates
@@ -184,7 +184,8 @@ class Screen:
         widgets = self.widgets.chat
         return {
             widgets.history: gr.update(
-                value=history_entries(messages[-shown:], t, coloured=coloured), visible=bool(messages)
+                value=history_entries(messages[-shown:], t, coloured=coloured),
+                visible=in_sight(bool(messages)),
             ),
             widgets.earlier: gr.Button(visible=len(messages) > shown),
         }

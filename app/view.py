@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 Updates = dict[Any, Any]  # widget -> its new value or properties
 Seen = str  # JSON: part of the page -> key of what the page shows
@@ -21,3 +21,9 @@ class View:
     language: str = "en"
     find: str = ""  # what the list of chats is searched for
     stamp: int = 0  # grows with every action: which of two answers of the server is the newer one
+
+
+def in_sight(wanted: bool) -> Literal[True, "hidden"]:
+    """A widget's `visible`. One that were taken out of the page while its listener runs would leave Gradio's
+    progress clock behind, which then counts 60 times a second for as long as the page is open."""
+    return True if wanted else "hidden"

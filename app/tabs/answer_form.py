@@ -14,7 +14,7 @@ from app.settings import AnswerSettings
 from app.status_html import message_html
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
 from app.texts import texts_for
-from app.view import Updates, View
+from app.view import Updates, View, in_sight
 from localmoe.core.config import MAX_DRAFT_LENGTH
 from localmoe.core.errors import LocalMoeError
 from localmoe.prefetch.registry import POLICIES
@@ -84,8 +84,8 @@ def create_answer_form() -> AnswerForm:
                 info="How many tokens the draft writes ahead. It changes the speed, never the quality.",
             )  # fmt: skip
             draft_length = gr.Number(
-                _USUAL_DRAFT_LENGTH, label="Drafted tokens a step", visible=False, elem_id="lm-draft-length",
-                info=f"1 to {MAX_DRAFT_LENGTH}",
+                _USUAL_DRAFT_LENGTH, label="Drafted tokens a step", elem_id="lm-draft-length",
+                info=f"1 to {MAX_DRAFT_LENGTH}", visible="hidden",
             )  # fmt: skip
         samplings = create_preset_row("sampling", "Saved sampling settings")
         sampling = _create_sampling()
@@ -145,7 +145,7 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
         **preset_values(form.samplings, service),
         form.seed: "" if answers.seed is None else str(answers.seed),
         form.draft_mode: mode,
-        form.draft_length: gr.Number(value=fixed, visible=mode == "fixed"),
+        form.draft_length: gr.Number(value=fixed, visible=in_sight(mode == "fixed")),
     }
 
 
@@ -163,7 +163,7 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
             message, good = str(error), False
         return {
             form.saved: message_html(texts_for(view.language)(message), good),
-            form.draft_length: gr.Number(visible=mode == "fixed"),
+            form.draft_length: gr.Number(visible=in_sight(mode == "fixed")),
         }
 
     gr.on(

@@ -15,7 +15,7 @@ from app.bench.service import MAX_PROMPTS, MAX_TOKENS, BenchmarkService
 from app.bench_html import progress_html, result_html, result_name
 from app.status_html import message_html
 from app.texts import texts_for
-from app.view import Seen, Updates, View
+from app.view import Seen, Updates, View, in_sight
 from localmoe.core.errors import LocalMoeError
 from localmoe.hardware.cards import CARDS
 from localmoe.prefetch.registry import POLICIES
@@ -98,7 +98,7 @@ def create_benchmark_tab() -> BenchmarkWidgets:
         notice = gr.HTML("", apply_default_css=False, elem_id="lm-bench-notice")
         progress = gr.HTML("", apply_default_css=False, elem_id="lm-bench-progress")
         with gr.Group(elem_classes=["lm-group"]):
-            past = gr.Dropdown([], label="Results", elem_id="lm-bench-past", visible=False)
+            past = gr.Dropdown([], label="Results", elem_id="lm-bench-past", visible="hidden")
             result = gr.HTML("", apply_default_css=False, elem_id="lm-bench-result")
             delete = gr.Button("Delete this result", visible=False, elem_id="lm-bench-delete", size="sm")
     timer = gr.Timer(_BUSY_S, active=False)
@@ -143,7 +143,7 @@ def refresh_benchmark(
             lambda: {
                 widgets.past: gr.Dropdown(
                     choices=[(result_name(one, t), result_id) for result_id, one in kept], value=shown,
-                    visible=bool(kept),
+                    visible=in_sight(bool(kept)),
                 ),
                 widgets.delete: gr.Button(visible=bool(kept)),
                 widgets.result: "" if shown is None else result_html(results.get(shown), t),

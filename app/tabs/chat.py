@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import gradio as gr
 
@@ -49,8 +49,8 @@ def create_chat_tab() -> ChatWidgets:
     with gr.Column(elem_id="lm-scroll"):
         welcome = action_html("lm-welcome")
         earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="lm-earlier")
-        history = _chatbot("Earlier messages of this chat", "lm-history", None)
-        turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER)
+        history = _chatbot("Earlier messages of this chat", "lm-history", None, visible="hidden")
+        turn = _chatbot("Last question and answer", "lm-turn", _PLACEHOLDER, visible=True)
         go_on = gr.Button("Continue the answer", size="sm", visible=False, elem_id="lm-continue")
     branches = gr.HTML(
         "", apply_default_css=False, elem_id="lm-branches",
@@ -73,12 +73,14 @@ def _message_attributes() -> gr.InputHTMLAttributes:
     return gr.InputHTMLAttributes(spellcheck=True, enterkeyhint="send")
 
 
-def _chatbot(label: str, elem_id: str, placeholder: str | None) -> gr.Chatbot:
+def _chatbot(
+    label: str, elem_id: str, placeholder: str | None, *, visible: Literal[True, "hidden"]
+) -> gr.Chatbot:
     return gr.Chatbot(
         [], label=label, show_label=False, container=False, elem_id=elem_id, elem_classes=["lm-turns"],
         height=None, autoscroll=False, editable="user", buttons=["copy"], sanitize_html=True, layout="bubble",
         feedback_options=None, placeholder=placeholder, group_consecutive_messages=True, allow_tags=False,
-        latex_delimiters=_FORMULAS,
+        latex_delimiters=_FORMULAS, visible=visible,
     )  # fmt: skip
 
 

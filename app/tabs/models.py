@@ -14,7 +14,7 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService
 from app.models_view import token_html
 from app.status_html import message_html
 from app.texts import texts_for
-from app.view import WINDOW, Seen, Updates, View
+from app.view import WINDOW, Seen, Updates, View, in_sight
 from localmoe.core.errors import ConfigError, LocalMoeError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def create_models_tab() -> ModelsWidgets:
             )  # fmt: skip
             ready_made = gr.Textbox(
                 "", label="Ready-made GPTQ checkpoint of the same model", elem_id="lm-ready-made",
-                max_lines=1, visible=False, placeholder="owner/name of a GPTQ repo, or a folder",
+                max_lines=1, visible="hidden", placeholder="owner/name of a GPTQ repo, or a folder",
             )  # fmt: skip
         results = action_html("lm-results")
         shelf = action_html("lm-shelf")
@@ -146,8 +146,8 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
     for event in (widgets.keep_token.click, widgets.token.submit):
         screen.listen(event, handle_token, [widgets.token, *state], token_outputs)
     widgets.draft.change(
-        lambda kind: gr.Textbox(visible=kind == "ready-made"), [widgets.draft], [widgets.ready_made],
-        queue=False, show_progress="hidden", api_visibility="private",
+        lambda kind: gr.Textbox(visible=in_sight(kind == "ready-made")),
+        [widgets.draft], [widgets.ready_made], queue=False, show_progress="hidden", api_visibility="private",
     )  # fmt: skip
 
 

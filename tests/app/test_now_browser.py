@@ -72,6 +72,46 @@ def test_a_page_costs_the_server_little_while_an_answer_is_written_and_less_whil
     assert shares["answering"] < 0.05 and shares["idle"] < 0.02, shares
 
 
+FRAMES = """(() => {
+    const ask = window.requestAnimationFrame.bind(window);
+    window.calls = 0;
+    window.requestAnimationFrame = (call) => { window.calls += 1; return ask(call); };
+    window.callsPerFrame = () => new Promise((done) => {
+        const begin = window.calls;
+        let left = 60;
+        const frame = () => { left -= 1; left ? ask(frame) : done((window.calls - begin) / 60); };
+        ask(frame);
+    });
+})()"""
+
+
+def test_no_use_of_the_page_leaves_work_behind_that_goes_on_with_every_frame(
+    server: Server, browser: Any
+) -> None:
+    """Gradio's progress clock of a widget that leaves the page while its listener runs goes on for ever."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    context.add_init_script(FRAMES)
+    page = PageDriver(context.new_page())
+    page.page.goto(server.url)
+    page.wait_text("#lm-header", "ready")
+
+    for question in ("hello", "hello again"):
+        page.send(question)
+        page.wait_answer_is(answer_to(question))
+        page.wait_idle()
+        page.send("one more")
+        page.wait_idle()
+        page.page.click("#lm-new")
+        page.wait_questions([])
+    page.settings()
+    for label in ("Fixed", "Auto", "Fixed", "Auto"):
+        page.choose_draft(label)
+    time.sleep(1.0)  # what follows the last action is over
+    calls = min(float(page.evaluate("window.callsPerFrame()")) for _ in range(2))
+    assert calls < 1.5, calls  # one is left behind when Gradio has loaded the page
+    page.close()
+
+
 def number_of(event: str, server: Server) -> int:
     """Of the listener of an event of the page's script."""
     with urllib.request.urlopen(f"{server.url}config") as answer:
