@@ -8,17 +8,21 @@ Rounds go through all kinds in turn, so that a busy machine disturbs them alike.
 
 Two figures, of each kind minus alone: CPU seconds of the server's own threads (event loop, its workers) for a
 second of answering, by the threads' clocks, which other programs do not disturb; and tokens a second, which
-they do.
+they do. With --pairs the speed alone is compared, within answers: the watcher is halted every other
+stretch of time, so that what disturbs the machine for longer disturbs both alike.
 
     python benchmarks/panel_cost.py [--model demo] [--rounds 8] [--tokens 700] [--no-browser] [--json]
+    python benchmarks/panel_cost.py --pairs 100 [--model demo] [--no-browser] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +34,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests/app"))
@@ -38,6 +44,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 ALONE, SCRIPT, BROWSER = "alone", "script", "browser"
 LIVE_S = 1.0  # as static/live.js asks
+STRETCH_S = 1.5
 QUESTION = "Count from 1 to 500."  # the embedded model does it without an end
 IDLE_S = 10.0  # of watching an engine that does nothing
 
@@ -145,6 +152,38 @@ class App:
         assert view is not None and view.stats is not None and view.stats.tokens_per_s, view
         return Answer(view.stats.tokens_per_s, *shares)
 
+    def stretches(self, watcher: Watcher, pairs: int) -> list[tuple[float, float]]:
+        """Tokens a second of neighbouring stretches of answers: watched, and with the watcher halted."""
+        found: list[tuple[float, float]] = []
+        while len(found) < pairs:
+            self.service.retry(self.chat_id)
+            while self._decoded() == (0, 0.0):
+                time.sleep(0.01)
+            rates: list[float] = []
+            watched_first = len(found) % 2 == 0
+            while (before := self._decoded()) is not None:
+                watcher.halt((len(rates) % 2 == 0) != watched_first)
+                time.sleep(STRETCH_S)
+                after = self._decoded()
+                if after is not None:
+                    rates.append((after[0] - before[0]) / (after[1] - before[1]))
+            watcher.halt(False)
+            self.service.runner.settle()
+            pairs_here = zip(rates[0::2], rates[1::2], strict=False)
+            found += [pair if watched_first else pair[::-1] for pair in pairs_here]
+        return found[:pairs]
+
+    def _decoded(self) -> tuple[int, float] | None:
+        """Tokens after the first one and the seconds that they took; None once the answer has ended."""
+        view = self.service.runner.view()
+        assert view is not None
+        if view.finish is not None:
+            return None
+        stats = view.stats
+        if stats is None or stats.tpot_s is None:
+            return 0, 0.0
+        return stats.new_tokens - 1, stats.tpot_s * (stats.new_tokens - 1)
+
     def idle_share(self) -> float:
         """CPU seconds of the server's threads a second, with no answer."""
         before = self._server_s()
@@ -187,12 +226,23 @@ class Watcher:
 
     def __init__(self, kind: str, app: App, cores: set[int]) -> None:
         command = [sys.executable, __file__, "--watch", kind, "--port", str(app.port), "--chat", app.chat_id]
-        self._process = None
+        self._process, self._family = None, []
         if kind != ALONE:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
             )
         time.sleep(8.0 if kind == BROWSER else 1.0)  # its start is no part of it
+
+    def halt(self, halted: bool) -> None:
+        """Stop all its processes where they are, or let them go on."""
+        if self._process is None:
+            return
+        if not self._family:  # a browser has process groups of its own
+            watcher = psutil.Process(self._process.pid)
+            self._family = [watcher.pid, *(one.pid for one in watcher.children(recursive=True))]
+        for pid in self._family:
+            with contextlib.suppress(ProcessLookupError):  # a browser ends processes that it keeps to spare
+                os.kill(pid, signal.SIGSTOP if halted else signal.SIGCONT)
 
     def close(self) -> None:
         """End it."""
@@ -201,13 +251,39 @@ class Watcher:
             self._process.communicate()
 
 
+def part_cores() -> set[int]:
+    """Keep this process on one core, before any thread is started; the others are the watcher's."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[0]})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return set(cores[1:]) or set(cores)
+
+
+def measure_pairs(args: argparse.Namespace) -> dict[str, Any]:
+    """By how much an answer is slower while it is watched."""
+    theirs, kinds = part_cores(), {}
+    with tempfile.TemporaryDirectory() as home:
+        app = App(args.model, Path(home))
+        try:
+            app.answer(args.tokens)
+            for kind in [SCRIPT] if args.no_browser else [SCRIPT, BROWSER]:
+                watcher = Watcher(kind, app, theirs)
+                slower = [100 * (1 - one / other) for one, other in app.stretches(watcher, args.pairs)]
+                watcher.close()
+                kinds[kind] = {
+                    "slower_percent": statistics.median(slower), "slower_quartiles": _quartiles(slower),
+                    "mean": statistics.fmean(slower),
+                    "standard_error": statistics.stdev(slower) / len(slower) ** 0.5,
+                }  # fmt: skip
+        finally:
+            app.close()
+    return {"model": args.model, "pairs": args.pairs, "stretch_s": STRETCH_S, "kinds": kinds}
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All rounds."""
     kinds = [ALONE, SCRIPT] if args.no_browser else [ALONE, SCRIPT, BROWSER]
-    cores = sorted(os.sched_getaffinity(0))
-    theirs = set(cores[1:]) or set(cores)
-    os.sched_setaffinity(0, {cores[0]})  # before any thread is started
-    os.environ["OMP_NUM_THREADS"] = "1"
+    theirs = part_cores()
     rounds: list[dict[str, Answer]] = []
     idle: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -259,6 +335,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--pairs", type=int, help="compare stretches of answers instead, so many pairs")
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--watch", choices=(SCRIPT, BROWSER), help=argparse.SUPPRESS)
@@ -269,11 +346,25 @@ def main() -> None:
         threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, 15)), daemon=True).start()
         os.setpgid(0, 0)  # a browser's processes end with it
         return watch_by_script(args.port, args.chat) if args.watch == SCRIPT else watch_by_browser(args.port)
-    result = measure(args)
+    result = measure(args) if args.pairs is None else measure_pairs(args)
     if args.json:
         print(json.dumps(result))
-        return
-    print(f"{args.model}: medians of {args.rounds} answers of {args.tokens} tokens (quartiles)")
+    elif args.pairs is not None:
+        print(f"{args.model}: {args.pairs} pairs of stretches of {STRETCH_S} s, watched and not")
+        for kind, found in result["kinds"].items():
+            low, high = found["slower_quartiles"]
+            print(
+                f"  {kind:8s} slower by {found['slower_percent']:.1f} % in the median ({low:.1f} to "
+                f"{high:.1f}), {found['mean']:.1f} +- {found['standard_error']:.1f} % in the mean"
+            )
+    else:
+        report(result)
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print what `measure` found."""
+    what = f"{result['rounds']} answers of {result['tokens']} tokens"
+    print(f"{result['model']}: medians of {what} (quartiles)")
     for kind, found in result["kinds"].items():
         print(
             f"  {kind:8s} {found['tokens_per_s']:6.1f} tok/s; the server's threads take "
