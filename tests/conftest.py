@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# before any library starts threads: those of three processes would only wait for each other
+# before any library starts threads: those of several processes would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
