@@ -24,6 +24,6 @@ class View:
 
 
 def in_sight(wanted: bool) -> Literal[True, "hidden"]:
-    """A widget's `visible`. One that were taken out of the page while its listener runs would leave Gradio's
-    progress clock behind, which then counts 60 times a second for as long as the page is open."""
+    """A widget's `visible`. One that is taken out of the page while its listener runs leaves Gradio's
+    progress clock behind, which then asks for every frame for as long as the page is open."""
     return True if wanted else "hidden"

@@ -18,87 +18,27 @@ stretch of time, so that what disturbs the machine for longer disturbs both alik
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from panel_watchers import ALONE, BROWSER, SCRIPT, Client, Watcher
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "tests/app"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
-ALONE, SCRIPT, BROWSER = "alone", "script", "browser"
-LIVE_S = 1.0  # as static/live.js asks
 STRETCH_S = 1.5
 QUESTION = "Count from 1 to 500."  # the embedded model does it without an end
 IDLE_S = 10.0  # of watching an engine that does nothing
-
-
-class Client:
-    """Asks as the page's scripts do."""
-
-    def __init__(self, port: int) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self._shown = {"panel": "", "meter": "", "turn": ""}
-
-    def _ask(self, path: str, query: dict[str, str]) -> Any:
-        self._http.request("GET", f"{path}?{urllib.parse.urlencode(query)}")
-        answer = self._http.getresponse()
-        content = answer.read()
-        assert answer.status == 200, (path, answer.status, content[:300])
-        return json.loads(content)
-
-    def now(self, chat_id: str) -> float:
-        """What has moved; seconds until the next question."""
-        told = self._ask("/now", {**self._shown, "chat": chat_id, "language": "en", "typed": "0"})
-        self._shown.update({name: told[name]["key"] for name in self._shown if name in told})
-        return float(told["wait"])
-
-    def live(self) -> None:
-        """The map, the link and the step."""
-        assert self._ask("/live", {"language": "en", "timeline": "true"})["cells"]
-
-
-def watch_by_script(port: int, chat_id: str) -> None:
-    """Ask at the page's rate."""
-    client = Client(port)
-    next_live = next_now = time.monotonic()
-    while True:
-        now = time.monotonic()
-        if now >= next_live:
-            client.live()
-            next_live = now + LIVE_S
-        if now >= next_now:
-            next_now = now + client.now(chat_id)
-        time.sleep(max(0.0, min(next_live, next_now) - time.monotonic()))
-
-
-def watch_by_browser(port: int) -> None:
-    """Look at the page, with the step's timeline open."""
-    from browser import open_browser
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright, open_browser(playwright) as browser:
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.goto(f"http://127.0.0.1:{port}/")
-        page.wait_for_selector("[data-map]")
-        page.click("[data-timeline] summary")
-        page.wait_for_timeout(10**8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,36 +161,6 @@ class App:
         self.sock.close()
 
 
-class Watcher:
-    """A process that looks at the page; nobody for ALONE."""
-
-    def __init__(self, kind: str, app: App, cores: set[int]) -> None:
-        command = [sys.executable, __file__, "--watch", kind, "--port", str(app.port), "--chat", app.chat_id]
-        self._process, self._family = None, []
-        if kind != ALONE:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-            )
-        time.sleep(8.0 if kind == BROWSER else 1.0)  # its start is no part of it
-
-    def halt(self, halted: bool) -> None:
-        """Stop all its processes where they are, or let them go on."""
-        if self._process is None:
-            return
-        if not self._family:  # a browser has process groups of its own
-            watcher = psutil.Process(self._process.pid)
-            self._family = [watcher.pid, *(one.pid for one in watcher.children(recursive=True))]
-        for pid in self._family:
-            with contextlib.suppress(ProcessLookupError):  # a browser ends processes that it keeps to spare
-                os.kill(pid, signal.SIGSTOP if halted else signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it."""
-        if self._process is not None:
-            assert self._process.poll() is None, "the watcher failed"
-            self._process.communicate()
-
-
 def part_cores() -> set[int]:
     """Keep this process on one core, before any thread is started; the others are the watcher's."""
     cores = sorted(os.sched_getaffinity(0))
@@ -267,7 +177,7 @@ def measure_pairs(args: argparse.Namespace) -> dict[str, Any]:
         try:
             app.answer(args.tokens)
             for kind in [SCRIPT] if args.no_browser else [SCRIPT, BROWSER]:
-                watcher = Watcher(kind, app, theirs)
+                watcher = Watcher(kind, app.port, app.chat_id, theirs)
                 slower = [100 * (1 - one / other) for one, other in app.stretches(watcher, args.pairs)]
                 watcher.close()
                 kinds[kind] = {
@@ -294,7 +204,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 found = {}
                 place = number % len(kinds)
                 for kind in kinds[place:] + kinds[:place]:
-                    watcher = Watcher(kind, app, theirs)
+                    watcher = Watcher(kind, app.port, app.chat_id, theirs)
                     found[kind] = app.answer(args.tokens)
                     if number == 0:
                         idle[kind] = app.idle_share()
@@ -338,14 +248,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="compare stretches of answers instead, so many pairs")
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--watch", choices=(SCRIPT, BROWSER), help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--chat", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.watch:
-        threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, 15)), daemon=True).start()
-        os.setpgid(0, 0)  # a browser's processes end with it
-        return watch_by_script(args.port, args.chat) if args.watch == SCRIPT else watch_by_browser(args.port)
     result = measure(args) if args.pairs is None else measure_pairs(args)
     if args.json:
         print(json.dumps(result))

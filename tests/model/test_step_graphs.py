@@ -47,7 +47,7 @@ def test_the_graphs_are_bounded_and_the_longest_unused_goes(graphs: StepGraphs) 
         issue(graphs, key)
         issue(graphs, 0)
     assert len(graphs) == MAX_GRAPHS
-    assert graphs.cheapest([0]) == 0 and issue(graphs, 1, 2) == 2  # 1 went
+    assert graphs.cheapest([-1, 0]) == 0 and issue(graphs, 1, 2) == 2  # 0 is there, 1 went
 
 
 def test_without_graphs_every_pass_is_the_fitting_one() -> None:
