@@ -18,6 +18,7 @@ import torch
 from steps import read_bandwidth
 
 from localmoe.core.config import EngineConfig, GenerationRequest, parse_draft_length
+from localmoe.core.errors import BudgetError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
@@ -144,7 +145,11 @@ def main() -> None:
         print(f"synthetic: {args.shape}, {args.routing}, ready in {time.perf_counter() - started:.1f} s")
         rates = measured_rates(engine)
         for gib in args.budgets:
-            plan = engine.resize(int(gib * 2**30))
+            try:
+                plan = engine.resize(int(gib * 2**30))
+            except BudgetError as error:
+                print(f"synthetic: {gib:g} GiB: {error}")
+                continue
             print(f"synthetic: {gib:g} GiB, {100 * plan.resident_share:.0f} % of the experts in slots")
             if args.prompt:
                 prompt_speed(engine, args.prompt)

@@ -80,6 +80,8 @@ class Timeline:
             end_s = self.now() if end_s is None else end_s
             if self._open is None or end_s < self._open[1] or len(self._open[2]) >= _MAX_SPANS:
                 return
+            if lane in _PASSES:  # one may have been issued behind the last step's
+                start_s = max(start_s, self._open[1])
             self._open[2].append(Span(lane, name, start_s, end_s, num_bytes))
 
     @contextmanager

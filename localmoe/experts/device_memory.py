@@ -1,8 +1,9 @@
 """DeviceExpertMemory: the residency of experts where whole target passes run on the GPU without the host.
 
 Before a pass the host issues the copies that the policy wants and uploads the table; during it kernels read
-what is resident, wait for what is on its way, and read what is missing over the link, keeping it in a slot;
-the pass's log then tells the host what happened. Rules that no policy can break: slots are overwritten only
+what is resident, wait for what is on its way, and read what is missing over the link, keeping it in a slot
+and the table up to date; the pass's log then tells the host what happened. So a pass for which nothing is to
+be copied may be opened behind one that still runs. Rules that no policy can break: slots are overwritten only
 between passes, or within one by the only layer that reads them; a prefetch never evicts an expert of the
 window's unused prefetches. WHICH expert goes is the policy's, through its scores.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from localmoe.core.errors import TransferError
@@ -67,7 +69,8 @@ class DeviceExpertMemory:
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._stale = True  # the table on the device is not what it should be
         self._queue, self._passes = CopyQueue(), 0
-        self._pass_open = self._closed = False
+        self._open_passes, self._closed = 0, False
+        block.home.copy_(torch.from_numpy(self._host_address))
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
@@ -96,6 +99,11 @@ class DeviceExpertMemory:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
         if self._slot_of[key] == _FREE and self.may_prefetch:
             self._queue.push(key, deadline)
+
+    @property
+    def waiting(self) -> int:
+        """Copies that are wanted and not issued yet."""
+        return len(self._queue)
 
     def drop_prefetches(self, layer: int | None = None) -> None:
         """Withdraw what has not started, of a layer or of all: a window is over, and its unused may go."""
@@ -179,10 +187,8 @@ class DeviceExpertMemory:
         Raises:
             TransferError: the engine was closed.
         """
-        if self._closed:
-            raise TransferError("The engine was closed while an answer was being written.")
+        self._count_open()
         self.pump()
-        self._pass_open = True
         block, here = self.block, self._slot_of != _FREE
         if not self._stale and here.all():
             return  # nothing can be missing, so no score matters either
@@ -192,6 +198,23 @@ class DeviceExpertMemory:
         block.score[:] = self._room()[0]
         self._offer_landing()
         block.upload()
+
+    def open_behind(self) -> None:
+        """Open the pass that comes right behind the one that is open, in stream order. Nothing is copied for
+        it; its scores are those of what was known before the open one.
+
+        Raises:
+            TransferError: the engine was closed.
+        """
+        self._count_open()
+        if self.may_copy:
+            self.block.score[:] = self._room()[0]
+            self.block.upload_scores()
+
+    def _count_open(self) -> None:
+        if self._closed:
+            raise TransferError("The engine was closed while an answer was being written.")
+        self._open_passes += 1
 
     def _offer_landing(self) -> None:
         """Free slots for misses, dealt to the layers in turn."""
@@ -203,9 +226,10 @@ class DeviceExpertMemory:
         self.block.landing[:] = np.where(offered, self._slot_address[self._landing], 0)
 
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
-        """Take over what the pass did. log: (L, E), the device's log of it; the pass has ended."""
-        self._pass_open = False
+        """Take over what the first open pass did. log: (L, E), the device's log of it; the pass has ended."""
+        self._open_passes -= 1
         kind = log & 0xFF
+        kept = (kind == MISS_KEPT).sum(axis=1)
         for layer, expert in np.argwhere((kind == MISS_KEPT) | (kind == MISS_REPLACED)).tolist():
             key, detail = ExpertKey(layer, expert), int(log[layer, expert]) >> 8
             if kind[key] == MISS_KEPT:
@@ -214,6 +238,11 @@ class DeviceExpertMemory:
             else:
                 slot = self._evict(ExpertKey(layer, detail))
             self._slot_of[key], self._ticket[key] = slot, 0
+            self._queue.remove(key)
+        for layer in np.flatnonzero(kept).tolist():  # the first are gone, as on the device
+            left = self._landing[layer, kept[layer] :].copy()
+            self._landing[layer] = _FREE
+            self._landing[layer, : len(left)] = left
         report = PassReport.of(kind)
         if report.misses.any():
             columns = np.where(kind == MISS, log >> 8, 0).sum(axis=1)  # of a record's, that the CPU read
@@ -274,7 +303,7 @@ class DeviceExpertMemory:
 
     def abandon_pass(self) -> None:
         """A pass was opened and not closed, so what it put into slots is not known: empty them all."""
-        if self._pass_open:
+        if self._open_passes:
             self.transfers.wait_for_compute()
             self._empty()
 
@@ -292,7 +321,7 @@ class DeviceExpertMemory:
         self._last_use[:] = 0
         self._free = list(range(self.slots.num_slots - 1, -1, -1))
         self._passes = 0
-        self._pass_open = False
+        self._open_passes = 0
 
     def close(self) -> None:
         """End all copies; no pass can be opened any more. May be called while another thread runs a pass."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from localmoe.kernels.lanes import FAILED, LANE_WORDS, POSTED, WAITED, LaneView
 from localmoe.kernels.mailbox import Mailbox
+from localmoe.kernels.mirror import Mirror
 
 PATIENCE = (
     2_000_000  # looks at the mailbox, of a microsecond or more over PCIe, before the lane counts as lost
@@ -55,14 +56,13 @@ class LaneBlock:
     ) -> None:
         """inner: I of each MoE layer. quanta: inner columns by which its experts may be split, 0 for not at
         all."""
-        self._staging = torch.zeros(_NUMBERS, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._host: NDArray[np.int64] = self._staging.numpy()
-        self._numbers = torch.zeros(_NUMBERS, dtype=torch.int64, device=device)
+        self._mirror = Mirror(_NUMBERS, device)
+        numbers = self._mirror.words
         self.words = torch.zeros(LANE_WORDS, dtype=torch.int64, device=device)
         self._views = [
             LaneView(
-                box.address, box.layout, layer, width, quantum, self.words, self._numbers[:1],
-                self._numbers[1:].view(torch.float32), patience,
+                box.address, box.layout, layer, width, quantum, self.words, numbers[:1],
+                numbers[1:].view(torch.float32), patience,
                 torch.zeros(num_experts, dtype=torch.int32, device=device),
                 torch.zeros(1, dtype=torch.int32, device=device),
             )
@@ -76,11 +76,12 @@ class LaneBlock:
     def upload(self, issued: int, rates: LaneRates) -> None:
         """In stream order before the pass that comes next; the pass before has ended. issued: number of the
         last copy."""
-        self._host[0] = issued
-        self._host[1:].view(np.float32)[:] = (
+        host = self._mirror.host
+        host[0] = issued
+        host[1:].view(np.float32)[:] = (
             rates.handover_us, rates.first_us, rates.further_us, rates.link_us
         )  # fmt: skip
-        self._numbers.copy_(self._staging, non_blocking=True)
+        self._mirror.upload()
 
     def restart(self, job: int) -> None:
         """Go on after job number `job`, which is answered, as is all before."""

@@ -13,20 +13,23 @@ ON_HOST = -1  # ticket of an expert whose address is its host record
 
 @dataclass(frozen=True, slots=True)
 class ResidencyView:
-    """One layer's rows of the residency table on the device.
+    """One layer's rows of the residency table on the device. A pass that fills or takes slots keeps address,
+    ticket and landing up to date, so that another one may follow at once.
 
     Attributes:
         address: int64 (E,), where the weights lie: a slot or the pinned host record.
+        home: int64 (E,), the host records.
         ticket: int64 (E,), ON_HOST, or the number of the copy that fills the slot (0: nothing to wait for).
         score: float32 (E,), what is kept longest; the lowest makes room, an infinite one never does.
         landing: int64 (R,), free slots that this layer may fill with what it misses; 0 ends the list.
         done: int64 (1,), number of the last copy that is complete. Written by the copy stream.
         log: int32 (E,), how each expert was found: kind | detail << 8; detail of MISS_KEPT is the index
-            in `landing`, of MISS_REPLACED the expert whose slot was taken, of MISS the inner columns
-            that the CPU computed; CPU: it computed all of them.
+            in `landing` as it was, of MISS_REPLACED the expert whose slot was taken, of MISS the inner
+            columns that the CPU computed; CPU: it computed all of them.
     """
 
     address: Tensor
+    home: Tensor
     ticket: Tensor
     score: Tensor
     landing: Tensor

@@ -23,6 +23,7 @@ from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_reference import one_by_one
+from localmoe.kernels.mirror import Mirror
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_window import DeviceWindow
@@ -73,6 +74,8 @@ class DeviceRoutedExperts:
         self._state = state
         self._gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
         self._down_bias: Tensor | None = getattr(module, "down_proj_bias", None)
+        # a streamed prompt's experts and their addresses, group after group
+        self._groups = Mirror(2 * state.memory.store.num_experts, state.window.start.device)
 
     def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, H), (T, K), (T, K) -> (T, H)."""
@@ -106,9 +109,12 @@ class DeviceRoutedExperts:
         inner = hidden.new_empty(tokens * top_k, self._shape.inner)
         out = hidden.new_empty(tokens * top_k, hidden.shape[1], dtype=torch.float32)
         done = self._state.memory.block.done
+        begin = 0
         for group in stream.layer(self._layer):
-            host = torch.tensor([group.experts, group.addresses], pin_memory=device.type == "cuda")
-            experts, addresses = host.to(device, non_blocking=True)
+            middle, end = begin + len(group.experts), begin + 2 * len(group.experts)
+            self._groups.host[begin:middle], self._groups.host[middle:end] = group.experts, group.addresses
+            experts, addresses = self._groups.upload(begin, end).view(2, -1)
+            begin = end
             nothing = torch.zeros_like(addresses)
             groups = Groups(
                 pairs, bounds[experts], bounds[experts + 1], experts.int(), addresses, nothing, nothing

@@ -28,6 +28,7 @@ class DeviceLane:
         allowed: whether the answer at hand may.
         failure: one sentence, once it is given up.
         waited: jobs that the GPU waited for since the lane was made.
+        open_passes: issued with the lane, and not closed.
     """
 
     def __init__(self, lane: CpuLane, block: LaneBlock, rates: LaneRates, *, link: bool) -> None:
@@ -40,6 +41,7 @@ class DeviceLane:
         self.allowed = True
         self.failure = ""
         self.waited = 0
+        self.open_passes = 0
         self._posted = 0
         self._correction = 0.0  # log of what the CPU's measured costs are multiplied by
         block.restart(int(lane.mailbox.posted[0]))
@@ -68,12 +70,15 @@ class DeviceLane:
             self._give_up(self.lane.failure or "its threads have ended")
             return
         self.lane.hold()
+        self.open_passes += 1
         self.block.upload(memory.transfers.issued, self.rates)
 
     def close_pass(self, report: LaneReport) -> bool:
-        """After a window's pass that took the lane: learn from it. False: a job was not answered, so what the
-        pass computed is worth nothing."""
-        self.lane.rest()
+        """After the first open pass that took the lane: learn from it. False: a job was not answered, so what
+        the pass computed is worth nothing."""
+        self.open_passes -= 1
+        if not self.open_passes:
+            self.lane.rest()
         if report.failed:
             self._give_up(self.lane.failure or "the CPU did not answer in time")
             return False
@@ -87,7 +92,8 @@ class DeviceLane:
         return True
 
     def abandon_pass(self) -> None:
-        """After a pass that was interrupted, and has ended: go on with the next job."""
+        """After passes that were interrupted, and have ended: go on with the next job."""
+        self.open_passes = 0
         self.lane.rest()
         report = self.block.read(self.block.numbers().cpu().numpy())
         self._posted, self.waited = report.posted, report.waited
@@ -100,6 +106,8 @@ class DeviceLane:
 
     def _give_up(self, reason: str) -> None:
         self.on = False
+        if self.failure:
+            return  # said already
         _LOG.warning("the CPU lane was given up: %s", reason)
         self.failure = f"the CPU lane was given up ({reason}); missing experts come over the link"
 

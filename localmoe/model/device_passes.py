@@ -16,6 +16,7 @@ from torch import Tensor
 from localmoe.core.types import Phase
 from localmoe.experts.lane_block import LaneBlock, LaneReport
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
+from localmoe.kernels.mirror import Mirror
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
@@ -67,6 +68,7 @@ class DevicePasses:
         self._num_experts = state.memory.store.num_experts
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
+        self._mirrors: dict[str, Mirror] = {}
         self._forced: dict[str, Tensor] = {}
 
     def prepare(self) -> None:
@@ -126,6 +128,7 @@ class DevicePasses:
         """Give back what passes keep; none can be issued any more."""
         self._graphs.clear()
         self._forced.clear()
+        self._mirrors.clear()
         self._state.routed.clear()
         self._state.forced = self._state.draft = None
         uninstall(self._model)
@@ -138,12 +141,11 @@ class DevicePasses:
         if forced is None:
             return
         kind = "draft" if phase == "draft" else "target"
-        if kind not in self._forced:
-            shape = (WINDOW_BUCKETS[-1], *forced.shape[1:])
-            self._forced[kind] = torch.zeros(shape, dtype=torch.int64, device=self._device)
-        staging = torch.from_numpy(forced)
-        staging = staging.pin_memory() if self.on_gpu else staging
-        self._forced[kind][:count].copy_(staging, non_blocking=True)
+        if kind not in self._mirrors:
+            self._mirrors[kind] = Mirror(WINDOW_BUCKETS[-1] * forced[0].size, self._device)
+            self._forced[kind] = self._mirrors[kind].words.view(-1, *forced.shape[1:])
+        self._mirrors[kind].host[: forced.size] = forced.reshape(-1)
+        self._mirrors[kind].upload(0, forced.size)
 
     # -- a draft pass
 
@@ -189,6 +191,12 @@ class DevicePasses:
         )
         rows, self._state.window.visible = key[1], key[2]
         return self._graphs.run(key, lambda: self._window_body(rows))
+
+    def advance(self, output: PassOutput) -> None:
+        """Move the window, of one token, on to the one that its pass chose."""
+        rows = len(output.logits)
+        choices = self._num_layers * (self._num_experts + rows * self._top_k)
+        self._state.window.advance(output.report[choices : choices + 1])
 
     def _window_body(self, rows: int) -> PassOutput:
         window = self._state.window

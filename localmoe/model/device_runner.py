@@ -5,7 +5,7 @@ steps are device_steps'.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,24 +117,39 @@ class DeviceRunner:
         self.take_over(report, phase)
         return output.logits[:count]
 
-    def issue_window(self, count: int, start: int) -> PendingWindow:
-        """Issue a window's pass, whose tokens are on the device already."""
+    def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
+        """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
+        still runs, and nothing is to be copied."""
         memory, lane = self.passes.memory, self.passes.lane
-        memory.open_pass()
+        if behind:
+            memory.open_behind()
+        else:
+            memory.open_pass()
         if lane is not None:
             lane.open_pass(memory)
         output = self.issue.window(count, start)
         return PendingWindow(count, start, output, Landing(output.report))
 
-    def land_window(self, pending: PendingWindow) -> tuple[PassOutput, WindowReport]:
-        """Wait for a window's pass. One that the CPU lane failed is run again without it."""
+    def land_window(
+        self, pending: PendingWindow, before_again: Callable[[], None] = lambda: None
+    ) -> tuple[PassOutput, WindowReport]:
+        """Wait for a window's pass. One that the CPU lane failed is run again without it, after
+        `before_again`, which has to undo what was issued behind it."""
         rows = len(pending.output.logits)
         report = self.issue.read_window(pending.report.wait(), pending.count, rows)
         lane = self.passes.lane
         if report.lane is None or lane is None or lane.close_pass(report.lane):
             return pending.output, report
         self.passes.memory.close_pass(report.log)  # what it put into slots is right, what it computed is not
+        before_again()
         return self.land_window(self.issue_window(pending.count, pending.start))
+
+    def drop_window(self, pending: PendingWindow) -> None:
+        """Wait for a window's pass that nobody wants, of which no policy is told."""
+        report = self.issue.read_window(pending.report.wait(), pending.count, len(pending.output.logits))
+        if report.lane is not None and self.passes.lane is not None:
+            self.passes.lane.close_pass(report.lane)
+        self.passes.memory.close_pass(report.log)
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
         logits, experts = self.issue.stream(tokens, start)
@@ -171,9 +186,9 @@ class DeviceRunner:
                 recorder.record(layer, torch.from_numpy(chosen.copy()))
 
     def rewind(self, length: int) -> None:
-        """After an interrupted pass: go back to `length` tokens; slots that it may have filled are
+        """After interrupted passes: go back to `length` tokens; slots that they may have filled are
         emptied."""
         self.passes.memory.abandon_pass()
-        if self.passes.lane is not None and self.passes.lane.on:
+        if self.passes.lane is not None and self.passes.lane.open_passes:
             self.passes.lane.abandon_pass()
         self.sequence.truncate(min(length, self.sequence.length))

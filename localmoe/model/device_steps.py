@@ -1,5 +1,6 @@
 """Greedy steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
-host has to do after a step, it does while the GPU drafts for the next one. Keeps no cache (device_runner).
+host has to do after a step, it does while the GPU works on the next one: on its drafts, or, where nothing is
+drafted and no copy wanted, on a pass that was issued behind the last one. Keeps no cache (device_runner).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
 
+RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others are expected
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -29,8 +32,10 @@ class Speculation:
 
 @dataclass(slots=True)
 class _Step:
-    """A greedy step under way: its draft passes' reports and, once it was issued, its verify pass's."""
+    """A greedy step under way: its first token (None: the step before is still to choose it), its draft
+    passes' reports and, once it was issued, its verify pass's."""
 
+    token: int | None
     start: int
     count: int
     clock: Clock
@@ -57,26 +62,27 @@ class DeviceSteps:
         self._issue = runner.issue
         self._passes = runner.passes
         self._step: _Step | None = None
+        self._behind: _Step | None = None  # issued before anything is known of `_step`
+        self._plain_steps = 0  # in a row, for which neither drafts nor copies were wanted
         self._finished: _Finished | None = None
 
     @torch.inference_mode()
-    def begin(self, token: int, count: int) -> None:
-        """Issue the drafts of `count` tokens after `token`. While the GPU works on them, take over what the
-        step before did. Where the host has nothing to decide before it, the verify pass is issued too."""
+    def begin(self, token: int, count: int, *, last: bool) -> None:
+        """Issue the drafts of at most `count` tokens after `token`; a step that runs already has none. While
+        the GPU works on them, take over what the step before did. Where the host has nothing to decide before
+        it, the verify pass is issued too. last: no further step will be wanted."""
         start = self._runner.sequence.length
         try:
-            self._passes.window.set(start, count + 1, [token])
-            routed = count + (self._whole_window and count > 0)
-            self._issue.force("draft", start, routed)
-            clock = Clock(self._issue.on_gpu)
-            timeline = self._passes.timeline
-            drafts = self._issue_drafts(start + count + 1, routed, clock, each=timeline is not None)
-            step = self._step = _Step(start, count, clock, drafts, timeline=timeline)
+            step = self._step = self._took_behind(token, start) or self._draft(token, start, count)
             self._close_books()
             self._passes.lookahead.clear()
-            self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, count))
-            if not count or not self._passes.memory.may_copy:
+            self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
+            plain = not count and not self._passes.memory.waiting
+            self._plain_steps = self._plain_steps + 1 if plain else 0
+            if step.window is None and (not step.count or not self._passes.memory.may_copy):
                 self._issue_verify(step)
+            if self._plain_steps >= RUN_BEHIND_AFTER and not last:
+                self._issue_behind(step)
         except BaseException:
             self._rewind(start)
             raise
@@ -93,7 +99,7 @@ class DeviceSteps:
                 self._passes.scheduler.notify(DraftFinished(step.count))
                 self._issue_verify(step)
             assert step.window is not None
-            _, done = self._runner.land_window(step.window)
+            _, done = self._runner.land_window(step.window, lambda: self._issue_anew(step))
             ended = time.perf_counter()
         except BaseException:
             self._rewind(step.start)
@@ -111,15 +117,57 @@ class DeviceSteps:
         return Speculation(done.tokens, accepted, done.choices[accepted], draft_s, verify_s)
 
     def close(self) -> None:
-        """Wait for a step that was begun and is not wanted; take over what the last ones did."""
+        """Wait for steps that were begun and are not wanted; take over what the last ones did."""
         step, self._step = self._step, None
         if step is None:
-            return self._close_books()
+            self._close_books()
+            return self._drop_behind()
         for draft in step.drafts:
             draft.wait()  # the window's staging is in use until then
         if step.window is not None:
-            _, found = self._runner.land_window(step.window)
+            _, found = self._runner.land_window(step.window, lambda: self._issue_anew(step))
             self._runner.take_over(found, "verify", wanted=False)
+        self._drop_behind()
+
+    def _draft(self, token: int, start: int, count: int) -> _Step:
+        self._passes.window.set(start, count + 1, [token])
+        routed = count + (self._whole_window and count > 0)
+        self._issue.force("draft", start, routed)
+        return self._new_step(token, start, count, routed)
+
+    def _new_step(self, token: int | None, start: int, count: int, drafts: int) -> _Step:
+        clock, timeline = Clock(self._issue.on_gpu), self._passes.timeline
+        issued = self._issue_drafts(start + count + 1, drafts, clock, each=timeline is not None)
+        return _Step(token, start, count, clock, issued, timeline=timeline)
+
+    def _issue_behind(self, step: _Step) -> None:
+        """Issue the next step before this one has ended; what it is about stays on the device."""
+        assert step.window is not None and not step.count
+        self._issue.advance(step.window.output)
+        self._behind = self._new_step(None, step.start + 1, 0, 0)
+        self._issue_verify(self._behind, behind=True)
+
+    def _took_behind(self, token: int, start: int) -> _Step | None:
+        """The step that runs already, now that its token is known."""
+        step, self._behind = self._behind, None
+        if step is not None:
+            assert step.start == start, f"a step at {step.start} runs, not at {start}"
+            step.token = token
+        return step
+
+    def _drop_behind(self) -> None:
+        """Wait for the step that was issued behind the last one, whose books are closed."""
+        step, self._behind = self._behind, None
+        if step is not None and step.window is not None:
+            self._runner.drop_window(step.window)
+
+    def _issue_anew(self, step: _Step) -> None:
+        """Before a step's verify pass runs once more."""
+        if self._behind is not None:
+            self._drop_behind()
+            assert step.token is not None
+            self._passes.window.set(step.start, 1, [step.token])
+            self._issue.force("verify", step.start, 1)
 
     def _issue_drafts(self, length: int, count: int, clock: Clock, *, each: bool) -> list[Landing]:
         """`count` passes over at most `length` tokens. each: mark every pass's end, else the last one's."""
@@ -156,11 +204,11 @@ class DeviceSteps:
                 self._passes.memory.pump()
         return ready
 
-    def _issue_verify(self, step: _Step) -> None:
+    def _issue_verify(self, step: _Step, *, behind: bool = False) -> None:
         self._issue.force("verify", step.start, step.count + 1)
         if step.timeline is not None:
             step.clock.tick()
-        step.window = self._runner.issue_window(step.count + 1, step.start)
+        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
         step.clock.tick()
 
     def _close_books(self) -> None:
@@ -172,7 +220,7 @@ class DeviceSteps:
             self._passes.scheduler.notify(StepFinished(drafted, finished.accepted))
 
     def _rewind(self, length: int) -> None:
-        self._step = self._finished = None
+        self._step = self._behind = self._finished = None
         self._runner.rewind(length)
 
     def _accept(self, start: int, done: WindowReport) -> int:

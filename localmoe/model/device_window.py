@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
+from localmoe.kernels.mirror import Mirror
 
 
 class DeviceWindow:
@@ -21,17 +24,21 @@ class DeviceWindow:
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._staging = torch.zeros(3 + rows, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._host = self._staging.numpy()
-        self._words = torch.zeros(3 + rows, dtype=torch.int64, device=device)
-        self.start, self.live, self.cursor = self._words[0:1], self._words[1:2], self._words[2:3]
-        self.tokens = self._words[3:]
+        self._mirror = Mirror(3 + rows, device)
+        words = self._mirror.words
+        self.start, self.live, self.cursor, self.tokens = words[0:1], words[1:2], words[2:3], words[3:]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.visible = 0
         self.rows = rows
 
     def set(self, start: int, live: int, tokens: Sequence[int]) -> None:
-        """Upload, in stream order. The upload before must have ended."""
-        self._host[:3] = start, live, 0
-        self._host[3 : 3 + len(tokens)] = tokens
-        self._words.copy_(self._staging, non_blocking=True)
+        """Upload, in stream order; see kernels.mirror for when."""
+        host = self._mirror.host
+        host[:3] = start, live, 0
+        host[3 : 3 + len(tokens)] = tokens
+        self._mirror.upload()
+
+    def advance(self, token: Tensor) -> None:
+        """Go on by one token, (1,) on the device, in stream order."""
+        self.start.add_(1)
+        self.tokens[:1].copy_(token)

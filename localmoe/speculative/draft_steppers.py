@@ -23,7 +23,7 @@ class DraftStepper:
         self._sampler = sampler
         self._history: Sequence[int] = ()
 
-    def begin(self, history: Sequence[int], length: int) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """Nothing runs yet. length: of no use here."""
         self._history = history
 
@@ -48,7 +48,7 @@ class DeviceDraftStepper:
     def __init__(self, steps: DeviceDraftSteps) -> None:
         self._steps = steps
 
-    def begin(self, history: Sequence[int], length: int) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """Issue the passes for `length` + 1 tokens."""
         self._steps.begin(history[-1], length)
 

@@ -109,7 +109,7 @@ class SpeculativeLoop:
         self._begin_span(f"step {self._counters.steps + 1}")
         assert self._runner.sequence.length == len(history) - 1, "the state holds all tokens but the last"
         length = min(self._governor.choose(), room - 1, self._longest_draft)
-        self._stepper.begin(history, length)
+        self._stepper.begin(history, length, last=room == 1)
 
     def _finish(self, history: list[int], room: int) -> StepResult:
         """Verify, keep what the target agrees with plus its next token."""

@@ -40,9 +40,10 @@ class Stepper(Protocol):
     """Advances the sequence by the accepted tokens plus one, and tells the policy of it. A step has two
     halves, so that the GPU drafts while the caller handles the text of the step before."""
 
-    def begin(self, history: Sequence[int], length: int) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """Start to draft at most `length` tokens after `history`, of which the sequence holds all but the
-        last. By the time that it returns, all that the step before did has been counted."""
+        last. By the time that it returns, all that the step before did has been counted. last: there is no
+        room for a step after this one."""
 
     def finish(self) -> StepOutcome:
         """The step that was begun. An exception, here or in `begin`, leaves the sequence as it was."""
@@ -68,7 +69,7 @@ class PassStepper:
         self._history: Sequence[int] = ()
         self._length = 0
 
-    def begin(self, history: Sequence[int], length: int) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """Nothing runs yet: every pass needs the host."""
         passes = self._runner.passes
         self._history, self._length = history, length
@@ -144,9 +145,9 @@ class DeviceStepper:
         self._steps = steps
         self._end_tokens = end_tokens
 
-    def begin(self, history: Sequence[int], length: int) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """The GPU drafts, and verifies too where the host has nothing to decide in between."""
-        self._steps.begin(history[-1], length)
+        self._steps.begin(history[-1], length, last=last)
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""

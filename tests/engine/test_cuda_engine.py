@@ -124,9 +124,10 @@ def test_a_prompt_leaves_the_same_bits_however_it_is_cut_into_passes(
         assert all(torch.equal(logits, after[0]) for logits in after)
 
 
-def test_greedy_steps_wait_for_nothing_but_their_own_report() -> None:
+@pytest.mark.parametrize("length", [0, 4])
+def test_greedy_steps_wait_for_nothing_but_their_own_report(length: int) -> None:
     with Engine.load("demo", on_gpu(190 << 20, context=512)) as engine:
-        request = GenerationRequest(prompt="Once upon a time", max_new_tokens=40, draft_length=4)
+        request = GenerationRequest(prompt="Once upon a time", max_new_tokens=40, draft_length=length)
         expected = tokens_of(engine, request)  # captures the graphs
         given: list[int] = []
         stream = iter(engine.stream(request))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from experts.expert_rig import CPU, LAYOUT, make_store
 from numpy.typing import NDArray
-from support.plain_groups import PlainTile, Row, plain_groups
+from support.plain_groups import PlainTile, Row, plain_after, plain_groups
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
@@ -70,11 +70,16 @@ class DeviceRig:
         for layer, chosen in enumerate(index):
             view = self.block.view(layer)
             row = Row(
-                view.address.tolist(), view.ticket.tolist(), view.score.tolist(), view.landing.tolist(),
-                int(view.done),
+                view.address.tolist(), view.home.tolist(), view.ticket.tolist(), view.score.tolist(),
+                view.landing.tolist(), int(view.done),
             )  # fmt: skip
             found, log = plain_groups(chosen, live, row)
             view.log.copy_(torch.tensor(log))
+            after = plain_after(row, found, log)
+            for tensor, values in (
+                (view.address, after.address), (view.ticket, after.ticket), (view.landing, after.landing)
+            ):  # fmt: skip
+                tensor.copy_(torch.tensor(values))
             for tile in found:
                 key = ExpertKey(layer, tile.expert)
                 if tile.ticket <= row.done:

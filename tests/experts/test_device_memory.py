@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from device_rig import RECORD_BYTES, DeviceRig, Index, PlainMemory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,22 @@ class Story:
             memory.abandon_pass()
             self.plain.clear()  # what is emptied is not called wasted
 
+    def run_passes_behind_each_other(self) -> None:
+        """Each is opened before the host has heard of the one before."""
+        memory = self.rig.memory
+        memory.open_pass()
+        self.plain.pump(self.rig.scores, self.rig.per_layer)
+        logs = [self.rig.play(*self.index())[0]]
+        for _ in range(self.chance.randrange(1, 5)):
+            self.new_scores()
+            memory.open_behind()
+            logs.append(self.rig.play(*self.index())[0])
+            log = logs.pop(0)
+            memory.close_pass(log)
+            self.plain.close_pass(log)
+        memory.close_pass(logs[0])
+        self.plain.close_pass(logs[0])
+
     def reserve_and_fill(self) -> None:
         memory, plain = self.rig.memory, self.plain
         count = self.chance.randrange(self.rig.slots.num_slots + 2)
@@ -126,6 +143,7 @@ class Story:
 
     def step(self) -> None:
         often = [self.prefetch, self.prefetch, self.pump, self.new_scores, self.run_pass, self.run_pass]
+        often.append(self.run_passes_behind_each_other)
         late = [lambda: self.run_pass(late=True)] * 2
         seldom = [self.drop, self.reserve_and_fill, self.note_use]
         rare = [self.forget, lambda: self.run_pass(finish=False)] if self.chance.random() < 0.2 else []
@@ -246,7 +264,33 @@ def test_free_slots_are_offered_to_all_layers_in_turn_and_each_only_once() -> No
     offered = [[a for a in rig.block.view(layer).landing.tolist() if a] for layer in (0, 1)]
     assert [len(part) for part in offered] == [3, 2]
     assert len({*offered[0], *offered[1]}) == 5
-    assert (rig.block.landing[0, :3] != 0).all() and (rig.block.landing[0, 3:] == 0).all()
+    on_device = rig.block.view(0).landing
+    assert (on_device[:3] != 0).all() and (on_device[3:] == 0).all()
+
+
+def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened_after_the_end() -> None:
+    rig = rig_with(K(0, 0), K(0, 1), slots=2)
+    rig.memory.open_pass()
+    first, _ = rig.play([[[2, 2]], [[-1, -1]]], 1)
+    assert [first[0, 2] & 0xFF, first[0, 2] >> 8] == [MISS_REPLACED, 0]
+    before = rig.block.view(0)
+    table = [tensor.clone() for tensor in (before.address, before.ticket, before.landing)]
+    rig.scores[:] = 3.0
+    rig.scores[0, 1] = np.inf
+    rig.memory.open_behind()
+    after = rig.block.view(0)
+    for tensor, then in zip((after.address, after.ticket, after.landing), table, strict=True):
+        assert torch.equal(tensor, then)
+    assert after.score.tolist() == [3.0] + [np.inf] * 5  # as the host knows it; 0 has gone in the meantime
+    second, _ = rig.play([[[2, 0]], [[-1, -1]]], 1)
+    assert [second[0, 0] & 0xFF, second[0, 2] & 0xFF] == [MISS, HIT]  # nothing may go for 0
+    rig.memory.close_pass(first)
+    rig.memory.close_pass(second)
+    assert rig.resident == {K(0, 1), K(0, 2)}
+    rig.check()
+    rig.memory.close()
+    with pytest.raises(TransferError):
+        rig.memory.open_behind()
 
 
 def test_reserving_takes_free_slots_then_the_lowest_scores_then_even_what_should_stay() -> None:

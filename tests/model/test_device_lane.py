@@ -19,6 +19,8 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_passes import WindowReport
+from localmoe.model.device_steps import RUN_BEHIND_AFTER
+from localmoe.model.step_graphs import PassOutput
 
 RATES = LaneRates(30.0, 150.0, 10.0, 350.0)
 
@@ -96,7 +98,7 @@ def test_threads_that_ended_are_noticed_before_a_pass(lane: DeviceLane) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3])
-@pytest.mark.parametrize("fails_at", [1, 4])
+@pytest.mark.parametrize("fails_at", [1, 4, 9])
 def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: int, fails_at: int) -> None:
     table = Table(agreement=0.8, seed=3)
     plain = Rig(table, 5)
@@ -104,11 +106,15 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
     rig = Rig(table, 5)
     rig.state.lane = lane
     passes = rig.passes
-    read, windows = passes.read_window, [0]
+    read, issue, windows, with_lane = passes.read_window, passes.window, [0], []
+
+    def issued(count: int, start: int) -> PassOutput:
+        with_lane.append(lane.on)
+        return issue(count, start)
 
     def reported(report: object, count: int, rows: int) -> WindowReport:
         found = read(report, count, rows)  # type: ignore[arg-type]
-        if not lane.on:
+        if not with_lane.pop(0):
             return found
         windows[0] += 1
         failed = windows[0] == fails_at
@@ -118,10 +124,13 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
             found.log, found.experts, found.choices, found.tokens, LaneReport(windows[0], 0, failed)
         )
 
-    passes.read_window = reported  # type: ignore[method-assign]
+    passes.read_window, passes.window = reported, issued  # type: ignore[method-assign]
     given = [token for step in rig.loop(length).run(PROMPT, 30) for token in step.tokens]
-    assert given == wanted and windows[0] == fails_at and lane.failure
-    assert passes.issued.count("window") == plain.passes.issued.count("window") + 1
+    # once more, and so is a pass that was issued behind it
+    behind = length == 0 and fails_at > RUN_BEHIND_AFTER
+    assert given == wanted and windows[0] == fails_at + behind and lane.failure
+    assert passes.issued.count("window") == plain.passes.issued.count("window") + 1 + behind
+    assert lane.open_passes == 0
     assert rig.tokens() == plain.tokens()
     rig.experts.check()
 

@@ -114,6 +114,11 @@ class TablePasses:
         parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
 
+    def advance(self, output: PassOutput) -> None:
+        count = len(output.logits)
+        first = LAYERS * (EXPERTS + count * TOP_K)
+        self.window_numbers.advance(output.report[first : first + 1])
+
     def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
         assert rows == count
         cells = LAYERS * EXPERTS
@@ -164,7 +169,8 @@ class Rig:
 
         def checked(report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
             take_over(report, phase, wanted=wanted)
-            self.experts.check()
+            if not memory._open_passes:  # else slots are those of a pass that was issued behind this one
+                self.experts.check()
 
         self.runner.take_over = checked  # type: ignore[method-assign]
 

@@ -46,7 +46,7 @@ def made_with(table: Table) -> TableRunner:
 
 def step(stepper: Stepper, length: int) -> StepOutcome:
     """Both halves of a step."""
-    stepper.begin(HISTORY, length)
+    stepper.begin(HISTORY, length, last=False)
     done = stepper.finish()
     stepper.close()
     return done
@@ -132,9 +132,11 @@ class FakeSteps:
         self.made = made
         self.asked: list[tuple[int, int]] = []
         self.closed = 0
+        self.was_last = False
 
-    def begin(self, token: int, count: int) -> None:
-        assert not self.closed
+    def begin(self, token: int, count: int, *, last: bool) -> None:
+        assert not self.closed and not self.was_last
+        self.was_last = last
         self.asked.append((token, count))
 
     def close(self) -> None:
@@ -173,8 +175,8 @@ def test_what_is_drafted_after_an_end_token_does_not_count(
     drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int]
 ) -> None:
     class Fixed:
-        def begin(self, token: int, count: int) -> None:
-            assert (token, count) == (HISTORY[-1], 3)
+        def begin(self, token: int, count: int, *, last: bool) -> None:
+            assert not last and (token, count) == (HISTORY[-1], 3)
 
         def finish(self) -> Done:
             return Done(drafted, accepted, 9, 0.25, 0.5)

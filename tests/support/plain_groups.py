@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED
+from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED, ON_HOST
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Row:
     """One layer's part of the residency table, and the number of the last complete copy."""
 
     address: Sequence[int]
+    home: Sequence[int]
     ticket: Sequence[int]
     score: Sequence[float]
     landing: Sequence[int]
@@ -64,3 +65,16 @@ def plain_groups(index: Sequence[Sequence[int]], live: int, row: Row) -> tuple[l
         for e in (*missing, *here, *late)
     ]
     return tiles, log
+
+
+def plain_after(row: Row, tiles: Sequence[PlainTile], log: Sequence[int]) -> Row:
+    """The row as the next pass finds it."""
+    address, ticket, landing = list(row.address), list(row.ticket), list(row.landing)
+    for entry in log:
+        if entry & 0xFF == MISS_REPLACED:
+            address[entry >> 8], ticket[entry >> 8] = row.home[entry >> 8], ON_HOST
+    for tile in tiles:
+        if tile.landing:
+            address[tile.expert], ticket[tile.expert] = tile.landing, 0
+    kept = sum(entry & 0xFF == MISS_KEPT for entry in log)
+    return Row(address, row.home, ticket, row.score, landing[kept:] + [0] * kept, row.done)

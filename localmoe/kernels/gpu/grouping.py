@@ -1,6 +1,6 @@
 """Group a decode window's (token, expert) pairs by expert on the device, look each expert up in the residency
 table, and find a place for what is missing. One program a layer; no host takes part. Decides no prefetch: the
-scores that pick a victim are the policy's.
+scores that pick a victim are the policy's. Keeps the table up to date with what it gives away.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def group_pairs(
     Args:
         index: int64 (T, K), chosen experts; an index outside the experts means "none".
         live: int32 (1,), tokens after these are padding and demand nothing.
-        residency: the layer's part of the table; its log is overwritten.
+        residency: the layer's part of the table; its log is overwritten, and address, ticket and landing are
+            what they are once the layer has run.
         lane: takes its part of what is missing; its `share` and `count` are written, and the entries of a
             job into its mailbox (`post` makes the job known).
     """
@@ -75,10 +76,11 @@ def group_pairs(
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
     _group[(1,)](
         index, index.stride(0), index.stride(1), live,
-        residency.address, residency.ticket, residency.score, residency.landing, residency.done,
+        residency.address, residency.home, residency.ticket, residency.score, residency.landing,
+        residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
-        groups.skipped, *_lane_arguments(lane),
+        groups.skipped, *_lane_arguments(lane), R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
         ONE_TOKEN=tokens == 1,
         num_warps=4 if padded_pairs <= 256 else 16,
@@ -148,10 +150,11 @@ def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.con
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "num_landing"])
 def _group(
-    index, index_stride, index_stride_k, live, table, tickets, scores, free_slots, done_at,
+    index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
     skips, shares, job_count, lane_words, issued, rates, entries, I: tl.constexpr, Q: tl.constexpr,
-    K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr,
+    R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    ONE_TOKEN: tl.constexpr,
 ):  # fmt: skip
     p = tl.arange(0, P_PAD)
     row = p // K
@@ -206,6 +209,8 @@ def _group(
     place = tl.cumsum(whole.to(tl.int32), 0) - 1
     landing = tl.load(free_slots + place, mask=whole & (place < num_landing), other=0)
     homeless = whole & (landing == 0)
+    num_landed = tl.sum((landing != 0).to(tl.int32), 0)
+    evicted = whole & (count < 0)  # none
     kind = tl.where(miss, tl.where(landing != 0, 4 | (place << 8), 3 | (share << 8)), 0)
     kind = tl.where(hit, 1, tl.where(late, 2, tl.where(by_cpu, 6, kind)))
     replaceable = exists & (count == 0) & (ticket >= 0) & (ticket <= done)
@@ -222,8 +227,20 @@ def _group(
             landing = tl.where(mine, slot, landing)
             kind = tl.where(mine, 5 | (victim << 8), kind)
             score = tl.where(e == victim, float("inf"), score)
+            evicted = evicted | (e == victim)
         i += 1
     tl.store(log + e, kind, mask=exists)
+
+    # as the next pass finds it
+    tl.store(table + e, landing, mask=landing != 0)
+    tl.store(tickets + e, tl.zeros_like(ticket), mask=landing != 0)
+    tl.store(table + e, tl.load(homes + e, mask=evicted, other=0), mask=evicted)
+    tl.store(tickets + e, tl.full([E_PAD], -1, tl.int64), mask=evicted)
+    if num_landed > 0:
+        r = tl.arange(0, R_PAD)
+        left = tl.load(free_slots + r + num_landed, mask=r + num_landed < num_landing, other=0)
+        tl.debug_barrier()
+        tl.store(free_slots + r, left, mask=r < num_landing)
 
     tiled = asked & (by_cpu == 0)
     tl.store(begins + rank, begin, mask=tiled)

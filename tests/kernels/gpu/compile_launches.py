@@ -170,7 +170,7 @@ def grouping() -> None:
         numbers, whole = torch.empty(experts), torch.empty(experts, dtype=torch.int32)
         layout = MailboxLayout(tokens, top_k, experts, 2048)
         lane = LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole)
-        residency = ResidencyView(words, words, numbers, words, words, whole)
+        residency = ResidencyView(words, words, words, numbers, words, words, whole)
         index = torch.empty(tokens, top_k, dtype=torch.int64)
         group_pairs(index, words[:1], residency, lane)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.plain_groups import PlainTile, Row, plain_groups
+from support.plain_groups import PlainTile, Row, plain_after, plain_groups
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -35,7 +35,7 @@ def row_of(tickets: list[int], scores: list[float], num_free: int, done: int, la
     """A table row with addresses that tell experts and slots apart."""
     address = [(HOST if ticket < 0 else SLOTS) + 16 * e for e, ticket in enumerate(tickets)]
     free = [FREE + 16 * i if i < num_free else 0 for i in range(landing)]
-    return Row(address, tickets, scores, free, done)
+    return Row(address, [HOST + 16 * e for e in range(len(tickets))], tickets, scores, free, done)
 
 
 def on_device(row: Row) -> tuple[ResidencyView, Tensor]:
@@ -48,6 +48,7 @@ def on_device(row: Row) -> tuple[ResidencyView, Tensor]:
     sea = torch.full((len(row.address) + 40,), NONSENSE, dtype=torch.int32, device=DEVICE)
     view = ResidencyView(
         amid(list(row.address), torch.int64),
+        amid(list(row.home), torch.int64),
         amid(list(row.ticket), torch.int64),
         amid(list(row.score), torch.float32),
         amid(list(row.landing), torch.int64),
@@ -77,19 +78,34 @@ def tiles_of(groups: Groups) -> list[PlainTile]:
     ]
 
 
+def row_of_view(view: ResidencyView) -> Row:
+    lists = (view.address, view.home, view.ticket, view.score, view.landing)
+    return Row(*(tensor.tolist() for tensor in lists), int(view.done))
+
+
+def around(tensor: Tensor) -> Tensor:
+    """What lies before and behind a tensor of `on_device`."""
+    whole = tensor.untyped_storage()
+    sea = torch.tensor([], dtype=tensor.dtype, device=DEVICE).set_(whole)
+    return torch.cat([sea[: tensor.storage_offset()], sea[tensor.storage_offset() + len(tensor) :]])
+
+
 def check(index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype = torch.int64) -> None:
     view, sea = on_device(row)
-    read_only = (view.address, view.ticket, view.score, view.landing, view.done)
-    before = [tensor.clone() for tensor in read_only]
     groups = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
     tiles, log = plain_groups(index, live, row)
     assert tiles_of(groups) == tiles
     assert view.log.tolist() == log
     assert sorted(groups.pairs.tolist()) == list(range(len(index) * len(index[0])))
-    for now, then in zip(
-        (view.address, view.ticket, view.score, view.landing, view.done), before, strict=True
-    ):
-        assert torch.equal(now, then)
+    after = plain_after(row, tiles, log)
+    assert row_of_view(view) == after
+    # and so once more, as the pass behind this one finds it
+    behind = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
+    tiles, log = plain_groups(index, live, after)
+    assert tiles_of(behind) == tiles and view.log.tolist() == log
+    assert row_of_view(view) == plain_after(after, tiles, log)
+    for tensor in (view.address, view.home, view.ticket, view.landing):
+        assert (around(tensor) == NONSENSE).all()
     assert (sea[:20] == NONSENSE).all() and (sea[20 + len(log) :] == NONSENSE).all()
 
 

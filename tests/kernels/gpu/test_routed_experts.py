@@ -71,7 +71,8 @@ class Bench:
             self.slot(slots[e]) if e in slots else self.record(e).data_ptr() for e in range(len(tickets))
         ]
         free = [self.slot(slot) for slot in landing] + [0] * (4 - len(landing))
-        return Row(address, tickets, [torch.inf] * len(tickets), free, done)
+        home = [self.record(e).data_ptr() for e in range(len(self.host))]
+        return Row(address, home, tickets, [torch.inf] * len(tickets), free, done)
 
 
 def bench(
@@ -100,6 +101,7 @@ def bench(
 def view_of(row: Row) -> ResidencyView:
     return ResidencyView(
         torch.tensor(row.address, device=DEVICE),
+        torch.tensor(row.home, device=DEVICE),
         torch.tensor(row.ticket, device=DEVICE),
         torch.tensor(row.score, dtype=torch.float32, device=DEVICE),
         torch.tensor(row.landing, device=DEVICE),
