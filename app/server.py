@@ -18,6 +18,7 @@ from starlette.routing import Mount
 
 from app.address import page_url, state_file
 from app.chat_routes import add_chat_routes
+from app.first_script import FirstScript
 from app.guard import LocalOnly
 from app.live_routes import add_live_routes
 from app.models.service import ModelsService
@@ -25,7 +26,7 @@ from app.now import NowView
 from app.now_routes import add_now_routes
 from app.page import build_page
 from app.service import ChatService
-from app.theme import FAVICON, make_theme, page_css, page_head
+from app.theme import FAVICON, first_script, make_theme, page_css, page_head
 from localmoe import __version__
 
 _QUEUE_REST_S = 60.0
@@ -59,6 +60,7 @@ async def _make_app(service: ChatService, models: ModelsService, port: int) -> F
         favicon_path=str(FAVICON),
     )  # fmt: skip
     let_queue_rest(page)
+    app.add_middleware(FirstScript, script=first_script())
     app.add_middleware(LocalOnly, port=port)
     return app
 

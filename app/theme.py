@@ -51,3 +51,8 @@ def page_css() -> str:
 def page_head() -> str:
     """The scripts, for the head of the document."""
     return "".join(f"<script>{(STATIC / name).read_text(encoding='utf-8')}</script>" for name in _SCRIPTS)
+
+
+def first_script() -> str:
+    """The script that has to run before Gradio's."""
+    return (STATIC / "frames.js").read_text(encoding="utf-8")

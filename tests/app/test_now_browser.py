@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -88,7 +89,8 @@ FRAMES = """(() => {
 def test_no_use_of_the_page_leaves_work_behind_that_goes_on_with_every_frame(
     server: Server, browser: Any
 ) -> None:
-    """Gradio's progress clock of a widget that leaves the page while its listener runs goes on for ever."""
+    """Gradio's progress clock of a widget that leaves the page while its listener runs goes on for ever, and
+    one is left behind when it has loaded the page."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.add_init_script(FRAMES)
     page = PageDriver(context.new_page())
@@ -106,10 +108,35 @@ def test_no_use_of_the_page_leaves_work_behind_that_goes_on_with_every_frame(
     page.settings()
     for label in ("Fixed", "Auto", "Fixed", "Auto"):
         page.choose_draft(label)
-    time.sleep(1.0)  # what follows the last action is over
+    time.sleep(3.0)  # what follows the last action is over, and what goes on is known for a clock
     calls = min(float(page.evaluate("window.callsPerFrame()")) for _ in range(2))
-    assert calls < 1.5, calls  # one is left behind when Gradio has loaded the page
+    assert calls < 0.3, calls  # four a second are 0.07 a frame
     page.close()
+
+
+CHAINS = """(length) => new Promise((done) => {
+    const cancelled = requestAnimationFrame(() => { window.wrong = true; });
+    cancelAnimationFrame(cancelled);
+    const began = performance.now(), times = [];
+    const frame = (time) => {
+        times.push(performance.now() - began);
+        if (times.length < length) return requestAnimationFrame(frame);
+        const late = requestAnimationFrame(() => { window.wrong = true; }); // after the pause
+        cancelAnimationFrame(late);
+        setTimeout(() => done([times, window.wrong === true, late]), 700);
+    };
+    requestAnimationFrame(frame);
+})"""
+
+
+def test_an_animation_gets_every_frame_and_a_clock_a_few_a_second(page: PageDriver) -> None:
+    times, wrong, late = page.page.evaluate(CHAINS, 124)
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    assert sorted(steps[:118])[100] < 100  # the machine may be busy
+    assert all(240 < step < 2000 for step in steps[-4:]), steps[-6:]
+    assert late < 0 and not wrong
+    again, wrong, late = page.page.evaluate(CHAINS, 10)  # another one is not taken for the first
+    assert again[-1] < 1500 and late > 0 and not wrong
 
 
 def number_of(event: str, server: Server) -> int:
