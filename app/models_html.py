@@ -161,5 +161,6 @@ def _download_buttons(download: Download, t: Texts) -> str:
         return ""
     text, act = texts[download.state]
     first = button(t(text), act, key, kind="" if act == "pause" else "primary", label=f"{t(text)} {name}")
-    sure = t("Delete what has arrived?")
+    # one that runs may have brought something since it was last told of
+    sure = t("Delete what has arrived?") if download.done_bytes or download.state == "running" else ""
     return first + button(t("Cancel"), "cancel", key, sure=sure, label=f"{t('Cancel')} {name}")

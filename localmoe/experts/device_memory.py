@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from localmoe.core.errors import TransferError
@@ -23,12 +22,13 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.landing import LandingSlots
 from localmoe.experts.pass_report import PassReport
 from localmoe.experts.queue import CopyQueue
-from localmoe.experts.residency_block import LANDING_SLOTS, ResidencyBlock
+from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import Transfers
-from localmoe.kernels.residency import MISS, MISS_KEPT, MISS_REPLACED, ON_HOST
+from localmoe.kernels.residency import MISS_KEPT, MISS_REPLACED
 
 Scores = Callable[[NDArray[np.int64]], tuple[NDArray[np.float32], bool]]
 _FREE = -1
@@ -53,10 +53,6 @@ class DeviceExpertMemory:
         self.transfers = transfers
         self._scores = scores
         shape = (store.num_layers, store.num_experts)
-        self._host_address = np.array(
-            [[store.record(ExpertKey(i, e)).data_ptr() for e in range(shape[1])] for i in range(shape[0])],
-            dtype=np.int64,
-        )
         self._slot_address = np.array([slots.address(i) for i in range(slots.num_slots)], dtype=np.int64)
         self._slot_of = np.full(shape, _FREE, dtype=np.int64)
         self._ticket = np.zeros(shape, dtype=np.int64)
@@ -64,13 +60,13 @@ class DeviceExpertMemory:
         self._guarded = np.zeros(shape, dtype=np.bool_)  # the same, prefetched for the window at hand
         self._last_use = np.zeros(shape, dtype=np.int64)
         self._free = list(range(slots.num_slots - 1, -1, -1))
-        self._landing: NDArray[np.int64] = np.full((shape[0], LANDING_SLOTS), _FREE, dtype=np.int64)
+        self._landing = LandingSlots(shape[0])
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._stale = True  # the table on the device is not what it should be
         self._queue, self._passes = CopyQueue(), 0
         self._open_passes, self._closed = 0, False
-        block.home.copy_(torch.from_numpy(self._host_address))
+        block.settle(store.addresses())
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
@@ -132,7 +128,7 @@ class DeviceExpertMemory:
                     return  # the most urgent waits, and so do all behind it
                 continue
             self._queue.remove(key)
-            self._fill(key, slot)
+            self.load(key, slot)
             self._unused[key] = self._guarded[key] = True
             self._counters.prefetched += 1
 
@@ -154,9 +150,10 @@ class DeviceExpertMemory:
         if not np.isfinite(scores[victim]):
             return None
         scores[victim] = np.inf
-        return self._evict(victim)
+        return self.leave(victim)
 
-    def _evict(self, key: ExpertKey) -> int:
+    def leave(self, key: ExpertKey) -> int:
+        """An expert goes, and the caller has its slot."""
         slot = int(self._slot_of[key])
         self._slot_of[key] = _FREE
         self._stale = True
@@ -164,7 +161,8 @@ class DeviceExpertMemory:
         self._unused[key] = self._guarded[key] = False
         return slot
 
-    def _fill(self, key: ExpertKey, slot: int) -> None:
+    def load(self, key: ExpertKey, slot: int) -> None:
+        """Issue the copy of an expert into a slot that the caller has."""
         times = self.times
         before = None if times is None else times.mark()
         try:
@@ -193,66 +191,41 @@ class DeviceExpertMemory:
         if not self._stale and here.all():
             return  # nothing can be missing, so no score matters either
         self._stale = False
-        block.address[:] = np.where(here, self._slot_address[self._slot_of], self._host_address)
-        block.ticket[:] = np.where(here, self._ticket, ON_HOST)
-        block.score[:] = self._room()[0]
-        self._offer_landing()
-        block.upload()
+        self._landing.deal(self._free)
+        landing = self._landing.addresses(self._slot_address)
+        block.upload(here, self._slot_address[self._slot_of], self._ticket, landing, self._room()[0])
 
     def open_behind(self) -> None:
         """Open the pass that comes right behind the one that is open, in stream order. Nothing is copied for
-        it; its scores are those of what was known before the open one.
-
-        Raises:
-            TransferError: the engine was closed.
-        """
+        it; its scores are those of what was known before the open one. Raises as `open_pass` does."""
         self._count_open()
         if self.may_copy:
-            self.block.score[:] = self._room()[0]
-            self.block.upload_scores()
+            self.block.upload_scores(self._room()[0])
 
     def _count_open(self) -> None:
         if self._closed:
             raise TransferError("The engine was closed while an answer was being written.")
         self._open_passes += 1
 
-    def _offer_landing(self) -> None:
-        """Free slots for misses, dealt to the layers in turn."""
-        self._landing[:] = _FREE
-        layers = self._landing.shape[0]
-        for i, slot in enumerate(self._free[: self._landing.size]):
-            self._landing[i % layers, i // layers] = slot
-        offered = self._landing != _FREE
-        self.block.landing[:] = np.where(offered, self._slot_address[self._landing], 0)
-
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """Take over what the first open pass did. log: (L, E), the device's log of it; the pass has ended."""
         self._open_passes -= 1
         kind = log & 0xFF
-        kept = (kind == MISS_KEPT).sum(axis=1)
         for layer, expert in np.argwhere((kind == MISS_KEPT) | (kind == MISS_REPLACED)).tolist():
             key, detail = ExpertKey(layer, expert), int(log[layer, expert]) >> 8
             if kind[key] == MISS_KEPT:
-                slot = int(self._landing[layer, detail])
+                slot = self._landing.slot(layer, detail)
                 self._free.remove(slot)
             else:
-                slot = self._evict(ExpertKey(layer, detail))
+                slot = self.leave(ExpertKey(layer, detail))
             self._slot_of[key], self._ticket[key] = slot, 0
             self._queue.remove(key)
-        for layer in np.flatnonzero(kept).tolist():  # the first are gone, as on the device
-            left = self._landing[layer, kept[layer] :].copy()
-            self._landing[layer] = _FREE
-            self._landing[layer, : len(left)] = left
-        report = PassReport.of(kind)
+        self._landing.take((kind == MISS_KEPT).sum(axis=1))
+        report = PassReport.of(log)
         if report.misses.any():
-            columns = np.where(kind == MISS, log >> 8, 0).sum(axis=1)  # of a record's, that the CPU read
-            crossed = report.misses.sum(axis=1) - columns / self._inner
-            self._counters.h2d_bytes += int(crossed @ self._record_bytes)
+            self._counters.h2d_bytes += int(report.crossed(self._inner) @ self._record_bytes)
             self._stale = True
-        self._passes += 1
-        demanded = report.demanded
-        self._last_use[demanded] = self._passes
-        self._unused[demanded] = self._guarded[demanded] = False
+        self.note_use(report.demanded)
         return report
 
     # -- a prompt, streamed layer by layer (see prefill_stream)
@@ -275,7 +248,7 @@ class DeviceExpertMemory:
         here = np.argwhere(self._slot_of != _FREE)
         order = np.argsort(scores[here[:, 0], here[:, 1]], kind="stable")
         for pair in here[order[: count - len(taken)]].tolist():
-            taken.append(self._evict(ExpertKey(*pair)))
+            taken.append(self.leave(ExpertKey(*pair)))
         return taken
 
     def free_slot_for(self, layer: int, share: int) -> int | None:
@@ -283,20 +256,12 @@ class DeviceExpertMemory:
         held = int((self._slot_of[layer] != _FREE).sum())
         return self._free.pop() if self._free and held < share else None
 
-    def load(self, key: ExpertKey, slot: int) -> None:
-        """Issue the copy of an expert into a reserved slot."""
-        self._fill(key, slot)
-
-    def leave(self, key: ExpertKey) -> None:
-        """An expert's slot is about to be used otherwise; the caller has it."""
-        self._evict(key)
-
     def give_back(self, slots: list[int]) -> None:
         """Slots that hold nothing."""
         self._free.extend(slots)
 
     def note_use(self, demanded: NDArray[np.bool_]) -> None:
-        """A prompt's pass used these experts, (L, E)."""
+        """A pass used these experts, (L, E)."""
         self._passes += 1
         self._last_use[demanded] = self._passes
         self._unused[demanded] = self._guarded[demanded] = False

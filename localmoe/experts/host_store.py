@@ -11,7 +11,9 @@ import sys
 from contextlib import suppress
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import HardwareError
@@ -50,6 +52,14 @@ class HostStore:
         layout = self.layouts[key.layer]
         raw = self._layers[key.layer][key.expert, : layout.num_bytes(self.dtype)]
         return raw.view(self.dtype)
+
+    def addresses(self) -> NDArray[np.int64]:
+        """int64 (L, E): where each expert's record begins."""
+        rows = [
+            [self.record(ExpertKey(layer, expert)).data_ptr() for expert in range(self.num_experts)]
+            for layer in range(self.num_layers)
+        ]
+        return np.array(rows, dtype=np.int64).reshape(self.num_layers, self.num_experts)
 
     def views(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
         """(gate_up, down) of one expert, writable."""

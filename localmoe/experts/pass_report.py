@@ -13,20 +13,28 @@ from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, MISS_REP
 @dataclass(frozen=True, slots=True)
 class PassReport:
     """How a target pass found its experts, bool (L, E) each. computed: by the CPU, in whole; one that it
-    computed a part of is a miss."""
+    computed a part of is a miss. split: int (L,), inner columns of misses that the CPU computed."""
 
     hits: NDArray[np.bool_]
     late: NDArray[np.bool_]
     misses: NDArray[np.bool_]
     computed: NDArray[np.bool_]
+    split: NDArray[np.int64]
 
     @property
     def demanded(self) -> NDArray[np.bool_]:
         """All that the pass asked for."""
         return self.hits | self.late | self.misses | self.computed
 
+    def crossed(self, inner: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(L,): experts that the pass itself read over the link. inner: (L,), columns of an expert."""
+        experts: NDArray[np.float64] = self.misses.sum(axis=1) - self.split / inner
+        return experts
+
     @classmethod
-    def of(cls, kind: NDArray[np.int32]) -> PassReport:
-        """From the kinds (L, E) of a pass's log."""
+    def of(cls, log: NDArray[np.int32]) -> PassReport:
+        """From a pass's log, int (L, E), see kernels.residency."""
+        kind = log & 0xFF
         missed = (kind == MISS) | (kind == MISS_KEPT) | (kind == MISS_REPLACED)
-        return cls(kind == HIT, kind == LATE, missed, kind == CPU)
+        split = np.where(kind == MISS, log >> 8, 0).sum(axis=1)
+        return cls(kind == HIT, kind == LATE, missed, kind == CPU, split)

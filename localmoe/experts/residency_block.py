@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from localmoe.kernels.mirror import Mirror
-from localmoe.kernels.residency import ResidencyView
+from localmoe.kernels.residency import ON_HOST, ResidencyView
 
 LANDING_SLOTS = 16  # free slots that one layer may fill with its misses in one pass
 
 
 class ResidencyBlock:
-    """Device tensors of the table for L layers of E experts, and what is uploaded to them next.
+    """Device tensors of the table for L layers of E experts.
 
     Attributes:
         home: int64 (L, E) on the device, addresses of the host's records.
@@ -29,7 +29,8 @@ class ResidencyBlock:
         cells, shape = num_layers * num_experts, (num_layers, num_experts)
         sizes = (cells, cells, num_layers * LANDING_SLOTS, -(-cells // 2))
         self._mirror = Mirror(sum(sizes), device)
-        self._first_score = sum(sizes[:-1])
+        self._bounds: list[int] = np.cumsum(sizes[:-1]).tolist()
+        self._home: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self.home = torch.zeros(shape, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.log = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -40,42 +41,45 @@ class ResidencyBlock:
         self._score = on_device[3].view(torch.float32)[:cells].view(shape)
 
     @property
-    def address(self) -> NDArray[np.int64]:
-        """int64 (L, E), where each expert's weights lie; uploaded next."""
-        cells = self.home.numel()
-        return self._mirror.host[:cells].reshape(self.home.shape)
-
-    @property
-    def ticket(self) -> NDArray[np.int64]:
-        """int64 (L, E), see kernels.residency; uploaded next."""
-        cells = self.home.numel()
-        return self._mirror.host[cells : 2 * cells].reshape(self.home.shape)
-
-    @property
-    def landing(self) -> NDArray[np.int64]:
-        """int64 (L, LANDING_SLOTS), addresses of free slots, then zeros; uploaded next."""
-        return self._mirror.host[2 * self.home.numel() : self._first_score].reshape(self._landing.shape)
-
-    @property
-    def score(self) -> NDArray[np.float32]:
-        """float32 (L, E), the lowest makes room, infinite ones never do; uploaded next."""
-        scores = self._mirror.host[self._first_score :].view(np.float32)
-        return scores[: self.home.numel()].reshape(self.home.shape)
-
-    @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
         tensors = (self._mirror.words, self.home, self.log, self.done)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def upload(self) -> None:
-        """Bring all that was written to the device, in the order of the current stream; see kernels.mirror
-        for when the next may be written."""
+    def settle(self, addresses: NDArray[np.int64]) -> None:
+        """Where the host's records lie, int64 (L, E), for good."""
+        self._home = addresses
+        self.home.copy_(torch.from_numpy(addresses))
+
+    def upload(
+        self,
+        here: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+        tickets: NDArray[np.int64],
+        landing: NDArray[np.int64],
+        scores: NDArray[np.float32],
+    ) -> None:
+        """Bring the table to the device, in the order of the current stream. Two passes may be under way, see
+        kernels.mirror.
+
+        Args:
+            here: (L, E), in a slot or on its way there.
+            slots, tickets: (L, E), addresses of slots and numbers of copies; of no meaning where not `here`.
+            landing: (L, LANDING_SLOTS), addresses of free slots, then zeros.
+            scores: (L, E), the lowest makes room, infinite ones never do.
+        """
+        address, ticket, free, score = np.split(self._mirror.host, self._bounds)
+        address[:] = np.where(here, slots, self._home).reshape(-1)
+        ticket[:] = np.where(here, tickets, ON_HOST).reshape(-1)
+        free[:] = landing.reshape(-1)
+        score.view(np.float32)[: scores.size] = scores.reshape(-1)
         self._mirror.upload()
 
-    def upload_scores(self) -> None:
+    def upload_scores(self, scores: NDArray[np.float32]) -> None:
         """The scores alone: the rest is as the pass before leaves it."""
-        self._mirror.upload(self._first_score)
+        first = self._bounds[-1]
+        self._mirror.host[first:].view(np.float32)[: scores.size] = scores.reshape(-1)
+        self._mirror.upload(first)
 
     def view(self, layer: int) -> ResidencyView:
         """A layer's rows on the device."""

@@ -5,44 +5,53 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from localmoe.experts.residency_block import LANDING_SLOTS, ResidencyBlock
+from localmoe.kernels.residency import ON_HOST
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+Table = tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+
+
+def table(seed: int, layers: int, experts: int) -> Table:
+    """What is uploaded: here, slots, tickets, landing, scores."""
+    numbers, shape = np.random.default_rng(seed), (layers, experts)
+    scores = numbers.random(shape).astype(np.float32)
+    scores[0, 0] = np.inf
+    return (
+        numbers.random(shape) < 0.5, numbers.integers(1, 2**62, shape), numbers.integers(0, 2**40, shape),
+        numbers.integers(0, 2**62, (layers, LANDING_SLOTS)), scores,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("layers", "experts"), [(1, 1), (3, 5), (2, 8), (1, 7)])  # also odd numbers of cells
-def test_a_layer_shows_what_was_uploaded_and_nothing_later(layers: int, experts: int) -> None:
+def test_a_layer_shows_what_was_uploaded_last(layers: int, experts: int) -> None:
     block = ResidencyBlock(layers, experts, DEVICE)
-    numbers = np.random.default_rng(0)
-    uploaded = {
-        "address": numbers.integers(1, 2**62, (layers, experts)),
-        "ticket": numbers.integers(-1, 2**40, (layers, experts)),
-        "landing": numbers.integers(0, 2**62, (layers, LANDING_SLOTS)),
-        "score": numbers.random((layers, experts)).astype(np.float32),
-    }
-    uploaded["score"][0, 0] = np.inf
-    for name, values in uploaded.items():
-        getattr(block, name)[:] = values
-    block.upload()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    for name in uploaded:
-        getattr(block, name)[:] = 1  # prepared for the next pass
-    for layer in range(layers):
-        view = block.view(layer)
-        for name, values in uploaded.items():
-            assert np.array_equal(getattr(view, name).cpu().numpy(), values[layer]), name
-        assert view.score.dtype == torch.float32 and view.address.dtype == torch.int64
+    home = np.random.default_rng(9).integers(1, 2**62, (layers, experts))
+    block.settle(home)
+    for seed in range(3):
+        here, slots, tickets, landing, scores = table(seed, layers, experts)
+        block.upload(here, slots, tickets, landing, scores)
+        expected = {
+            "address": np.where(here, slots, home), "ticket": np.where(here, tickets, ON_HOST),
+            "landing": landing, "score": scores, "home": home,
+        }  # fmt: skip
+        for layer in range(layers):
+            view = block.view(layer)
+            for name, values in expected.items():
+                assert np.array_equal(getattr(view, name).cpu().numpy(), values[layer]), name
+            assert view.score.dtype == torch.float32 and view.address.dtype == torch.int64
 
 
-def test_scores_are_uploaded_alone_and_the_two_places_on_the_host_take_turns() -> None:
+def test_scores_are_uploaded_alone_while_the_rest_stays_as_passes_left_it() -> None:
     block = ResidencyBlock(2, 3, DEVICE)
-    block.address[:], block.score[:] = 5, 1.0
-    block.upload()
+    block.upload(*table(1, 2, 3))
+    block.view(0).address.fill_(5)
     for score in (2.0, 3.0, 4.0):
-        block.address[:], block.score[:] = 9, score
-        block.upload_scores()
+        block.upload_scores(np.full((2, 3), score, dtype=np.float32))
         assert block.view(1).score.tolist() == [score] * 3
         assert block.view(0).address.tolist() == [5] * 3
 
@@ -69,14 +78,16 @@ def test_the_kernel_finds_in_it_what_the_host_wrote() -> None:
     from localmoe.kernels.gpu.grouping import group_pairs
 
     block = ResidencyBlock(3, 5, DEVICE)
-    address, tickets, scores = [16, 32, 48, 64, 80], [-1, 0, 2, -1, -1], [0.0, 3.0, 1.0, 0.0, 0.0]
-    block.address[1], block.ticket[1], block.score[1] = address, tickets, scores
-    block.landing[1, 0] = 96
+    address, tickets, scores = [8, 32, 48, 8, 8], [-1, 0, 2, -1, -1], [0.0, 3.0, 1.0, 0.0, 0.0]
+    block.settle(np.full((3, 5), 8))
     block.done.fill_(2)
-    block.upload()
+    landing = np.zeros((3, LANDING_SLOTS), dtype=np.int64)
+    landing[1, 0] = 96
+    rows = [np.tile(np.array(row), (3, 1)) for row in (address, tickets, scores)]
+    block.upload(rows[1] >= 0, rows[0], rows[1], landing, rows[2].astype(np.float32))
     index = [[0, 3], [4, 0]]
     groups = group_pairs(torch.tensor(index, device=DEVICE), torch.tensor([2], device=DEVICE), block.view(1))
-    row = Row(address, [0] * 5, tickets, scores, [96], 2)
+    row = Row(address, [8] * 5, tickets, scores, [96], 2)
     tiles, log = plain_groups(index, 2, row)
     assert block.log.tolist() == [[0] * 5, log, [0] * 5]
     assert groups.landing.tolist()[: len(tiles)] == [tile.landing for tile in tiles] == [96, 48, 32]

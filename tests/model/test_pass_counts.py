@@ -32,7 +32,7 @@ def test_a_pass_is_counted_as_a_loop_would(
     for layer, token in np.argwhere(agrees[:, :tokens]):  # the same experts in another order
         draft[layer, token] = chance.permutation(experts[layer, token])
     kind = chance.choice([0, 1, 2, 3, 6], (layers, EXPERTS))
-    found = PassReport(kind == 1, kind == 2, kind == 3, kind == 6)
+    found = PassReport(kind == 1, kind == 2, kind == 3, kind == 6, np.zeros(len(kind), dtype=np.int64))
     lookahead = LookaheadBuffer(layers)
     for token in range(drafted):
         lookahead.record_token(draft[:, token], np.zeros((layers, top_k), dtype=np.float32))
@@ -65,5 +65,10 @@ def test_without_a_draft_no_pair_is_counted() -> None:
     counters = GenerationCounters()
     nothing = np.zeros((2, EXPERTS), dtype=np.bool_)
     experts = np.zeros((2, 3, 1), dtype=np.int32)
-    count_window(counters, LookaheadBuffer(2), PassReport(nothing, nothing, nothing, nothing), experts)
+    count_window(
+        counters,
+        LookaheadBuffer(2),
+        PassReport(nothing, nothing, nothing, nothing, nothing.sum(axis=1)),
+        experts,
+    )
     assert (counters.routed_pairs, counters.token_demands, counters.token_hits) == (0, 6, 0)
