@@ -1,9 +1,13 @@
 """Turn logits into a distribution or a token: repetition penalty, temperature, top-k, top-p, min-p, in
 transformers' order. Used alike for draft and target. Accepts nothing.
+
+A step asks for a distribution of every drafted token, and sorting a vocabulary of 150,000 takes the host as
+long as a step takes the GPU; so what cannot survive the cuts is left out first (shortlist).
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -19,6 +23,10 @@ from transformers import (
 )
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import CheckpointError
+from localmoe.speculative.shortlist import SHORTLISTS, cut_shortlist
+
+_APART = 64  # new tokens, from which on a text's tensor is made anew
 
 
 class TokenSampler:
@@ -34,6 +42,8 @@ class TokenSampler:
             if config.repetition_penalty == 1.0
             else RepetitionPenaltyLogitsProcessor(float(config.repetition_penalty))
         )
+        self._written = _Written()
+        self._cuts_by_order = config.top_k > 0 or config.top_p < 1
         self._warpers = LogitsProcessorList()
         if not config.greedy:
             if config.temperature != 1.0:
@@ -70,13 +80,31 @@ class TokenSampler:
 
     def distribution(self, logits: Tensor, history: Sequence[int]) -> Tensor:
         """Probabilities (V,) in float32 on CPU of the next token after `history`, from logits (V,)."""
-        scores = self._penalised(logits, history)[None].cpu()
+        penalised = self._penalised(logits, history)
+        for length in SHORTLISTS:
+            if self._cuts_by_order and length < len(penalised):
+                short = cut_shortlist(penalised, length, self.config)
+                if short is not None:
+                    return short
+        scores = penalised[None].cpu()
         warped: Tensor = self._warpers(torch.empty(1, 0, dtype=torch.long), scores)
         return torch.softmax(warped[0], dim=-1)
 
     def draw(self, probabilities: Tensor) -> int:
-        """One token from (V,) probabilities (need not be normalised)."""
-        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+        """One token from (V,) probabilities (need not be normalised).
+
+        Raises:
+            CheckpointError: they are none: not a number, or all zeros.
+        """
+        reached = probabilities.cumsum(0, dtype=torch.float64)
+        total = reached[-1]
+        if not 0 < float(total) < math.inf:
+            raise CheckpointError(
+                f"The model's probabilities sum to {float(total):g}: its files may be damaged; get them anew."
+            )
+        mark = torch.rand((), dtype=torch.float64, generator=self.generator) * total
+        mark = torch.minimum(mark, torch.nextafter(total, torch.zeros_like(total)))  # it may round up to all
+        return int(torch.searchsorted(reached, mark, right=True))  # the first that reaches beyond it
 
     def uniform(self) -> float:
         """One number in [0, 1)."""
@@ -85,6 +113,22 @@ class TokenSampler:
     def _penalised(self, logits: Tensor, history: Sequence[int]) -> Tensor:
         if self._penalty is None:
             return logits
-        ids = torch.tensor([list(history)], dtype=torch.long, device=logits.device)
-        penalised: Tensor = self._penalty(ids, logits[None].clone())[0]
+        penalised: Tensor = self._penalty(self._written.ids(history, logits.device), logits[None])[0]
         return penalised
+
+
+class _Written:
+    """The tokens of a text that grows, as a tensor that is not made anew for each of them."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._ids = torch.empty(1, 0, dtype=torch.long)
+
+    def ids(self, history: Sequence[int], device: torch.device) -> Tensor:
+        """(1, n) of all tokens of `history`."""
+        count = len(self._tokens)
+        if list(history[:count]) != self._tokens or len(history) > count + _APART:
+            self._tokens, count = list(history), len(history)
+            self._ids = torch.tensor([self._tokens], dtype=torch.long, device=device)
+        new = torch.tensor([list(history[count:])], dtype=torch.long, device=device)
+        return torch.cat([self._ids.to(device), new], dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localmoe.core.config import SamplingConfig
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import CheckpointError, ConfigError
 from localmoe.speculative.sampling import TokenSampler
 
 VOCAB = 48
@@ -167,6 +168,21 @@ def test_without_a_seed_every_answer_is_another_and_says_its_seed() -> None:
     assert [sampler.uniform() for _ in range(5)] == [again.uniform() for _ in range(5)]
 
 
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [0.5, float("nan")], [float("inf"), 1.0]])
+def test_what_is_no_probability_is_refused(weights: list[float]) -> None:
+    with pytest.raises(CheckpointError, match="files may be damaged"):
+        TokenSampler(SamplingConfig(temperature=1.0, seed=2)).draw(torch.tensor(weights))
+
+
+def test_the_last_token_with_a_chance_is_drawn_at_most() -> None:
+    sampler = TokenSampler(SamplingConfig(temperature=1.0, seed=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "rand", lambda *_, **options: torch.ones((), dtype=options["dtype"]))
+        assert sampler.draw(torch.tensor([0.2, 0.3, 0.0, 0.0])) == 1
+        patch.setattr(torch, "rand", lambda *_, **options: torch.zeros((), dtype=options["dtype"]))
+        assert sampler.draw(torch.tensor([0.0, 0.2, 0.3])) == 1
+
+
 def test_draws_follow_weights_that_do_not_sum_to_one() -> None:
     sampler = TokenSampler(SamplingConfig(temperature=1.0, seed=2))
     weights = torch.tensor([0.0, 3e-4, 1e-4, 0.0])
@@ -176,3 +192,23 @@ def test_draws_follow_weights_that_do_not_sum_to_one() -> None:
     uniforms = [sampler.uniform() for _ in range(4000)]
     assert 0 <= min(uniforms) < 0.01
     assert 0.99 < max(uniforms) < 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=6), st.integers(0, 99)
+)
+@settings(deadline=None, max_examples=60)
+def test_the_penalty_counts_every_token_of_a_text_that_grows_shrinks_and_changes(
+    steps: list[tuple[int, int]], seed: int
+) -> None:
+    chance = random.Random(seed)
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+    sampler, text = TokenSampler(SamplingConfig(repetition_penalty=1.7)), [1]
+    for kept, added in steps:
+        text = text[:kept] + [chance.randrange(VOCAB) for _ in range(added)] or [2]
+        fresh = TokenSampler(SamplingConfig(repetition_penalty=1.7))
+        assert torch.equal(sampler._penalised(logits, text), fresh._penalised(logits, text))
+        seen = torch.zeros(VOCAB, dtype=torch.bool)
+        seen[text] = True
+        expected = torch.where(seen, torch.where(logits < 0, logits * 1.7, logits / 1.7), logits)
+        assert torch.allclose(fresh._penalised(logits, text), expected)

