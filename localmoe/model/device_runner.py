@@ -50,6 +50,11 @@ class DeviceRunner:
         """Most tokens of a prompt in one pass."""
         return DEVICE_PREFILL_CHUNK
 
+    @property
+    def capture_s(self) -> float:
+        """Seconds that capturing passes took so far."""
+        return self.issue.capture_s
+
     @torch.inference_mode()
     def prepare(self) -> None:
         """Compile and allocate what the first passes need."""

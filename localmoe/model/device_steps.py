@@ -6,7 +6,7 @@ drafted and no copy wanted, on a pass that was issued behind the last one. Keeps
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,7 +21,8 @@ RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A greedy step: what was drafted, how much of it the target chose too, and its own choice after that."""
+    """A greedy step: what was drafted, how much of it the target chose too, its own choice after that, and
+    seconds, less those in which passes were captured: that happens once."""
 
     drafted: list[int]
     accepted: int
@@ -42,6 +43,7 @@ class _Step:
     drafts: list[Landing]
     window: PendingWindow | None = None
     timeline: Timeline | None = None
+    captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,15 @@ class DeviceSteps:
         seconds = step.clock.seconds()
         first = 1 if step.timeline is None else max(1, len(step.drafts))
         draft_s, verify_s = sum(seconds[:first]), sum(seconds[first:])
+        in_drafts_s, in_verify_s = step.captures_s
         if step.timeline is not None:
             self._tell(step, step.timeline, seconds, ended, accepted + 1)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = time.perf_counter() - ready
-        return Speculation(done.tokens, accepted, done.choices[accepted], draft_s, verify_s)
+        return Speculation(
+            done.tokens, accepted, done.choices[accepted], max(0.0, draft_s - in_drafts_s),
+            max(0.0, verify_s - in_verify_s),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Wait for steps that were begun and are not wanted; take over what the last ones did."""
@@ -136,9 +142,11 @@ class DeviceSteps:
         return self._new_step(token, start, count, routed)
 
     def _new_step(self, token: int | None, start: int, count: int, drafts: int) -> _Step:
-        clock, timeline = Clock(self._issue.on_gpu), self._passes.timeline
+        clock, timeline, captured_s = Clock(self._issue.on_gpu), self._passes.timeline, self._issue.capture_s
         issued = self._issue_drafts(start + count + 1, drafts, clock, each=timeline is not None)
-        return _Step(token, start, count, clock, issued, timeline=timeline)
+        step = _Step(token, start, count, clock, issued, timeline=timeline)
+        step.captures_s[0] = self._issue.capture_s - captured_s
+        return step
 
     def _issue_behind(self, step: _Step) -> None:
         """Issue the next step before this one has ended; what it is about stays on the device."""
@@ -208,8 +216,10 @@ class DeviceSteps:
         self._issue.force("verify", step.start, step.count + 1)
         if step.timeline is not None:
             step.clock.tick()
+        captured_s = self._issue.capture_s
         step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
         step.clock.tick()
+        step.captures_s[1] = self._issue.capture_s - captured_s
 
     def _close_books(self) -> None:
         """Count what the last step did."""

@@ -74,6 +74,11 @@ class PassRunner(Protocol):
     def prefill_chunk(self) -> int:
         """Most tokens of a prompt in one pass."""
 
+    @property
+    def capture_s(self) -> float:
+        """Seconds so far that went by with preparing passes, once for each kind; they tell nothing of its
+        speed."""
+
     def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:
         """Append tokens to the sequence; their logits (n, V), or the last one's (1, V)."""
 
@@ -133,6 +138,11 @@ class ModelRunner:
         self.device = device
         self._model = model
         self._pad = isinstance(state, transformers.Cache) and not isinstance(state, RecurrentState)
+
+    @property
+    def capture_s(self) -> float:
+        """Passes need no preparation."""
+        return 0.0
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:

@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RECENT = 5  # measurements that a time is the lower median of: one disturbed step does not count
 _WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
+_FIRST_GUESS, _GUESS_WEIGHT = 0.8, 6  # acceptance before any evidence, and how many tokens it counts as
+_LEARNING_RATE = 0.05  # of acceptance, at least
 _REVISIT_STEPS = (
     48  # every so many steps a neighbour is tried, since an unused length would never be measured again
 )
@@ -54,15 +56,20 @@ class AutoGovernor:
         self._steps = 0
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
         self._verify_s: dict[int, deque[float]] = {}  # window -> seconds
-        self._acceptance = [
-            0.8
-        ] * max_draft_length  # of drafted token i, given that those before were accepted
+        # of drafted token i, given that those before were accepted; and how often that was seen
+        self._acceptance = [_FIRST_GUESS] * max_draft_length
+        self._seen = [0] * max_draft_length
 
     def choose(self) -> int:
-        """Warm-up lengths first, then the best, now and then a neighbour of the best."""
+        """Warm-up lengths first, then the best, now and then a neighbour of the best. Tokens share experts,
+        so long windows cost less than a straight line says: where the longest tried is best, the next one is
+        tried."""
         if self._steps < len(_WARM_UP):
             return min(_WARM_UP[self._steps], self._candidates[-1])
         best = max(self._candidates, key=self.expected_tokens_per_s)
+        longer = next((g for g in self._candidates if g > best), best)
+        if best + 1 == max(self._verify_s) < longer + 1:
+            return longer
         if self._steps % _REVISIT_STEPS == 0:
             index = self._candidates.index(best)
             direction = 1 if (self._steps // _REVISIT_STEPS) % 2 else -1
@@ -75,15 +82,19 @@ class AutoGovernor:
         self._verify_s.setdefault(drafted + 1, deque(maxlen=_RECENT)).append(verify_s)
         if drafted:
             self._draft_token_s.append(draft_s / drafted)
-        for i in range(
-            min(accepted + 1, drafted)
-        ):  # the first rejection is evidence too; what follows it is not
-            self._acceptance[i] += 0.05 * ((i < accepted) - self._acceptance[i])
+        for i in range(min(accepted + 1, drafted)):  # the first rejection is evidence; what follows is not
+            if i and not self._seen[i]:
+                self._acceptance[i] = self._acceptance[i - 1]
+            rate = max(_LEARNING_RATE, 1 / (_GUESS_WEIGHT + self._seen[i]))
+            self._acceptance[i] += rate * ((i < accepted) - self._acceptance[i])
+            self._seen[i] += 1
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
         tokens, survives = 1.0, 1.0
-        for rate in self._acceptance[:draft_length]:
+        rate = _FIRST_GUESS
+        for known, seen in zip(self._acceptance[:draft_length], self._seen, strict=False):
+            rate = known if seen else rate  # what was never seen is taken to be like the last that was
             survives *= rate
             tokens += survives
         draft_s = draft_length * (_typical(self._draft_token_s) if self._draft_token_s else 0.0)

@@ -83,7 +83,7 @@ class PassStepper:
         base = runner.sequence.length
         try:
             proposal, draft_s = self._draft(history, self._length)
-            started = time.perf_counter()
+            captured_s, started = runner.capture_s, time.perf_counter()
             # verify: row i of the logits is the target's view of what follows history + drafted[:i]
             logits = runner.run([history[-1], *proposal.tokens], "verify", last_only=False)
             verdict = self._accept(logits, history, proposal)
@@ -92,7 +92,7 @@ class PassStepper:
             runner.rewind(base)
             raise
         ended = time.perf_counter()
-        verify_s = ended - started
+        verify_s = ended - started - (runner.capture_s - captured_s)
         if runner.passes.timeline is not None:
             name = f"verify {len(proposal.tokens) + 1} tokens, keep {verdict.accepted + 1}"
             runner.passes.timeline.add("verify", name, started, ended)
@@ -105,14 +105,14 @@ class PassStepper:
     def _draft(self, history: Sequence[int], length: int) -> tuple[Proposal, float]:
         if self._drafter is None or length == 0:
             return Proposal([], []), 0.0
-        started = time.perf_counter()
+        captured_s, started = self._runner.capture_s, time.perf_counter()
         proposal = self._drafter.propose(history, length, self._sampler, self._stop)
         self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
         ended = time.perf_counter()
         if self._runner.passes.timeline is not None:
             name = f"draft {len(proposal.tokens)} tokens"
             self._runner.passes.timeline.add("draft", name, started, ended)
-        return proposal, ended - started
+        return proposal, ended - started - (self._runner.capture_s - captured_s)
 
     def _accept(self, logits: Tensor, history: Sequence[int], proposal: Proposal) -> Verdict:
         sampler, drafted = self._sampler, proposal.tokens

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,10 +19,18 @@ from experts.device_rig import DeviceRig
 from speculative.table_model import Table
 
 from localmoe.core.config import SamplingConfig
-from localmoe.core.events import DraftFinished, Event, PassRouted, StepFinished, StepStarted, TokenRouted
+from localmoe.core.events import (
+    DraftFinished,
+    Event,
+    PassRouted,
+    PrefetchRequest,
+    StepFinished,
+    StepStarted,
+    TokenRouted,
+)
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.timeline import Timeline
-from localmoe.core.types import Phase
+from localmoe.core.types import ExpertKey, Phase
 from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.prefill_stream import PrefillStream
 from localmoe.kernels.rows import RowPadding
@@ -29,7 +38,7 @@ from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
-from localmoe.model.device_steps import DeviceSteps
+from localmoe.model.device_steps import RUN_BEHIND_AFTER, DeviceSteps
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.step_graphs import PassOutput
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
@@ -37,7 +46,7 @@ from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import CacheShape, Policy
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.speculative.drafters import SelfDrafter
-from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
@@ -46,6 +55,17 @@ CPU = torch.device("cpu")
 LAYERS, EXPERTS, TOP_K, ROWS = 2, 6, 2, 16
 PROMPT = [1, 2, 0]
 NO_END: frozenset[int] = frozenset()
+
+
+class HastyPolicy(OnDemandPolicy):
+    """Wants everything before every step."""
+
+    def observe(self, event: Event) -> Sequence[PrefetchRequest]:
+        super().observe(event)
+        if not isinstance(event, StepStarted):
+            return ()
+        keys = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+        return [PrefetchRequest(key, float(event.step + i)) for i, key in enumerate(keys)]
 
 
 def routed(token: int, position: int) -> NDArray[np.int32]:
@@ -58,6 +78,7 @@ class TablePasses:
     """Passes as the device runs them: by the numbers in the window, over tokens kept by position."""
 
     on_gpu = False
+    capture_s = 0.0
 
     def __init__(self, table: Table, rig: DeviceRig, window: DeviceWindow) -> None:
         self.table, self.rig, self.window_numbers = table, rig, window
@@ -175,14 +196,16 @@ class Rig:
         self.runner.take_over = checked  # type: ignore[method-assign]
 
     def loop(
-        self, length: int, *, on_device: bool = True, end: frozenset[int] = NO_END, whole: bool = False
-    ) -> SpeculativeLoop:
+        self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
+        whole: bool = False,
+    ) -> SpeculativeLoop:  # fmt: skip
         sampler = TokenSampler(SamplingConfig())
         stepper: Stepper = DeviceStepper(DeviceSteps(self.runner, whole_window=whole), end)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
             stepper = PassStepper(self.runner, drafter, sampler, None)
-        return SpeculativeLoop(self.runner, stepper, FixedGovernor(length), sampler, end, None)
+        governor = FixedGovernor(length) if isinstance(length, int) else length
+        return SpeculativeLoop(self.runner, stepper, governor, sampler, end, None)
 
     def tokens(self) -> list[int]:
         return [self.passes.held[at] for at in range(self.cache.length)]
@@ -212,6 +235,81 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         drafts = rig.passes.issued.count("draft")
         assert counters.drafted <= drafts
         assert counters.routed_pairs == LAYERS * drafts
+
+
+class Moody(FixedGovernor):
+    """Wants another length now and then."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(0)
+        self.lengths = lengths
+
+    def choose(self) -> int:
+        return self.lengths.pop(0) if self.lengths else 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=24),
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), st.integers(1, 25), st.integers(1, 40),
+    st.sets(st.integers(0, 3), max_size=1),
+)  # fmt: skip
+def test_plain_steps_run_behind_each_other_between_others_and_an_answer_may_end_anywhere(
+    seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, limit: int, end: set[int]
+) -> None:
+    table = Table(agreement=0.8, seed=seed)
+    rig = Rig(table, slots, make)
+    steps = rig.loop(Moody(list(lengths)), end=frozenset(end)).run(PROMPT, limit)
+    said: list[int] = []
+    for _, step in zip(range(events), steps, strict=False):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+    steps.close()
+    assert said == table.greedy(PROMPT, len(said))
+    rig.experts.check()
+    rest = [token for step in rig.loop(2).run([*PROMPT, *said], 9) for token in step.tokens]
+    assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
+    rig.experts.check()
+
+
+@pytest.mark.parametrize(("make", "behind"), [(OnDemandPolicy, True), (HastyPolicy, False)])
+def test_passes_run_behind_each_other_unless_a_copy_is_wanted(make: type[Policy], behind: bool) -> None:
+    rig = Rig(Table(seed=2), 5, make)
+    opened = []
+    memory = rig.experts.memory
+    open_behind = memory.open_behind
+    memory.open_behind = lambda: (opened.append(memory._passes), open_behind())  # type: ignore[method-assign]
+    said = [token for step in rig.loop(0).run(PROMPT, 20) for token in step.tokens]
+    assert said == rig.passes.table.greedy(PROMPT, 20)
+    # of 19 steps the first three wait for nothing else, and behind the last one comes none
+    assert len(opened) == (19 - RUN_BEHIND_AFTER if behind else 0)
+    assert rig.passes.issued.count("window") == 20  # none in vain
+
+
+@pytest.mark.parametrize("length", [0, 2])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device: bool) -> None:
+    rig = Rig(Table(agreement=1.0, seed=6), 5)
+    passes, seconds = rig.passes, []
+    draft, window = passes.draft, passes.window
+
+    def capture(issue: Callable[..., PassOutput]) -> Callable[..., PassOutput]:
+        def run(*args: int) -> PassOutput:
+            time.sleep(0.03)
+            passes.capture_s += 0.03
+            return issue(*args)
+
+        return run
+
+    passes.draft, passes.window = capture(draft), capture(window)  # type: ignore[method-assign]
+
+    class Watching(FixedGovernor):
+        def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+            seconds.append((draft_s, verify_s))
+
+    list(rig.loop(Watching(length), on_device=on_device).run(PROMPT, 12))
+    assert len(seconds) >= 3
+    assert all(0 <= draft_s < 0.02 and 0 <= verify_s < 0.02 for draft_s, verify_s in sorted(seconds)[:-1])
 
 
 def test_a_timeline_has_every_pass_and_every_copy_and_changes_no_answer() -> None:

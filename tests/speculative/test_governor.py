@@ -74,7 +74,7 @@ def test_drafting_is_given_up_where_it_does_not_pay(rate: float, draft_s: float,
 
 def test_windows_are_long_where_nearly_everything_is_accepted_and_verifying_costs_the_same() -> None:
     chosen = simulate(AutoGovernor(64), 300, rate=0.995, draft_s=0.5e-3, verify=flat)
-    assert Counter(chosen[150:]).most_common(1)[0][0] == CANDIDATES[-1]
+    assert Counter(chosen[150:]).most_common(1)[0][0] >= 48  # 3 % slower than 64
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
@@ -90,6 +90,25 @@ def test_the_speed_that_it_reaches_is_close_to_the_best_there_is(
     best = max(true_rate(length, rate, draft_s, verify) for length in CANDIDATES)
     reached = [true_rate(length, rate, draft_s, verify) for length in chosen[200:]]
     assert sum(reached) / len(reached) >= 0.85 * best
+
+
+def shared_experts(window: int) -> float:
+    """Uniform routing, 4 of 60: the share of all experts that a window asks for costs up to 120 ms."""
+    return 12e-3 + 120e-3 * (1 - (56 / 60) ** window)
+
+
+@pytest.mark.parametrize(("rate", "longest"), [(0.97, 64), (0.9, 64), (0.97, 16)])
+def test_long_windows_are_found_soon_where_their_tokens_share_experts(rate: float, longest: int) -> None:
+    """Verifying 9 tokens costs 66 ms, 49 cost 128: a straight line through the short ones says 346."""
+    shares = []
+    for seed in range(8):
+        chosen = simulate(
+            AutoGovernor(longest), 60, rate=rate, draft_s=1.6e-3, verify=shared_experts, seed=seed
+        )
+        reached = [true_rate(length, rate, 1.6e-3, shared_experts) for length in chosen[30:]]
+        best = max(true_rate(g, rate, 1.6e-3, shared_experts) for g in CANDIDATES if g <= longest)
+        shares.append(sum(reached) / len(reached) / best)
+    assert sorted(shares)[1] >= 0.85, shares
 
 
 def test_it_follows_a_change_of_the_text() -> None:
@@ -143,7 +162,10 @@ def test_the_time_of_a_window_not_seen_yet_lies_on_the_line_through_its_neighbou
     governor = AutoGovernor(16)
     for length, verify_s in ((4, 14e-3), (0, 10e-3), (8, 26e-3)):
         governor.observe(length, 0, 0.0, verify_s)
-    governor._acceptance = [0.0] * 16  # then a step is one token, and the rate shows its time
+    governor._acceptance, governor._seen = (
+        [0.0] * 16,
+        [1] * 16,
+    )  # a step is one token: the rate shows its time
     # windows 1, 5, 9 were seen at 10, 14, 26 ms
     for length, expected_ms in ((0, 10), (1, 11), (3, 13), (4, 14), (6, 20), (8, 26), (12, 38)):
         assert 1e3 / governor.expected_tokens_per_s(length) == pytest.approx(expected_ms)
@@ -152,8 +174,10 @@ def test_the_time_of_a_window_not_seen_yet_lies_on_the_line_through_its_neighbou
 def test_expected_tokens_are_the_sum_of_the_survival_chances() -> None:
     governor = AutoGovernor(4)
     governor.observe(0, 0, 0.0, 1.0)
-    governor._acceptance = [0.5, 0.8, 0.5, 0.1]
+    governor._acceptance, governor._seen = [0.5, 0.8, 0.5, 0.1], [1, 1, 1, 1]
     assert governor.expected_tokens_per_s(3) == pytest.approx(1 + 0.5 + 0.4 + 0.2)
+    governor._seen = [3, 1, 0, 0]  # never seen: like the last that was
+    assert governor.expected_tokens_per_s(3) == pytest.approx(1 + 0.5 + 0.4 + 0.32)
 
 
 def test_what_follows_a_rejection_is_no_evidence() -> None:
