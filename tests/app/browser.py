@@ -110,8 +110,8 @@ class PageDriver:
     def start_again(self) -> None:
         self.page.set_viewport_size({"width": 1400, "height": 900})
         self.chat()
-        if self.page.query_selector("#lm-stop") is not None:
-            self.stop()
+        self.page.evaluate("document.querySelector('#lm-stop')?.click()")  # or it ends by itself just now
+        self.page.wait_for_selector("#lm-send")
         self.page.click("#lm-new")
         self.wait_questions([])
         self.page.fill("#lm-message textarea", "")
