@@ -33,7 +33,9 @@ class FirstScript:
             nonlocal start
             if message["type"] == "http.response.start":
                 start = {"headers": [], **message}
+                return
             if message["type"] != "http.response.body":
+                await send(message)
                 return
             document.extend(message.get("body", b""))
             if message.get("more_body"):

@@ -267,7 +267,7 @@ class DeviceExpertMemory:
         self._unused[demanded] = self._guarded[demanded] = False
 
     def abandon_pass(self) -> None:
-        """A pass was opened and not closed, so what it put into slots is not known: empty them all."""
+        """Where passes were opened and not closed, what they put into slots is not known: empty them all."""
         if self._open_passes:
             self.transfers.wait_for_compute()
             self._empty()

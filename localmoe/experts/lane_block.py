@@ -74,7 +74,7 @@ class LaneBlock:
         return self._views[layer]
 
     def upload(self, issued: int, rates: LaneRates) -> None:
-        """In stream order before the pass that comes next; the pass before has ended. issued: number of the
+        """In stream order before the pass that comes next; one other may be under way. issued: number of the
         last copy."""
         host = self._mirror.host
         host[0] = issued

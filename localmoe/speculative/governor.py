@@ -10,7 +10,7 @@ does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -66,7 +66,7 @@ class AutoGovernor:
         tried."""
         if self._steps < len(_WARM_UP):
             return min(_WARM_UP[self._steps], self._candidates[-1])
-        best = max(self._candidates, key=self.expected_tokens_per_s)
+        best = max(self._candidates, key=self._objective())
         longer = next((g for g in self._candidates if g > best), best)
         if best + 1 == max(self._verify_s) < longer + 1:
             return longer
@@ -91,27 +91,37 @@ class AutoGovernor:
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
-        tokens, survives = 1.0, 1.0
-        rate = _FIRST_GUESS
-        for known, seen in zip(self._acceptance[:draft_length], self._seen, strict=False):
+        return self._objective()(draft_length)
+
+    def _objective(self) -> Callable[[int], float]:
+        """As a function of the draft length: what all lengths have in common is computed once, for the GPU
+        waits meanwhile."""
+        tokens, survives, rate = [1.0], 1.0, _FIRST_GUESS  # tokens of a step, by draft length
+        for known, seen in zip(self._acceptance, self._seen, strict=True):
             rate = known if seen else rate  # what was never seen is taken to be like the last that was
             survives *= rate
-            tokens += survives
-        draft_s = draft_length * (_typical(self._draft_token_s) if self._draft_token_s else 0.0)
-        return tokens / max(1e-9, draft_s + self._verify_time(draft_length + 1))
+            tokens.append(tokens[-1] + survives)
+        draft_token_s = _typical(self._draft_token_s) if self._draft_token_s else 0.0
+        times = {window: _typical(seconds) for window, seconds in sorted(self._verify_s.items())}
 
-    def _verify_time(self, window: int) -> float:
-        """Measured, or on the straight line through the nearest measured windows."""
-        times = {known: _typical(seconds) for known, seconds in self._verify_s.items()}
-        known = sorted(times)
-        if window in times or len(known) == 1:
-            return times.get(window, times[known[0]])
-        upper = next((w for w in known if w > window), known[-1])
-        lower = known[max(0, known.index(upper) - 1)]
-        if lower == upper:
-            upper = known[1]
-        slope = (times[upper] - times[lower]) / (upper - lower)
-        return times[lower] + max(0.0, slope) * (window - lower)
+        def speed(draft_length: int) -> float:
+            step_s = draft_length * draft_token_s + _time_of(draft_length + 1, times)
+            return tokens[min(draft_length, len(tokens) - 1)] / max(1e-9, step_s)
+
+        return speed
+
+
+def _time_of(window: int, times: dict[int, float]) -> float:
+    """Measured, or on the straight line through the nearest measured windows. times: by window, ascending."""
+    known = list(times)
+    if window in times or len(known) == 1:
+        return times.get(window, times[known[0]])
+    upper = next((w for w in known if w > window), known[-1])
+    lower = known[max(0, known.index(upper) - 1)]
+    if lower == upper:
+        upper = known[1]
+    slope = (times[upper] - times[lower]) / (upper - lower)
+    return times[lower] + max(0.0, slope) * (window - lower)
 
 
 def _typical(seconds: Iterable[float]) -> float:
