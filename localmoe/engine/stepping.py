@@ -59,17 +59,18 @@ def make_stepper(
     end_tokens: frozenset[int],
     stop: threading.Event | None,
 ) -> Stepper:
-    """Whole steps on the GPU where no token has to be chosen by the host."""
+    """Whole steps on the GPU where no token has to be proposed by the host."""
     runner, whole_window = parts.runner, request.switches.whole_window
     by_host = (_can_look_up(parts) or parts.other is not None) and not request.draft_only
     by_host = by_host and _wanted_length(request, config) != 0
-    if not isinstance(runner, ModelRunner) and sampler.plainly_greedy and not by_host:
+    if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
 
         if request.draft_only:
-            return DeviceDraftStepper(DeviceDraftSteps(runner))
-        return DeviceStepper(DeviceSteps(runner, whole_window=whole_window), end_tokens)
+            return DeviceDraftStepper(DeviceDraftSteps(runner, sampler.config, sampler.seed))
+        steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
+        return DeviceStepper(steps, end_tokens)
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None

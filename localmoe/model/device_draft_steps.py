@@ -5,12 +5,16 @@ them. Keeps no cache (device_runner).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from localmoe.core.config import SamplingConfig
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
+
+_GREEDY = SamplingConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,22 @@ class DraftedRun:
 class DeviceDraftSteps:
     """The rounds of one answer."""
 
-    def __init__(self, runner: DeviceRunner) -> None:
+    def __init__(self, runner: DeviceRunner, sampling: SamplingConfig = _GREEDY, seed: int = 0) -> None:
+        """sampling, seed: how tokens are chosen."""
         self._runner = runner
+        self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
         self._issue = runner.issue
         self._window = runner.passes.window
         self._pending: tuple[int, int, Clock, Landing] | None = None
 
     @torch.inference_mode()
-    def begin(self, token: int, count: int) -> None:
-        """Issue `count` + 1 draft passes after `token`; each one's choice is the next one's token."""
+    def begin(self, text: Sequence[int], count: int) -> None:
+        """Issue `count` + 1 draft passes after `text`; each one's choice is the next one's token."""
         start = self._runner.sequence.length
-        self._window.set(start, count + 1, [token])
+        if self._sampling is not None:
+            self._issue.choice.begin(*self._sampling, text)
+            self._sampling = None
+        self._window.set(start, count + 1, text[-1:])
         self._issue.force("draft", start, count + 1)
         clock = Clock(self._issue.on_gpu)
         for _ in range(count + 1):
@@ -57,6 +66,7 @@ class DeviceDraftSteps:
 
     def close(self) -> None:
         """Wait for a round that was begun and is not wanted: the window is in use until then."""
+        self._issue.choice.end()
         if self._pending is not None:
             self._pending[3].wait()
             self._pending = None

@@ -18,6 +18,7 @@ from localmoe.experts.lane_block import LaneBlock, LaneReport
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.kernels.mirror import Mirror
 from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_modules import uninstall
@@ -37,7 +38,7 @@ class WindowReport:
     Attributes:
         log: int (L, E), how each expert was found, see kernels.residency.
         experts: int (L, T, K), what the routers chose.
-        choices: the argmax after each token.
+        choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
         tokens: the tokens after the first, as the pass read them.
         lane: what became of the CPU lane's jobs; None of a pass without it.
     """
@@ -50,7 +51,7 @@ class WindowReport:
 
 
 class DevicePasses:
-    """The passes of one model over one cache."""
+    """The passes of one model over one cache. choice: how they choose tokens."""
 
     def __init__(
         self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode, context: int
@@ -63,6 +64,7 @@ class DevicePasses:
         self._last_position = context - 1
         self._device = state.window.at.device
         self.on_gpu = self._device.type == "cuda"
+        self.choice = DeviceChoice(self._device)
         self._graphs = StepGraphs(self.on_gpu)
         self._num_layers = state.memory.store.num_layers
         self._num_experts = state.memory.store.num_experts
@@ -85,8 +87,9 @@ class DevicePasses:
                 self._run_long_texts()
             window.visible = self._visible(WINDOW_BUCKETS[-1])
             for rows in WINDOW_BUCKETS:
-                report = self._window_body(rows).report
+                report = (output := self._window_body(rows)).report
         self._state.memory.close_pass(self.read_window(report.cpu().numpy(), rows, rows).log)
+        self.choice.prepare(output.logits[:1])
         if self._state.draft is not None:
             self._state.phase, self._mode.one_row = "draft", True
             self._draft_body()
@@ -150,10 +153,10 @@ class DevicePasses:
     # -- a draft pass
 
     def draft(self, length: int) -> PassOutput:
-        """One token through the low-bit experts: the one that the window's cursor is at. It leaves the argmax
-        of its logits (1, V) as the next token. length: of the sequence, at the end of the step."""
+        """One token through the low-bit experts: the one that the window's cursor is at. It leaves what is
+        chosen from its logits (1, V) as the next token. length: of the sequence, at the end of the step."""
         self._state.window.visible = self._visible(length)
-        key = ("draft", self._state.window.visible, self._state.fused_draft)
+        key = ("draft", self._state.window.visible, self._state.fused_draft, self.choice.kind)
         self._state.phase, self._mode.one_row = "draft", True
         try:
             return self._graphs.run(key, self._draft_body)
@@ -165,9 +168,12 @@ class DevicePasses:
         torch.add(window.start, window.cursor, out=window.at)
         forced = self._forced.get("draft")
         self._state.forced = None if forced is None else forced.index_select(0, window.cursor)
-        logits = self._forward(window.tokens.index_select(0, window.cursor), window.at, keep=1)
+        token = window.tokens.index_select(0, window.cursor)
+        self.choice.note(window.at, token)
+        logits = self._forward(token, window.at, keep=1)
         window.cursor.add_(1)
-        window.tokens.index_copy_(0, window.cursor, logits.argmax(-1))
+        chosen = self.choice.choose(logits, window.at).clamp_(min=0)  # NO_CHOICE is no token to go on with
+        window.tokens.index_copy_(0, window.cursor, chosen)
         routed = self._routed()
         weights = torch.stack([weights for _, weights in routed]).float().flatten()
         return PassOutput(logits, torch.cat([self._experts(routed), weights.view(torch.int32)]))
@@ -185,7 +191,7 @@ class DevicePasses:
         with rows at least `count`."""
         self._state.phase = "verify"
         key = self._graphs.cheapest(
-            ("window", rows, self._visible(start + rows), self._state.lane_is_on)
+            ("window", rows, self._visible(start + rows), self._state.lane_is_on, self.choice.kind)
             for rows in WINDOW_BUCKETS
             if rows >= count
         )
@@ -204,9 +210,10 @@ class DevicePasses:
         self._state.forced = self._forced.get("target")
         # padding rows may stand past the context, where the rotary table has no entry
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
+        self.choice.note(window.start, window.tokens[:rows], window.live)
         logits = self._forward(window.tokens[:rows], positions, keep=0)
         numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
-        numbers += [logits.argmax(-1).int(), window.tokens[:rows].int()]
+        numbers += [self.choice.choose(logits, positions).int(), window.tokens[:rows].int()]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())
         return PassOutput(logits, torch.cat(numbers))

@@ -1,4 +1,4 @@
-"""Greedy steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
+"""Steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
 host has to do after a step, it does while the GPU works on the next one: on its drafts, or, where nothing is
 drafted and no copy wanted, on a pass that was issued behind the last one. Keeps no cache (device_runner).
 """
@@ -6,22 +6,27 @@ drafted and no copy wanted, on a pass that was issued behind the last one. Keeps
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import CheckpointError
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.timeline import Timeline
+from localmoe.kernels.choices import NO_CHOICE
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
 
+_GREEDY = SamplingConfig()
 RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others are expected
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A greedy step: what was drafted, how much of it the target chose too, its own choice after that, and
+    """A step: what was drafted, how much of it the target chose too, its own choice after that, and
     seconds, less those in which passes were captured: that happens once."""
 
     drafted: list[int]
@@ -33,7 +38,7 @@ class Speculation:
 
 @dataclass(slots=True)
 class _Step:
-    """A greedy step under way: its first token (None: the step before is still to choose it), its draft
+    """A step under way: its first token (None: the step before is still to choose it), its draft
     passes' reports and, once it was issued, its verify pass's."""
 
     token: int | None
@@ -57,9 +62,18 @@ class _Finished:
 class DeviceSteps:
     """The steps of one answer."""
 
-    def __init__(self, runner: DeviceRunner, *, whole_window: bool = False) -> None:
-        """whole_window: see core.switches."""
+    def __init__(
+        self,
+        runner: DeviceRunner,
+        sampling: SamplingConfig = _GREEDY,
+        seed: int = 0,
+        *,
+        whole_window: bool = False,
+    ) -> None:
+        """sampling, seed: how tokens are chosen, the draft's and the target's. whole_window: see
+        core.switches."""
         self._runner = runner
+        self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
         self._whole_window = whole_window
         self._issue = runner.issue
         self._passes = runner.passes
@@ -69,12 +83,15 @@ class DeviceSteps:
         self._finished: _Finished | None = None
 
     @torch.inference_mode()
-    def begin(self, token: int, count: int, *, last: bool) -> None:
-        """Issue the drafts of at most `count` tokens after `token`; a step that runs already has none. While
+    def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
+        """Issue the drafts of at most `count` tokens after `text`; a step that runs already has none. While
         the GPU works on them, take over what the step before did. Where the host has nothing to decide before
         it, the verify pass is issued too. last: no further step will be wanted."""
-        start = self._runner.sequence.length
+        start, token = self._runner.sequence.length, text[-1]
         try:
+            if self._sampling is not None:
+                self._issue.choice.begin(*self._sampling, text)
+                self._sampling = None
             step = self._step = self._took_behind(token, start) or self._draft(token, start, count)
             self._close_books()
             self._passes.lookahead.clear()
@@ -107,6 +124,11 @@ class DeviceSteps:
             self._rewind(step.start)
             raise
         accepted = self._accept(step.start, done)
+        if done.choices[accepted] == NO_CHOICE:
+            self._rewind(step.start)
+            raise CheckpointError(
+                "The model's probabilities are no numbers: its files may be damaged; get them anew."
+            )
         self._finished = _Finished(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
         seconds = step.clock.seconds()
@@ -125,6 +147,7 @@ class DeviceSteps:
     def close(self) -> None:
         """Wait for steps that were begun and are not wanted; take over what the last ones did."""
         step, self._step = self._step, None
+        self._issue.choice.end()
         if step is None:
             self._close_books()
             return self._drop_behind()

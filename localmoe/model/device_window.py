@@ -39,6 +39,7 @@ class DeviceWindow:
         self._mirror.upload()
 
     def advance(self, token: Tensor) -> None:
-        """Go on by one token, (1,) on the device, in stream order."""
+        """Go on by one token, (1,) on the device, in stream order. A pass that has to read something reads
+        token 0 where nothing was chosen."""
         self.start.add_(1)
-        self.tokens[:1].copy_(token)
+        self.tokens[:1].copy_(token.clamp(min=0))

@@ -43,14 +43,14 @@ class DraftStepper:
 
 
 class DeviceDraftStepper:
-    """Several greedy tokens a step, which the GPU writes without the host."""
+    """Several tokens a step, which the GPU writes without the host."""
 
     def __init__(self, steps: DeviceDraftSteps) -> None:
         self._steps = steps
 
     def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """Issue the passes for `length` + 1 tokens."""
-        self._steps.begin(history[-1], length)
+        self._steps.begin(history, length)
 
     def finish(self) -> StepOutcome:
         """All that was written; the caller cuts it off after an end token."""

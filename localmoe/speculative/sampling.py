@@ -55,11 +55,6 @@ class TokenSampler:
             if config.min_p > 0.0:
                 self._warpers.append(MinPLogitsWarper(float(config.min_p)))
 
-    @property
-    def plainly_greedy(self) -> bool:
-        """Whether every token is the argmax of the logits as they are."""
-        return self.config.greedy and self._penalty is None
-
     def greedy_choices(self, logits: Tensor, history: Sequence[int], following: Sequence[int]) -> list[int]:
         """Argmax of each row. Row i comes after `history` and the first i tokens of `following`.
 

@@ -1,5 +1,6 @@
 """One speculative step: draft, verify, accept, roll back. Two ways: pass by pass with the host in between,
-which does everything; and whole on the GPU, for greedy answers. Decides no draft length and emits nothing.
+which takes any drafter; and whole on the GPU, with the model's own draft or none. Decides no draft length and
+emits nothing.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ class PassStepper:
 
 
 class DeviceStepper:
-    """Greedy steps that the GPU runs from the first drafted token to the count of accepted ones."""
+    """Steps that the GPU runs from the first drafted token to the target's choices. Drafted tokens are kept
+    while they are those choices: sampled tokens too are a function of the logits there (kernels.choices)."""
 
     def __init__(self, steps: DeviceSteps, end_tokens: frozenset[int]) -> None:
         self._steps = steps
@@ -147,7 +149,7 @@ class DeviceStepper:
 
     def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
         """The GPU drafts, and verifies too where the host has nothing to decide in between."""
-        self._steps.begin(history[-1], length, last=last)
+        self._steps.begin(history, length, last=last)
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""

@@ -14,7 +14,7 @@ import torch
 from support.engines import ask, load_with_slots, runner_of
 from support.tiny_models import ARCHITECTURES
 
-from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.synthetic import SyntheticSettings
@@ -75,6 +75,37 @@ def test_the_embedded_model_answers_20_prompts_alike_for_every_setting(dtype: st
                     assert given == expected, (budget, policy, length)
             assert torch.cuda.max_memory_allocated() <= budget
             assert torch.cuda.max_memory_reserved() <= budget
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(temperature=0.6, top_p=0.95, repetition_penalty=1.05, seed=7),
+        SamplingConfig(temperature=1.0, seed=8),
+        SamplingConfig(temperature=0.9, top_k=20, top_p=0.8, min_p=0.02, seed=9),
+        SamplingConfig(repetition_penalty=1.3),
+    ],
+    ids=str,
+)
+def test_a_seed_means_the_same_sampled_answer_for_every_setting(sampling: SamplingConfig) -> None:
+    questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, 4)]
+    expected: list[list[int]] | None = None
+    for budget in (220 << 20, 190 << 20):
+        with Engine.load("demo", on_gpu(budget, dtype="bfloat16", context=1024)) as engine:
+            for policy in POLICIES:
+                for length in LENGTHS:
+                    engine.reset()
+                    how = {"policy": policy, "draft_length": length, "sampling": sampling}
+                    asked = [ask(engine, [Message("user", q)], 40, **how) for q in questions]
+                    expected = expected or [answer.tokens for answer in asked]
+                    assert [answer.tokens for answer in asked] == expected, (budget, policy, length)
+                    if length == 8:
+                        drafted = sum(answer.stats.drafted for answer in asked)
+                        assert sum(answer.stats.accepted for answer in asked) > 0.3 * drafted > 0
+    others = replace(sampling, seed=10)
+    with Engine.load("demo", on_gpu(220 << 20, dtype="bfloat16", context=1024)) as engine:
+        again = [ask(engine, [Message("user", q)], 40, sampling=others).tokens for q in questions]
+    assert (again == expected) == sampling.greedy
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

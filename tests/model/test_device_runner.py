@@ -19,6 +19,7 @@ from experts.device_rig import DeviceRig
 from speculative.table_model import Table
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import CheckpointError
 from localmoe.core.events import (
     DraftFinished,
     Event,
@@ -33,8 +34,10 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey, Phase
 from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.kernels.choices import NEVER, reference_choices
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
@@ -55,6 +58,7 @@ CPU = torch.device("cpu")
 LAYERS, EXPERTS, TOP_K, ROWS = 2, 6, 2, 16
 PROMPT = [1, 2, 0]
 NO_END: frozenset[int] = frozenset()
+GREEDY = SamplingConfig()
 
 
 class HastyPolicy(OnDemandPolicy):
@@ -87,6 +91,8 @@ class TablePasses:
         self.copies_before: list[int] = []  # each window that verifies
         self.break_at: int | None = None
         self.broken_late = False  # the pass itself ran, but nothing was read back
+        self.choice = DeviceChoice(CPU)
+        self.choice.prepare(torch.zeros(1, table.vocab))
 
     def force(self, phase: str, start: int, count: int) -> None:
         """Nothing is simulated; a window is about to be opened."""
@@ -111,9 +117,11 @@ class TablePasses:
         window = self.window_numbers
         cursor, start = int(window.cursor), int(window.start)
         token = int(window.tokens[cursor])
+        at = torch.tensor([start + cursor])
+        self.choice.note(at, window.tokens[cursor : cursor + 1])
         logits = self.table.draft(self._append(start + cursor, token)).log()[None]
         window.cursor += 1
-        window.tokens[cursor + 1] = logits.argmax()
+        window.tokens[cursor + 1] = self.choice.choose(logits, at)
         weights = np.full((LAYERS, TOP_K), 0.5, dtype=np.float32)
         numbers = np.concatenate([routed(token, start + cursor).ravel(), weights.view(np.int32).ravel()])
         return PassOutput(logits, torch.from_numpy(numbers))
@@ -131,7 +139,8 @@ class TablePasses:
         experts = np.stack([routed(token, start + i) for i, token in enumerate(tokens)], axis=1)
         log, _ = self.rig.play(experts.tolist(), count)
         self._issued()
-        choices = torch.stack(rows).argmax(-1).numpy()
+        self.choice.note(numbers.start, numbers.tokens[:count], numbers.live)
+        choices = self.choice.choose(torch.stack(rows), start + torch.arange(count)).numpy()
         parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
 
@@ -197,10 +206,11 @@ class Rig:
 
     def loop(
         self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
-        whole: bool = False,
+        whole: bool = False, sampling: SamplingConfig = GREEDY,
     ) -> SpeculativeLoop:  # fmt: skip
-        sampler = TokenSampler(SamplingConfig())
-        stepper: Stepper = DeviceStepper(DeviceSteps(self.runner, whole_window=whole), end)
+        sampler = TokenSampler(sampling)
+        steps = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
+        stepper: Stepper = DeviceStepper(steps, end)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
             stepper = PassStepper(self.runner, drafter, sampler, None)
@@ -235,6 +245,55 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         drafts = rig.passes.issued.count("draft")
         assert counters.drafted <= drafts
         assert counters.routed_pairs == LAYERS * drafts
+
+
+SAMPLED = SamplingConfig(temperature=1.2, top_p=0.95, seed=21)
+PENALISED = SamplingConfig(temperature=0.9, top_k=3, repetition_penalty=1.4, seed=22)
+
+
+def sampled(table: Table, text: list[int], count: int, config: SamplingConfig) -> list[int]:
+    """`count` tokens after `text` one by one, by the rule itself."""
+    assert config.seed is not None
+    said: list[int] = []
+    for _ in range(count):
+        written = [*text, *said]
+        seen = torch.full((table.vocab,), NEVER, dtype=torch.int32)
+        for at, token in reversed(list(enumerate(written))):
+            seen[token] = at
+        at = torch.tensor([len(written) - 1])
+        logits = table.target(written).log()[None]
+        said.append(int(reference_choices(logits, seen, at, config, config.seed)))
+    return said
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=9),
+    st.sampled_from([SAMPLED, PENALISED]), st.sampled_from([OnDemandPolicy, HastyPolicy]),
+)  # fmt: skip
+def test_a_sampled_answer_is_the_same_whatever_is_drafted_and_whenever_passes_run(
+    seed: int, slots: int, lengths: list[int], config: SamplingConfig, make: type[Policy]
+) -> None:
+    table = Table(agreement=0.8, seed=seed)
+    rig = Rig(table, slots, make)
+    first, *rest = rig.loop(Moody(list(lengths)), sampling=config).run(PROMPT, 11)
+    text = [*PROMPT, *first.tokens]  # the prompt's last pass is nobody's but the host's
+    assert [token for step in rest for token in step.tokens] == sampled(table, text, 10, config)
+    assert rig.passes.choice.kind == "argmax"  # nothing of an answer stays
+
+
+def test_probabilities_that_are_no_numbers_end_a_sampled_answer_with_one_sentence() -> None:
+    table = Table(seed=3)
+    rig = Rig(table, 4)
+    steps = rig.loop(0, sampling=SAMPLED).run(PROMPT, 20)
+    said = [token for _ in range(6) for token in next(steps).tokens]
+    for row in table.rows["target"].values():
+        row.fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="files may be damaged"):
+        for step in steps:
+            said += step.tokens
+    assert rig.tokens() == [*PROMPT, *said][:-1]
+    rig.experts.check()
 
 
 class Moody(FixedGovernor):

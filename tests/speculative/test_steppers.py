@@ -134,10 +134,10 @@ class FakeSteps:
         self.closed = 0
         self.was_last = False
 
-    def begin(self, token: int, count: int, *, last: bool) -> None:
+    def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
         assert not self.closed and not self.was_last
         self.was_last = last
-        self.asked.append((token, count))
+        self.asked.append((text[-1], count))
 
     def close(self) -> None:
         self.closed += 1
@@ -175,8 +175,8 @@ def test_what_is_drafted_after_an_end_token_does_not_count(
     drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int]
 ) -> None:
     class Fixed:
-        def begin(self, token: int, count: int, *, last: bool) -> None:
-            assert not last and (token, count) == (HISTORY[-1], 3)
+        def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
+            assert not last and (text, count) == (HISTORY, 3)
 
         def finish(self) -> Done:
             return Done(drafted, accepted, 9, 0.25, 0.5)

@@ -20,9 +20,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu.attention import attention
+from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
@@ -35,7 +37,7 @@ from localmoe.kernels.residency import ResidencyView
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
-    torch.int32: "i32", torch.int64: "i64",
+    torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
@@ -175,6 +177,12 @@ def grouping() -> None:
         group_pairs(index, words[:1], residency, lane)
 
 
+def choices() -> None:
+    words, seen = torch.empty(6, dtype=torch.int64), torch.empty(151_936, dtype=torch.int32)
+    logits = torch.empty(9, 151_936, dtype=torch.bfloat16)
+    choose_tokens(logits, torch.empty(9, dtype=torch.int64), ChoiceView(words, seen))
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "few": lambda: products(9),
     "window": lambda: products(33),
@@ -188,6 +196,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "latent_loop": lambda: latent(1024),
     "router": router,
     "grouping": grouping,
+    "choices": choices,
 }
 
 

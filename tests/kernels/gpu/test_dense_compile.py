@@ -16,13 +16,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 EVERYTHING = (
     "few", "window", "prompt", "one_row", "rows", "split", "sections", "loop", "latent_split", "latent_loop",
-    "router",
+    "router", "choices",
 )  # fmt: skip
 NEWEST = tuple(name for name in EVERYTHING if name not in ("few", "split"))  # each kernel, if not each tile
 PIPELINED = {"_linear", "_linear_gated", "_head_linear", "_latent_split", "_latent_loop"}
 PRODUCTS = PIPELINED | {"_attend_split", "_attend_loop", "_router_parts"}
 ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
-OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_parts", "_router_choice"}
+OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_parts", "_router_choice", "_best_of_chunk", "_choose"}
 
 
 WHOLE = {80: EVERYTHING, 120: NEWEST}  # capabilities for which every kernel is compiled: oldest and newest

@@ -1,0 +1,83 @@
+"""Chooses the token after each row of a pass, on the device: greedily, or as an answer's sampling settings
+say. Keeps what of the text that takes; runs no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localmoe.core.config import SamplingConfig
+from localmoe.kernels.choices import NEVER, SETTING_WORDS, ChoiceView, write_settings
+from localmoe.kernels.gpu.choices import choose_tokens
+from localmoe.kernels.mirror import Mirror
+
+ChoiceKind = Literal["argmax", "sampled", "penalised"]
+_GREEDY = SamplingConfig()
+
+
+class DeviceChoice:
+    """How the answer at hand chooses.
+
+    Attributes:
+        kind: what a captured pass depends on; everything else it reads on the device. "argmax": of the logits
+            as they are; "penalised": tokens of the text count less, greedily too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.kind: ChoiceKind = "argmax"
+        self._settings = Mirror(SETTING_WORDS, device)
+        self._seen = torch.empty(0, dtype=torch.int32, device=device)
+
+    def prepare(self, logits: Tensor) -> None:
+        """Allocate for such logits, (R, V), and compile."""
+        self._seen = torch.full(logits.shape[1:], NEVER, dtype=torch.int32, device=logits.device)
+        positions = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        self._upload(_GREEDY, 0)
+        choose_tokens(logits, positions, self._view)
+
+    def begin(self, config: SamplingConfig, seed: int, text: Sequence[int]) -> None:
+        """The answer at hand chooses so. text: all tokens up to now, the first at position 0."""
+        if config.repetition_penalty != 1.0:
+            self.kind = "penalised"
+            first = np.full(len(self._seen), NEVER, dtype=np.int32)
+            tokens, places = np.unique(np.asarray(text), return_index=True)
+            first[tokens] = places
+            self._seen.copy_(torch.from_numpy(first))
+        else:
+            self.kind = "argmax" if config.greedy else "sampled"
+        self._upload(config, seed)
+
+    def end(self) -> None:
+        """No answer is at hand."""
+        self.kind = "argmax"
+
+    def note(self, start: Tensor, tokens: Tensor, live: Tensor | None = None) -> None:
+        """The text goes on with the first `live` (1,) of tokens (R,), at positions from `start` (1,) on, and
+        with nothing else."""
+        if self.kind == "penalised":
+            self._seen.masked_fill_(self._seen >= start, NEVER)
+            rows = torch.arange(len(tokens), device=tokens.device)
+            places = (start + rows).int()
+            if live is not None:
+                places.masked_fill_(rows >= live, NEVER)
+            self._seen.scatter_reduce_(0, tokens, places, "amin")
+
+    def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """int64 (R,): the token after each row of (R, V), which stands at `positions` (R,). NO_CHOICE where
+        sampled logits are no numbers."""
+        if self.kind == "argmax":
+            return logits.argmax(-1)
+        return choose_tokens(logits, positions, self._view)
+
+    @property
+    def _view(self) -> ChoiceView:
+        return ChoiceView(self._settings.words, self._seen)
+
+    def _upload(self, config: SamplingConfig, seed: int) -> None:
+        write_settings(self._settings.host, config, seed)
+        self._settings.upload()
