@@ -1,6 +1,7 @@
 """Decoding by all lanes (VRAM, PCIe, CPU) beside two of them, each figure beside what the lanes' rates allow.
 
-python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform] [--lengths 0]
+python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform popular]
+[--lengths 0] [--refill on off]
 
 Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
 bytes and hit rates are measured. The limit is the experts that were not in VRAM, in bytes, over the rates
@@ -16,12 +17,14 @@ import time
 import numpy as np
 import torch
 from steps import read_bandwidth
+from synthetic_engine import simulate
 
 from localmoe.core.config import EngineConfig, GenerationRequest, parse_draft_length
 from localmoe.core.errors import BudgetError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
+from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.device_runner import DeviceRunner
 
@@ -49,6 +52,13 @@ def answer(
     return stats, captured_s(engine) - before
 
 
+def refill_of(engine: Engine) -> str:
+    """How many copies the memory lets come in beside plain passes, and what they were worth."""
+    memory = engine._loaded.passes.memory
+    assert isinstance(memory, DeviceExpertMemory)
+    return f"{memory.refill.rate:.1f} (worth {memory.refill.gain:.2f})"
+
+
 def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, float], tokens: int) -> None:
     """One line."""
     s, captures_s = answer(engine, length, strict, tokens)
@@ -73,7 +83,7 @@ def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, flo
         f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy), together "
         f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
         f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step; "
-        f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms",
+        f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms; refill {refill_of(engine)}",
         flush=True,
     )
 
@@ -126,23 +136,25 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
     parser.add_argument("--budgets", type=float, nargs="*", default=[16.0, 5.0])
     parser.add_argument("--lengths", nargs="*", default=["0"])
-    parser.add_argument("--routing", default="uniform")
+    parser.add_argument("--routing", nargs="*", default=["uniform"])
     parser.add_argument("--acceptance", type=float, default=0.97)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--lanes", default="auto")
     parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--no-strict", action="store_true")
+    parser.add_argument("--refill", nargs="*", default=["on"], choices=["on", "off"])
     args = parser.parse_args()
+    usual, never = DeviceRunner.may_refill, property(lambda self: False)
     lengths = [parse_draft_length(text) for text in args.lengths]
-    settings = SyntheticSettings(parse_routing(args.routing), args.acceptance, 0.9)
+    settings = SyntheticSettings(parse_routing("uniform"), args.acceptance, 0.9)
     config = EngineConfig(
         device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
         cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0,
     )  # fmt: skip
     started = time.perf_counter()
     with Engine.load_shape(args.shape, config, settings) as engine:
-        print(f"synthetic: {args.shape}, {args.routing}, ready in {time.perf_counter() - started:.1f} s")
+        print(f"synthetic: {args.shape}, ready in {time.perf_counter() - started:.1f} s")
         rates = measured_rates(engine)
         for gib in args.budgets:
             try:
@@ -155,9 +167,16 @@ def main() -> None:
                 prompt_speed(engine, args.prompt)
             if plan.drafting:
                 draft_alone(engine, args.tokens)
-            for length in lengths:
-                for strict in (True, False) if not args.no_strict else (False,):
-                    report(engine, length, strict, rates, args.tokens)
+            for routing in args.routing:
+                simulate(engine, routing, args.acceptance, 0.9)
+                print(f"synthetic: routing {routing}")
+                for length in lengths:
+                    for strict in (True, False) if not args.no_strict else (False,):
+                        for refill in args.refill if not strict and length == 0 else ("on",):
+                            DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore
+                            if refill == "off":
+                                print("synthetic: without copies beside plain passes")
+                            report(engine, length, strict, rates, args.tokens)
         print(engine.info().lanes)
 
 

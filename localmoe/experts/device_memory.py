@@ -3,7 +3,8 @@
 Before a pass the host issues the copies that the policy wants and uploads the table; during it kernels read
 what is resident, wait for what is on its way, and read what is missing over the link, keeping it in a slot
 and the table up to date; the pass's log then tells the host what happened. So a pass for which nothing is to
-be copied may be opened behind one that still runs. Rules that no policy can break: slots are overwritten only
+be copied may be opened behind one that still runs; so may a still one, which leaves slots and table as they
+are, while the host changes them for the next. Rules that no policy can break: slots are overwritten only
 between passes, or within one by the only layer that reads them; a prefetch never evicts an expert of the
 window's unused prefetches. WHICH expert goes is the policy's, through its scores.
 """
@@ -11,7 +12,7 @@ window's unused prefetches. WHICH expert goes is the policy's, through its score
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,16 +26,15 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.landing import LandingSlots
 from localmoe.experts.pass_report import PassReport
 from localmoe.experts.queue import CopyQueue
+from localmoe.experts.refill import Refill
 from localmoe.experts.residency_block import ResidencyBlock
+from localmoe.experts.slot_table import FREE, Scores, SlotTable
 from localmoe.experts.slots import DeviceSlots
-from localmoe.experts.transfers import Transfers
+from localmoe.experts.transfers import Mark, Transfers
 from localmoe.kernels.residency import MISS_KEPT, MISS_REPLACED
 
-Scores = Callable[[NDArray[np.int64]], tuple[NDArray[np.float32], bool]]
-_FREE = -1
 
-
-class DeviceExpertMemory:
+class DeviceExpertMemory(SlotTable):
     """Slots, table and copies of one model. Used by one thread; the counters may be read from any."""
 
     def __init__(
@@ -47,30 +47,21 @@ class DeviceExpertMemory:
     ) -> None:
         """scores: last use (L, E) -> scores (L, E) and whether room is made within a layer only (the policy's
         keep_scores)."""
-        self.store = store
-        self.slots = slots
+        super().__init__(store, slots, scores)
         self.block = block
         self.transfers = transfers
-        self._scores = scores
         shape = (store.num_layers, store.num_experts)
-        self._slot_address = np.array([slots.address(i) for i in range(slots.num_slots)], dtype=np.int64)
-        self._slot_of = np.full(shape, _FREE, dtype=np.int64)
-        self._ticket = np.zeros(shape, dtype=np.int64)
-        self._unused = np.zeros(shape, dtype=np.bool_)  # prefetched and not asked for since
-        self._guarded = np.zeros(shape, dtype=np.bool_)  # the same, prefetched for the window at hand
-        self._last_use = np.zeros(shape, dtype=np.int64)
-        self._free = list(range(slots.num_slots - 1, -1, -1))
         self._landing = LandingSlots(shape[0])
+        self.refill = Refill(*shape, slots.num_slots)
+        self._refilling: list[tuple[Mark, int]] = []  # (behind copies, how many)
+        self._still = False  # the table on the device offers no slot to what is missing
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
-        self._stale = True  # the table on the device is not what it should be
-        self._queue, self._passes = CopyQueue(), 0
-        self._open_passes, self._closed = 0, False
+        self._queue, self._closed = CopyQueue(), False
         block.settle(store.addresses())
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
-        self._counters = TransferCounters()
         self.lock = threading.Condition()
         self.times: CopyTimes | None = None  # while somebody wants to know when copies ran
 
@@ -78,22 +69,9 @@ class DeviceExpertMemory:
         """A copy of the totals."""
         return replace(self._counters, stall_s=None)
 
-    def resident_keys(self) -> list[ExpertKey]:
-        """Experts in slots, or on their way there."""
-        return [ExpertKey(*pair) for pair in np.argwhere(self._slot_of != _FREE).tolist()]
-
-    def residency(self) -> NDArray[np.bool_]:
-        """(L, E): in a slot, or on its way there."""
-        return np.not_equal(self._slot_of, _FREE)
-
-    @property
-    def may_copy(self) -> bool:
-        """Whether any expert is not in a slot."""
-        return bool((self._slot_of == _FREE).any())
-
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
-        if self._slot_of[key] == _FREE and self.may_prefetch:
+        if self._slot_of[key] == FREE and self.may_prefetch:
             self._queue.push(key, deadline)
 
     @property
@@ -132,35 +110,6 @@ class DeviceExpertMemory:
             self._unused[key] = self._guarded[key] = True
             self._counters.prefetched += 1
 
-    def _room(self) -> tuple[NDArray[np.float32], bool]:
-        """Scores of what may be evicted (infinite for the rest), and whether room is made within a layer."""
-        scores, per_layer = self._scores(self._last_use)
-        scores = scores.copy()
-        scores[(self._slot_of == _FREE) | self._guarded] = np.inf
-        return scores, per_layer
-
-    def _take_slot(self, key: ExpertKey, scores: NDArray[np.float32], per_layer: bool) -> int | None:
-        """A free slot, or that of the expert with the lowest score, which leaves; None: there is none."""
-        if self._free:
-            return self._free.pop()
-        if per_layer:
-            victim = ExpertKey(key.layer, int(scores[key.layer].argmin()))
-        else:
-            victim = ExpertKey(*divmod(int(scores.argmin()), scores.shape[1]))
-        if not np.isfinite(scores[victim]):
-            return None
-        scores[victim] = np.inf
-        return self.leave(victim)
-
-    def leave(self, key: ExpertKey) -> int:
-        """An expert goes, and the caller has its slot."""
-        slot = int(self._slot_of[key])
-        self._slot_of[key] = _FREE
-        self._stale = True
-        self._counters.wasted += bool(self._unused[key])
-        self._unused[key] = self._guarded[key] = False
-        return slot
-
     def load(self, key: ExpertKey, slot: int) -> None:
         """Issue the copy of an expert into a slot that the caller has."""
         times = self.times
@@ -185,15 +134,45 @@ class DeviceExpertMemory:
         Raises:
             TransferError: the engine was closed.
         """
+        self._reclaim()
         self._count_open()
         self.pump()
-        block, here = self.block, self._slot_of != _FREE
-        if not self._stale and here.all():
+        if not self._stale and not self._still and not self.may_copy:
             return  # nothing can be missing, so no score matters either
+        self._still = False
+        self._upload(self._free, self._room()[0])
+
+    def open_still(self) -> None:
+        """Open a pass that fills no slot; others of its kind may still be open. What earlier ones missed is
+        brought in beside it (refill). Raises as `open_pass` does."""
+        self._reclaim()
+        before, idle = self._opened, not self._open_passes
+        assert idle or self._still, "a pass that fills slots is still open"
+        self._count_open()
+        self._refilling = [(mark, n) for mark, n in self._refilling if not self.transfers.has_passed(mark)]
+        scores, per_layer = self._scores(self._last_use)
+        here = self._slot_of != FREE
+        changes = self.refill.choose(
+            scores, here & ~self._guarded, here, per_layer=per_layer, free=len(self._free), idle=idle,
+            promised=len(self._promised), under_way=sum(count for _, count in self._refilling),
+        )  # fmt: skip
+        for key in changes.leave:
+            self._promise(key, before)
+        self._reclaim()
+        for key in changes.enter:
+            self.load(key, self._free.pop())
+        if changes.enter:
+            self._refilling.append((self.transfers.mark_copies(), len(changes.enter)))
+        if self._stale or not self._still:
+            self._still = True
+            self._upload([], np.full_like(scores, np.inf))
+
+    def _upload(self, landing: Sequence[int], scores: NDArray[np.float32]) -> None:
         self._stale = False
-        self._landing.deal(self._free)
-        landing = self._landing.addresses(self._slot_address)
-        block.upload(here, self._slot_address[self._slot_of], self._ticket, landing, self._room()[0])
+        self._landing.deal(landing)
+        free = self._landing.addresses(self._slot_address)
+        here, at = self._slot_of != FREE, self._slot_address[self._slot_of]
+        self.block.upload(here, at, self._ticket, free, scores)
 
     def open_behind(self) -> None:
         """Open the pass that comes right behind the one that is open, in stream order. Nothing is copied for
@@ -206,6 +185,7 @@ class DeviceExpertMemory:
         if self._closed:
             raise TransferError("The engine was closed while an answer was being written.")
         self._open_passes += 1
+        self._opened += 1
 
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """Take over what the first open pass did. log: (L, E), the device's log of it; the pass has ended."""
@@ -224,47 +204,15 @@ class DeviceExpertMemory:
         report = PassReport.of(log)
         if report.misses.any():
             self._counters.h2d_bytes += int(report.crossed(self._inner) @ self._record_bytes)
-            self._stale = True
+            self._stale = self._stale or not self._still
+        self.refill.observe(report.demanded, report.misses | report.computed)
         self.note_use(report.demanded)
         return report
 
-    # -- a prompt, streamed layer by layer (see prefill_stream)
-
-    def split_layer(self, layer: int) -> tuple[list[int], list[int]]:
-        """A layer's experts that are here or on their way, and those that are not."""
-        here = self._slot_of[layer] != _FREE
-        return np.flatnonzero(here).tolist(), np.flatnonzero(~here).tolist()
-
-    def slot_address(self, key: ExpertKey) -> int:
-        """Device address of a resident expert."""
-        return int(self._slot_address[self._slot_of[key]])
-
     def reserve(self, count: int) -> list[int]:
-        """`count` slots, or as many as there are: free ones, then those of the lowest scores, which leave; at
-        last even those that the policy wants to keep. The caller fills or returns them."""
-        scores, _ = self._room()
+        """As SlotTable's; what waits is withdrawn."""
         self._queue.drop_prefetches()
-        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        here = np.argwhere(self._slot_of != _FREE)
-        order = np.argsort(scores[here[:, 0], here[:, 1]], kind="stable")
-        for pair in here[order[: count - len(taken)]].tolist():
-            taken.append(self.leave(ExpertKey(*pair)))
-        return taken
-
-    def free_slot_for(self, layer: int, share: int) -> int | None:
-        """A free slot, while the layer holds fewer than `share`."""
-        held = int((self._slot_of[layer] != _FREE).sum())
-        return self._free.pop() if self._free and held < share else None
-
-    def give_back(self, slots: list[int]) -> None:
-        """Slots that hold nothing."""
-        self._free.extend(slots)
-
-    def note_use(self, demanded: NDArray[np.bool_]) -> None:
-        """A pass used these experts, (L, E)."""
-        self._passes += 1
-        self._last_use[demanded] = self._passes
-        self._unused[demanded] = self._guarded[demanded] = False
+        return super().reserve(count)
 
     def abandon_pass(self) -> None:
         """Where passes were opened and not closed, what they put into slots is not known: empty them all."""
@@ -280,13 +228,14 @@ class DeviceExpertMemory:
     def _empty(self) -> None:
         self._queue.drop_prefetches()
         self.transfers.drain()
-        self._slot_of[:] = _FREE
+        self._slot_of[:] = FREE
         self._stale = True
         self._unused[:] = self._guarded[:] = False
         self._last_use[:] = 0
         self._free = list(range(self.slots.num_slots - 1, -1, -1))
-        self._passes = 0
-        self._open_passes = 0
+        self._promised.clear()
+        self._refilling.clear()
+        self._passes = self._open_passes = self._opened = 0
 
     def close(self) -> None:
         """End all copies; no pass can be opened any more. May be called while another thread runs a pass."""

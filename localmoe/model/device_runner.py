@@ -122,11 +122,23 @@ class DeviceRunner:
         self.take_over(report, phase)
         return output.logits[:count]
 
-    def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
+    @property
+    def may_refill(self) -> bool:
+        """Whether experts that the CPU computes may come into slots beside the passes."""
+        lane, memory = self.passes.lane, self.passes.memory
+        usable = lane is not None and lane.link and lane.allowed and not lane.failure
+        return usable and memory.copies_beside and memory.may_copy
+
+    def issue_window(
+        self, count: int, start: int, *, behind: bool = False, still: bool = False
+    ) -> PendingWindow:
         """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
-        still runs, and nothing is to be copied."""
+        still runs, and nothing is to be copied. still: see DeviceExpertMemory; then so is the one that
+        runs."""
         memory, lane = self.passes.memory, self.passes.lane
-        if behind:
+        if still:
+            memory.open_still()
+        elif behind:
             memory.open_behind()
         else:
             memory.open_pass()

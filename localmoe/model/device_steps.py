@@ -47,6 +47,7 @@ class _Step:
     clock: Clock
     drafts: list[Landing]
     window: PendingWindow | None = None
+    still: bool = False  # its pass fills no slot
     timeline: Timeline | None = None
     captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
 
@@ -99,6 +100,7 @@ class DeviceSteps:
             plain = not count and not self._passes.memory.waiting
             self._plain_steps = self._plain_steps + 1 if plain else 0
             if step.window is None and (not step.count or not self._passes.memory.may_copy):
+                step.still = plain and self._runner.may_refill
                 self._issue_verify(step)
             if self._plain_steps >= RUN_BEHIND_AFTER and not last:
                 self._issue_behind(step)
@@ -176,6 +178,7 @@ class DeviceSteps:
         assert step.window is not None and not step.count
         self._issue.advance(step.window.output)
         self._behind = self._new_step(None, step.start + 1, 0, 0)
+        self._behind.still = step.still
         self._issue_verify(self._behind, behind=True)
 
     def _took_behind(self, token: int, start: int) -> _Step | None:
@@ -240,7 +243,7 @@ class DeviceSteps:
         if step.timeline is not None:
             step.clock.tick()
         captured_s = self._issue.capture_s
-        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
+        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind, still=step.still)
         step.clock.tick()
         step.captures_s[1] = self._issue.capture_s - captured_s
 

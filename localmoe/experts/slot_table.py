@@ -1,0 +1,131 @@
+"""Who is in which slot of the device, and who makes room: the host's side of the residency table where whole
+passes run on the GPU. Copies nothing and uploads nothing. WHICH expert goes is the policy's, through its
+scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.types import ExpertKey
+from localmoe.experts.counters import TransferCounters
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.slots import DeviceSlots
+from localmoe.experts.victims import worst_key
+
+Scores = Callable[[NDArray[np.int64]], tuple[NDArray[np.float32], bool]]
+FREE = -1
+
+
+class SlotTable:
+    """Slots and experts of one model. A slot is in the table, free, reserved, or promised: its expert left
+    while passes were open that may still read it."""
+
+    def __init__(self, store: HostStore, slots: DeviceSlots, scores: Scores) -> None:
+        """scores: last use (L, E) -> scores (L, E) and whether room is made within a layer only (the policy's
+        keep_scores)."""
+        self.store = store
+        self.slots = slots
+        self._scores = scores
+        shape = (store.num_layers, store.num_experts)
+        self._slot_address = np.array([slots.address(i) for i in range(slots.num_slots)], dtype=np.int64)
+        self._slot_of = np.full(shape, FREE, dtype=np.int64)
+        self._ticket = np.zeros(shape, dtype=np.int64)
+        self._unused = np.zeros(shape, dtype=np.bool_)  # prefetched and not asked for since
+        self._guarded = np.zeros(shape, dtype=np.bool_)  # the same, prefetched for the window at hand
+        self._last_use = np.zeros(shape, dtype=np.int64)
+        self._free = list(range(slots.num_slots - 1, -1, -1))
+        self._promised: list[tuple[int, int]] = []  # (passes that may read it, by number, slot)
+        self._stale = True  # the table on the device is not what it should be
+        self._passes = self._open_passes = self._opened = 0
+        self._counters = TransferCounters()
+
+    def resident_keys(self) -> list[ExpertKey]:
+        """Experts in slots, or on their way there."""
+        return [ExpertKey(*pair) for pair in np.argwhere(self._slot_of != FREE).tolist()]
+
+    def residency(self) -> NDArray[np.bool_]:
+        """(L, E): in a slot, or on its way there."""
+        return np.not_equal(self._slot_of, FREE)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether any expert is not in a slot."""
+        return bool((self._slot_of == FREE).any())
+
+    def _room(self) -> tuple[NDArray[np.float32], bool]:
+        """Scores of what may be evicted (infinite for the rest), and whether room is made within a layer."""
+        scores, per_layer = self._scores(self._last_use)
+        scores = scores.copy()
+        scores[(self._slot_of == FREE) | self._guarded] = np.inf
+        return scores, per_layer
+
+    def _take_slot(self, key: ExpertKey, scores: NDArray[np.float32], per_layer: bool) -> int | None:
+        """A free slot, or that of the expert with the lowest score, which leaves; None: there is none."""
+        if self._free:
+            return self._free.pop()
+        victim = worst_key(scores, key.layer if per_layer else None)
+        if victim is None:
+            return None
+        scores[victim] = np.inf
+        return self.leave(victim)
+
+    def leave(self, key: ExpertKey) -> int:
+        """An expert goes, and the caller has its slot."""
+        slot = int(self._slot_of[key])
+        self._slot_of[key] = FREE
+        self._stale = True
+        self._counters.wasted += bool(self._unused[key])
+        self._unused[key] = self._guarded[key] = False
+        return slot
+
+    def _promise(self, key: ExpertKey, readers: int) -> None:
+        """An expert goes; its slot is free once so many passes have ended."""
+        self._promised.append((readers, self.leave(key)))
+
+    def _reclaim(self) -> None:
+        """Slots that no open pass reads are free."""
+        ended = self._opened - self._open_passes
+        self._free += [slot for last, slot in self._promised if last <= ended]
+        self._promised = [(last, slot) for last, slot in self._promised if last > ended]
+
+    # -- a prompt, streamed layer by layer (see prefill_stream)
+
+    def split_layer(self, layer: int) -> tuple[list[int], list[int]]:
+        """A layer's experts that are here or on their way, and those that are not."""
+        here = self._slot_of[layer] != FREE
+        return np.flatnonzero(here).tolist(), np.flatnonzero(~here).tolist()
+
+    def slot_address(self, key: ExpertKey) -> int:
+        """Device address of a resident expert."""
+        return int(self._slot_address[self._slot_of[key]])
+
+    def reserve(self, count: int) -> list[int]:
+        """`count` slots, or as many as there are: free ones, then those of the lowest scores, which leave; at
+        last even those that the policy wants to keep. The caller fills or returns them."""
+        scores, _ = self._room()
+        self._reclaim()
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        here = np.argwhere(self._slot_of != FREE)
+        order = np.argsort(scores[here[:, 0], here[:, 1]], kind="stable")
+        for pair in here[order[: count - len(taken)]].tolist():
+            taken.append(self.leave(ExpertKey(*pair)))
+        return taken
+
+    def free_slot_for(self, layer: int, share: int) -> int | None:
+        """A free slot, while the layer holds fewer than `share`."""
+        held = int((self._slot_of[layer] != FREE).sum())
+        return self._free.pop() if self._free and held < share else None
+
+    def give_back(self, slots: list[int]) -> None:
+        """Slots that hold nothing."""
+        self._free.extend(slots)
+
+    def note_use(self, demanded: NDArray[np.bool_]) -> None:
+        """A pass used these experts, (L, E)."""
+        self._passes += 1
+        self._last_use[demanded] = self._passes
+        self._unused[demanded] = self._guarded[demanded] = False
