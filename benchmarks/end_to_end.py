@@ -17,6 +17,7 @@ import time
 import numpy as np
 import torch
 import transformers
+from synthetic_engine import simulate
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
@@ -28,18 +29,19 @@ from localmoe.model.shapes import find_shape
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, ANSWER, PROMPTS = 256, 96, 2
+ROUTING = "sticky:0.5"
 
 
 def run_shape(name: str, budgets: list[int], acceptances: list[float], link: float) -> None:
-    """All settings of one shape; the engine is loaded once a budget and acceptance."""
-    for gib in budgets:
-        for acceptance in acceptances:
-            settings = SyntheticSettings(parse_routing("sticky:0.5"), acceptance, 0.9)
-            config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=gib << 30)
-            with Engine.load_shape(name, config, settings) as engine:
-                plan = engine.plan
+    """All settings of one shape."""
+    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=max(budgets) << 30)
+    with Engine.load_shape(name, config, SyntheticSettings(parse_routing(ROUTING), 0.9, 0.9)) as engine:
+        for gib in budgets:
+            plan = engine.resize(gib << 30)
+            for acceptance in acceptances:
+                simulate(engine, ROUTING, acceptance, 0.9)
                 print(
-                    f"synthetic: {name}, {gib} GiB, acceptance {acceptance:g}, sticky:0.5, match 0.9: "
+                    f"synthetic: {name}, {gib} GiB, acceptance {acceptance:g}, {ROUTING}, match 0.9: "
                     f"{plan.num_slots} slots = {100 * plan.resident_share:.0f} % of the experts, "
                     f"{'draft' if plan.drafting else 'NO DRAFT: ' + plan.drafting_reason}",
                     flush=True,
@@ -50,7 +52,7 @@ def run_shape(name: str, budgets: list[int], acceptances: list[float], link: flo
                 )
                 for policy, length in [*rows, *(("moe-speq", n) for n in lengths)]:
                     measure(engine, policy, length, link)
-            torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def measure(engine: Engine, policy: str, length: int, link: float) -> None:

@@ -56,7 +56,7 @@ def refill_of(engine: Engine) -> str:
     """How many copies the memory lets come in beside plain passes, and what they were worth."""
     memory = engine._loaded.passes.memory
     assert isinstance(memory, DeviceExpertMemory)
-    return f"{memory.refill.rate:.1f} (worth {memory.refill.gain:.2f})"
+    return f"{memory.refill.rate:.1f} (worth {memory.refill.gain:.2f}, pays: {memory.refill.pays})"
 
 
 def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, float], tokens: int) -> None:

@@ -1,6 +1,7 @@
 """Which experts come into slots beside plain passes: those that passes missed and that entered no slot, since
-the CPU computed them in whole or in part. Without them the slots would hold for good what the prompt left
-there. How many at a time follows from what earlier ones turned out to be worth. Copies nothing.
+the CPU computed them in whole or in part. Where layers miss many, the link reads some whole, which enter
+slots by themselves; where they miss one or two, the lanes share each, and the slots would hold for good what
+they held. How many copies at a time follows from what earlier ones turned out to be worth. Copies nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from localmoe.experts.victims import worst_key
 
 _SPARE = 16  # of the slots, one in so many may be spare, so that a copy need not wait for readers
 _HORIZON = 24  # passes for which a change of slots is followed
-_LEAST, _FIRST, _MOST = 1.0, 6.0, 24.0  # copies under way at a time
+_LEAST, _FIRST, _MOST = 1.0, 2.0, 24.0  # copies under way at a time
 # A copy keeps the link from sharing in what is missing for as long as both lanes take for one expert, so it
-# has to save one use of an expert that would be missing; a little less, as the link has rests
-_WORTH, _NOT_WORTH = 1.0, 0.7
+# has to save more than one use of an expert that would be missing
+_WORTH, _NOT_WORTH = 2.0, 1.2
 _STEP = 1.05  # factor of the rate a pass
 _SMOOTHING = 0.02  # weight of one followed change in the mean
+# Misses a layer below which copies beside passes pay, and above which they do not any more, as shares of the
+# misses of which the link reads one whole; by a clock of layers with the rates of an H200's lanes, for
+# uniform and sticky routing and such with favourites (docs/log.md)
+_FEW, _MANY = 0.46, 0.58
+_MISS_SMOOTHING = 0.1  # weight of one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Refill:
 
     Attributes:
         rate: copies that may be under way at a time.
+        pays: whether there are so few misses that none would enter slots by itself.
         gain: uses of what entered less uses of what left for it, within the horizon, in the mean.
     """
 
@@ -43,7 +50,17 @@ class Refill:
         self._most_spare = max(1, num_slots // _SPARE)
         self._missed = np.zeros((num_layers, num_experts), dtype=np.bool_)
         self._changes = np.zeros((4, 0), dtype=np.int64)  # entered, left, age, gain; left: -1 for nobody
-        self.rate, self.gain = _FIRST, _WORTH
+        self.rate, self.gain = _FIRST, (_WORTH + _NOT_WORTH) / 2
+        self._misses, self.pays = float("inf"), False
+
+    def count(self, missed: NDArray[np.bool_], whole_from: float) -> None:
+        """A pass of one token missed these, (L, E). whole_from: misses of a layer of which the link reads one
+        whole."""
+        misses = float(missed.sum()) / len(missed)
+        if self._misses < float("inf"):
+            misses = self._misses + _MISS_SMOOTHING * (misses - self._misses)
+        self._misses = misses
+        self.pays = misses < (_MANY if self.pays else _FEW) * whole_from
 
     def observe(self, demanded: NDArray[np.bool_], missed: NDArray[np.bool_]) -> None:
         """A pass is over. missed: (L, E), what it asked for and was in no slot."""

@@ -61,6 +61,11 @@ class DeviceLane:
             further_us=measured.further_us * factor,
         )
 
+    @property
+    def whole_from(self) -> float:
+        """Missing experts of a layer of which the link reads one whole, while the CPU computes the others."""
+        return 1 + self.measured.link_us / self.measured.first_us
+
     def open_pass(self, memory: DeviceExpertMemory) -> None:
         """Before a window's pass: take the lane where an expert may be missing and all is well."""
         self.on = self.allowed and not self.failure and memory.may_copy

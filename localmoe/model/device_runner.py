@@ -124,10 +124,10 @@ class DeviceRunner:
 
     @property
     def may_refill(self) -> bool:
-        """Whether experts that the CPU computes may come into slots beside the passes."""
+        """Whether experts that the CPU computes are to come into slots beside the passes."""
         lane, memory = self.passes.lane, self.passes.memory
         usable = lane is not None and lane.link and lane.allowed and not lane.failure
-        return usable and memory.copies_beside and memory.may_copy
+        return usable and memory.copies_beside and memory.refill.pays and memory.may_copy
 
     def issue_window(
         self, count: int, start: int, *, behind: bool = False, still: bool = False
@@ -190,6 +190,8 @@ class DeviceRunner:
     def take_over(self, report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
+        if report.experts.shape[1] == 1 and self.passes.lane is not None:
+            self.passes.memory.refill.count(found.misses | found.computed, self.passes.lane.whole_from)
         self.passes.scheduler.notify(PassRouted(found.demanded))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)

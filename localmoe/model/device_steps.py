@@ -102,7 +102,7 @@ class DeviceSteps:
             if step.window is None and (not step.count or not self._passes.memory.may_copy):
                 step.still = plain and self._runner.may_refill
                 self._issue_verify(step)
-            if self._plain_steps >= RUN_BEHIND_AFTER and not last:
+            if self._plain_steps >= RUN_BEHIND_AFTER and not last and step.still == self._runner.may_refill:
                 self._issue_behind(step)
         except BaseException:
             self._rewind(start)

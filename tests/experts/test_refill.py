@@ -48,6 +48,7 @@ HERE = table((0, 5), (0, 6), (1, 7))
 
 def missing(missed: NDArray[np.bool_] = MISSED) -> Refill:
     refill = Refill(*SHAPE, 64)
+    refill.rate = 6.0
     refill.observe(missed, missed)
     return refill
 
@@ -94,12 +95,33 @@ def test_so_many_copies_are_under_way_and_so_many_slots_spare_at_most() -> None:
 
 def test_few_slots_are_not_spared_for_copies() -> None:
     refill = Refill(*SHAPE, 31)
+    refill.rate = 6.0
     refill.observe(MISSED, MISSED)
     changes = choose(refill, scores(e05=0, e06=0, e17=0), HERE, idle=True)
     assert changes == SlotChanges([ExpertKey(0, 1)], [ExpertKey(0, 5)])
 
 
-@pytest.mark.parametrize(("uses", "more"), [(2, True), (0, False)])
+def test_it_pays_where_layers_miss_few_and_does_not_change_its_mind_with_every_pass() -> None:
+    refill = Refill(*SHAPE, 64)
+    assert not refill.pays  # nothing is known
+    none, one, two = table(), table((0, 1), (1, 1)), table((0, 1), (0, 2), (1, 1), (1, 2))
+    refill.count(two, 3.3)
+    assert not refill.pays
+    for _ in range(30):
+        refill.count(one, 3.3)
+    assert refill.pays
+    for missed in (two, two, one, two, none):
+        refill.count(missed, 3.3)
+        assert refill.pays
+    for _ in range(40):
+        refill.count(two, 3.3)
+    assert not refill.pays
+    for _ in range(40):
+        refill.count(one, 1.5)  # a slow CPU: the link reads one of two whole
+    assert not refill.pays
+
+
+@pytest.mark.parametrize(("uses", "more"), [(3, True), (0, False)])
 def test_the_rate_follows_what_changes_were_worth(uses: int, more: bool) -> None:
     refill, kept = missing(), scores(e05=0, e06=0, e17=0)
     for at in range(400):
