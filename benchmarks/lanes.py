@@ -170,7 +170,7 @@ def main() -> None:
             for routing in args.routing:
                 simulate(engine, routing, args.acceptance, 0.9)
                 print(f"synthetic: routing {routing}")
-                for length in lengths:
+                for length in lengths if plan.drafting else [n for n in lengths if n == 0]:
                     for strict in (True, False) if not args.no_strict else (False,):
                         for refill in args.refill if not strict and length == 0 else ("on",):
                             DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore

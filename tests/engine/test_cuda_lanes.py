@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engine.test_cuda_engine import on_gpu, random_prompts, shallow, tokens_of
@@ -102,6 +104,25 @@ def test_without_the_link_nothing_crosses_it_while_decoding() -> None:
         for event in engine.stream(request):
             stats = event.stats
         assert stats.h2d_bytes == stats.prefill_h2d_bytes and stats.computed > 0 and stats.misses == 0
+
+
+def test_slots_that_are_filled_beside_plain_passes_hold_what_the_table_says() -> None:
+    config = on_gpu(strict=False, lanes="all", context=1024, draft_length=0)
+    routing = SyntheticSettings(parse_routing("sticky:0.8"))
+    with Engine.load_shape(shallow("qwen1.5-moe-a2.7b", 3), config, routing) as engine:
+        leave_slots(engine, 150)  # of 180 experts
+        memory = device_runner(engine).passes.memory
+        (request,) = random_prompts(engine, 1, 30)
+        for _ in range(3):
+            issued = memory.transfers.issued
+            tokens_of(engine, replace(request, max_new_tokens=250))
+            memory.transfers.drain()
+            torch.cuda.synchronize()
+            for key in memory.resident_keys():
+                record = memory.store.record(key)
+                held = memory.slots._arena[int(memory._slot_of[key]), : record.numel()]
+                assert torch.equal(held.cpu(), record), key
+        assert memory.refill.pays and memory.transfers.issued > issued
 
 
 def test_an_answer_outlives_the_cpu_lane() -> None:
