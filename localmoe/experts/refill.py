@@ -41,7 +41,7 @@ class Refill:
     """For L layers of E experts, of which `num_slots` are in slots.
 
     Attributes:
-        rate: copies that may be under way at a time.
+        rate: copies under way at a time for which others may leave; to fill empty slots there may be more.
         pays: whether there are so few misses that none would enter slots by itself.
         gain: uses of what entered less uses of what left for it, within the horizon, in the mean.
     """
@@ -93,23 +93,25 @@ class Refill:
             free, promised: slots that hold nothing and can be written now, and once open passes have ended.
             idle: there are no open passes, so what leaves can be written now too.
         """
-        most = min(int(self.rate), self._most_spare)
+        most, absent = min(int(self.rate), self._most_spare), int((~here).sum())
         wanted = np.argwhere(self._missed & ~here)
-        order = np.argsort(-scores[wanted[:, 0], wanted[:, 1]], kind="stable")[: max(0, most - under_way)]
+        order = np.argsort(-scores[wanted[:, 0], wanted[:, 1]], kind="stable")
         rest = np.where(leavable, scores, np.inf)
         changes, entered, left = SlotChanges([], []), [], []
-        for pair in wanted[order].tolist():
+        for place, pair in enumerate(wanted[order[: max(0, int(_MOST) - under_way)]].tolist()):
             key, victim = ExpertKey(*pair), None
-            if free + promised <= most:
+            if free + promised < min(most + 1, absent):  # else there is room for it and spare slots besides
+                if place >= most - under_way:
+                    break
                 victim = worst_key(rest, key.layer if per_layer else None)
                 if victim is None or rest[victim] >= scores[key]:
                     continue
                 rest[victim] = np.inf
                 changes.leave.append(victim)
-                free, promised = free + idle, promised + (not idle)
+                free, promised, absent = free + idle, promised + (not idle), absent + 1
             if free:
                 changes.enter.append(key)
-                free -= 1
+                free, absent = free - 1, absent - 1
                 entered.append(key.layer * scores.shape[1] + key.expert)
                 left.append(-1 if victim is None else victim.layer * scores.shape[1] + victim.expert)
         if entered:

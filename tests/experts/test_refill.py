@@ -46,6 +46,10 @@ MISSED = table((0, 1), (0, 2), (1, 3))
 HERE = table((0, 5), (0, 6), (1, 7))
 
 
+def sorted_keys(cells: NDArray[np.bool_]) -> list[ExpertKey]:
+    return [ExpertKey(*pair) for pair in np.argwhere(cells).tolist()]
+
+
 def missing(missed: NDArray[np.bool_] = MISSED) -> Refill:
     refill = Refill(*SHAPE, 64)
     refill.rate = 6.0
@@ -80,17 +84,33 @@ def test_so_many_copies_are_under_way_and_so_many_slots_spare_at_most() -> None:
     kept = scores(e05=0, e06=0, e17=0)
     refill = missing()
     refill.rate = 2.9
-    assert len(choose(refill, kept, HERE, free=9).enter) == 2
+    assert len(choose(refill, kept, HERE, free=2).enter) == 2
     refill.observe(MISSED, MISSED)
-    assert len(choose(refill, kept, HERE, free=9, under_way=1).enter) == 1
+    assert len(choose(refill, kept, HERE, free=2, under_way=1).enter) == 1
     refill.observe(MISSED, MISSED)
-    assert choose(refill, kept, HERE, under_way=2, free=9) == SlotChanges([], [])
+    assert choose(refill, kept, HERE, under_way=2, free=2) == SlotChanges([], [])
+    refill.observe(MISSED, MISSED)  # into empty slots come more
+    assert choose(refill, kept, HERE, under_way=2, free=9) == SlotChanges([*sorted_keys(MISSED)], [])
+    refill.observe(MISSED, MISSED)
+    assert choose(refill, kept, HERE, under_way=int(_MOST), free=9) == SlotChanges([], [])
     refill.observe(MISSED, MISSED)  # no slot is free: some are made, for later
     assert choose(refill, kept, HERE) == SlotChanges([], [ExpertKey(0, 5), ExpertKey(0, 6)])
     refill.observe(MISSED, MISSED)  # enough are promised
     assert choose(refill, kept, HERE, promised=3) == SlotChanges([], [])
     refill.observe(MISSED, MISSED)  # enough are free: nobody has to leave
     assert choose(refill, kept, HERE, free=5).leave == []
+
+
+def test_where_all_experts_fit_all_come_to_stay() -> None:
+    for num_slots, kept in ((11, 9), (12, 12), (15, 12)):  # two are spare where some are absent
+        rig = DeviceRig(num_slots)
+        rig.memory.refill._most_spare = 3
+        for _ in range(30):
+            rig.memory.open_still()
+            log = np.where(rig.memory.residency(), HIT, CPU).astype(np.int32)
+            rig.memory.close_pass(log)
+        assert len(rig.resident) == kept
+        rig.check()
 
 
 def test_few_slots_are_not_spared_for_copies() -> None:
