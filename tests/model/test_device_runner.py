@@ -266,7 +266,7 @@ def sampled(table: Table, text: list[int], count: int, config: SamplingConfig) -
     return said
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=9),
     st.sampled_from([SAMPLED, PENALISED]), st.sampled_from([OnDemandPolicy, HastyPolicy]),

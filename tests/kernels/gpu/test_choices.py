@@ -77,14 +77,13 @@ def random_case(rows: int, vocab: int, seed: int) -> tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 9000), (5, 2048), (3, 37)])
+@pytest.mark.parametrize(("rows", "vocab"), [(2, 9000), (3, 37)])
 def test_choices_are_those_of_the_reference(options: dict[str, Any], rows: int, vocab: int) -> None:
     logits, seen, positions = random_case(rows, vocab, seed=vocab)
-    for seed in (3, 2**62 + 5):
-        check(logits, seen, positions, SamplingConfig(**options), seed)
+    check(logits, seen, positions, SamplingConfig(**options), 2**62 + 5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 70), st.integers(0, 99), st.floats(0.05, 9), st.floats(0.01, 1), st.integers(0, 30),
     st.floats(0, 1), st.floats(0.3, 3), st.integers(0, 2**63 - 1),
@@ -100,8 +99,8 @@ def test_any_settings_choose_what_the_reference_does(
 @pytest.mark.parametrize("top_p", [0.3, 1.0])
 @pytest.mark.parametrize("top_k", [0, 3, 7])
 def test_equal_scores_stay_or_go_together(top_k: int, top_p: float) -> None:
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -5.0, -torch.inf]]).expand(60, 8).contiguous()
-    seen, positions = torch.full((8,), NEVER, dtype=torch.int32), torch.arange(60)
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -5.0, -torch.inf]]).expand(30, 8).contiguous()
+    seen, positions = torch.full((8,), NEVER, dtype=torch.int32), torch.arange(30)
     config = SamplingConfig(temperature=4.0, top_k=top_k, top_p=top_p)
     got = chosen(logits, seen, positions, config, 1)
     assert torch.equal(got, reference_choices(logits, seen, positions, config, 1))
@@ -117,7 +116,7 @@ def test_all_that_equal_the_last_of_the_k_best_stay_however_many_there_are(equal
     logits[0, best] = 2.0
     seen = torch.full((5000,), NEVER, dtype=torch.int32)
     got = []
-    for at in range(12):
+    for at in range(6):
         config = SamplingConfig(temperature=1.0, top_k=2)
         check(logits, seen, torch.tensor([at]), config, 1)
         got.append(int(chosen(logits, seen, torch.tensor([at]), config, 1)))
