@@ -5,8 +5,8 @@ what is resident, wait for what is on its way, and read what is missing over the
 and the table up to date; the pass's log then tells the host what happened. So a pass for which nothing is to
 be copied may be opened behind one that still runs; so may a still one, which leaves slots and table as they
 are, while the host changes them for the next. Rules that no policy can break: slots are overwritten only
-between passes, or within one by the only layer that reads them; a prefetch never evicts an expert of the
-window's unused prefetches. WHICH expert goes is the policy's, through its scores.
+while no open pass has them in its table, or within one by the only layer that reads them; a prefetch never
+evicts an expert of the window's unused prefetches. WHICH expert goes is the policy's, through its scores.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class DeviceExpertMemory(SlotTable):
         for key in changes.leave:
             self._promise(key, before)
         self._reclaim()
-        for key in changes.enter:
+        for key in sorted(changes.enter):  # the first layers need theirs first
             self.load(key, self._free.pop())
         if changes.enter:
             self._refilling.append((self.transfers.mark_copies(), len(changes.enter)))

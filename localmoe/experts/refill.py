@@ -65,6 +65,8 @@ class Refill:
     def observe(self, demanded: NDArray[np.bool_], missed: NDArray[np.bool_]) -> None:
         """A pass is over. missed: (L, E), what it asked for and was in no slot."""
         self._missed = missed
+        if not self._changes.size:
+            return
         asked = np.append(demanded.reshape(-1), False)  # asked[-1]: of nobody
         entered, left, age, gain = self._changes
         gain += asked[entered].astype(np.int64) - asked[left]

@@ -41,7 +41,7 @@ class ChoiceView:
 
 def write_settings(host: NDArray[np.int64], config: SamplingConfig, seed: int) -> None:
     """Fill SETTING_WORDS words that a ChoiceView shows."""
-    host[:2] = seed, min(config.top_k, NEVER)
+    host[:2] = seed, config.top_k
     numbers = host.view(np.float64)
     numbers[2:6] = config.temperature, config.top_p, config.min_p, config.repetition_penalty
 

@@ -12,12 +12,24 @@ import torch
 from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
-from localmoe.kernels.choices import NEVER, SETTING_WORDS, ChoiceView, write_settings
+from localmoe.core.errors import CheckpointError
+from localmoe.kernels.choices import NEVER, NO_CHOICE, SETTING_WORDS, ChoiceView, write_settings
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.mirror import Mirror
 
 ChoiceKind = Literal["argmax", "sampled", "penalised"]
-_GREEDY = SamplingConfig()
+
+
+def check_chosen(tokens: Sequence[int]) -> None:
+    """Tokens that a pass chose.
+
+    Raises:
+        CheckpointError: one could not be chosen, as logits were no numbers.
+    """
+    if NO_CHOICE in tokens:
+        raise CheckpointError(
+            "The model's probabilities are no numbers: its files may be damaged; get them anew."
+        )
 
 
 class DeviceChoice:
@@ -31,23 +43,28 @@ class DeviceChoice:
     def __init__(self, device: torch.device) -> None:
         self.kind: ChoiceKind = "argmax"
         self._settings = Mirror(SETTING_WORDS, device)
+        self._first: Mirror | None = None  # places of tokens, two a word; made once the vocabulary is known
         self._seen = torch.empty(0, dtype=torch.int32, device=device)
 
     def prepare(self, logits: Tensor) -> None:
         """Allocate for such logits, (R, V), and compile."""
-        self._seen = torch.full(logits.shape[1:], NEVER, dtype=torch.int32, device=logits.device)
+        vocab = logits.shape[1]
+        self._first = Mirror(-(-vocab // 2), logits.device)
+        self._seen = self._first.words.view(torch.int32)[:vocab]
         positions = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        self._upload(_GREEDY, 0)
+        self._upload(SamplingConfig(), 0)
         choose_tokens(logits, positions, self._view)
 
     def begin(self, config: SamplingConfig, seed: int, text: Sequence[int]) -> None:
         """The answer at hand chooses so. text: all tokens up to now, the first at position 0."""
         if config.repetition_penalty != 1.0:
             self.kind = "penalised"
-            first = np.full(len(self._seen), NEVER, dtype=np.int32)
+            assert self._first is not None, "prepare comes first"
+            first = self._first.host.view(np.int32)
+            first[:] = NEVER
             tokens, places = np.unique(np.asarray(text), return_index=True)
             first[tokens] = places
-            self._seen.copy_(torch.from_numpy(first))
+            self._first.upload()
         else:
             self.kind = "argmax" if config.greedy else "sampled"
         self._upload(config, seed)
@@ -66,6 +83,10 @@ class DeviceChoice:
             if live is not None:
                 places.masked_fill_(rows >= live, NEVER)
             self._seen.scatter_reduce_(0, tokens, places, "amin")
+
+    def readable(self, tokens: Tensor) -> Tensor:
+        """Token 0 instead of NO_CHOICE: a pass behind one that could not choose has to read something."""
+        return tokens if self.kind == "argmax" else tokens.clamp(min=0)
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """int64 (R,): the token after each row of (R, V), which stands at `positions` (R,). NO_CHOICE where

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from localmoe.core.config import SamplingConfig
+from localmoe.model.device_choice import check_chosen
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
-
-_GREEDY = SamplingConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class DraftedRun:
 class DeviceDraftSteps:
     """The rounds of one answer."""
 
-    def __init__(self, runner: DeviceRunner, sampling: SamplingConfig = _GREEDY, seed: int = 0) -> None:
+    def __init__(self, runner: DeviceRunner, sampling: SamplingConfig, seed: int) -> None:
         """sampling, seed: how tokens are chosen."""
         self._runner = runner
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
@@ -53,10 +52,15 @@ class DeviceDraftSteps:
         self._pending = (start, count + 1, clock, Landing(written))
 
     def finish(self) -> DraftedRun:
-        """The tokens; the sequence holds all but the last."""
+        """The tokens; the sequence holds all but the last.
+
+        Raises:
+            CheckpointError: the draft's probabilities are no numbers.
+        """
         assert self._pending is not None, "begin comes first"
         (start, count, clock, written), self._pending = self._pending, None
         tokens = written.wait().tolist()
+        check_chosen(tokens)
         self._runner.sequence.advance(start + count)
         ended = time.perf_counter()
         (draft_s,) = clock.seconds()

@@ -168,12 +168,11 @@ class DevicePasses:
         torch.add(window.start, window.cursor, out=window.at)
         forced = self._forced.get("draft")
         self._state.forced = None if forced is None else forced.index_select(0, window.cursor)
-        token = window.tokens.index_select(0, window.cursor)
+        token = self.choice.readable(window.tokens.index_select(0, window.cursor))
         self.choice.note(window.at, token)
         logits = self._forward(token, window.at, keep=1)
         window.cursor.add_(1)
-        chosen = self.choice.choose(logits, window.at).clamp_(min=0)  # NO_CHOICE is no token to go on with
-        window.tokens.index_copy_(0, window.cursor, chosen)
+        window.tokens.index_copy_(0, window.cursor, self.choice.choose(logits, window.at))
         routed = self._routed()
         weights = torch.stack([weights for _, weights in routed]).float().flatten()
         return PassOutput(logits, torch.cat([self._experts(routed), weights.view(torch.int32)]))
@@ -210,8 +209,9 @@ class DevicePasses:
         self._state.forced = self._forced.get("target")
         # padding rows may stand past the context, where the rotary table has no entry
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
-        self.choice.note(window.start, window.tokens[:rows], window.live)
-        logits = self._forward(window.tokens[:rows], positions, keep=0)
+        tokens = self.choice.readable(window.tokens[:rows])
+        self.choice.note(window.start, tokens, window.live)
+        logits = self._forward(tokens, positions, keep=0)
         numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
         numbers += [self.choice.choose(logits, positions).int(), window.tokens[:rows].int()]
         if self._state.lane is not None and self._state.lane.on:

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import torch
 
 from localmoe.core.config import SamplingConfig
-from localmoe.core.errors import CheckpointError
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.timeline import Timeline
-from localmoe.kernels.choices import NO_CHOICE
+from localmoe.model.device_choice import check_chosen
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
 
-_GREEDY = SamplingConfig()
 RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others are expected
 
 
@@ -66,8 +64,8 @@ class DeviceSteps:
     def __init__(
         self,
         runner: DeviceRunner,
-        sampling: SamplingConfig = _GREEDY,
-        seed: int = 0,
+        sampling: SamplingConfig,
+        seed: int,
         *,
         whole_window: bool = False,
     ) -> None:
@@ -122,15 +120,11 @@ class DeviceSteps:
             assert step.window is not None
             _, done = self._runner.land_window(step.window, lambda: self._issue_anew(step))
             ended = time.perf_counter()
+            accepted = self._accept(step.start, done)
+            check_chosen(done.choices[: accepted + 1])
         except BaseException:
             self._rewind(step.start)
             raise
-        accepted = self._accept(step.start, done)
-        if done.choices[accepted] == NO_CHOICE:
-            self._rewind(step.start)
-            raise CheckpointError(
-                "The model's probabilities are no numbers: its files may be damaged; get them anew."
-            )
         self._finished = _Finished(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
         seconds = step.clock.seconds()

@@ -39,7 +39,6 @@ class DeviceWindow:
         self._mirror.upload()
 
     def advance(self, token: Tensor) -> None:
-        """Go on by one token, (1,) on the device, in stream order. A pass that has to read something reads
-        token 0 where nothing was chosen."""
+        """Go on by one token, (1,) on the device, in stream order."""
         self.start.add_(1)
-        self.tokens[:1].copy_(token.clamp(min=0))
+        self.tokens[:1].copy_(token)

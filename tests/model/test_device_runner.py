@@ -38,6 +38,7 @@ from localmoe.kernels.choices import NEVER, reference_choices
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
+from localmoe.model.device_draft_steps import DeviceDraftSteps
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
@@ -116,9 +117,9 @@ class TablePasses:
         self._issue("draft")
         window = self.window_numbers
         cursor, start = int(window.cursor), int(window.start)
-        token = int(window.tokens[cursor])
+        token = int(self.choice.readable(window.tokens[cursor]))
         at = torch.tensor([start + cursor])
-        self.choice.note(at, window.tokens[cursor : cursor + 1])
+        self.choice.note(at, torch.tensor([token]))
         logits = self.table.draft(self._append(start + cursor, token)).log()[None]
         window.cursor += 1
         window.tokens[cursor + 1] = self.choice.choose(logits, at)
@@ -134,12 +135,13 @@ class TablePasses:
         self._issue("window")
         numbers = self.window_numbers
         assert (int(numbers.start), int(numbers.live)) == (start, count)
-        tokens = numbers.tokens[:count].tolist()
+        readable = self.choice.readable(numbers.tokens[:count])
+        tokens = readable.tolist()
         rows = [self.table.target(self._append(start + i, token)).log() for i, token in enumerate(tokens)]
         experts = np.stack([routed(token, start + i) for i, token in enumerate(tokens)], axis=1)
         log, _ = self.rig.play(experts.tolist(), count)
         self._issued()
-        self.choice.note(numbers.start, numbers.tokens[:count], numbers.live)
+        self.choice.note(numbers.start, readable, numbers.live)
         choices = self.choice.choose(torch.stack(rows), start + torch.arange(count)).numpy()
         parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
@@ -282,12 +284,37 @@ def test_a_sampled_answer_is_the_same_whatever_is_drafted_and_whenever_passes_ru
     assert rig.passes.choice.kind == "argmax"  # nothing of an answer stays
 
 
-def test_probabilities_that_are_no_numbers_end_a_sampled_answer_with_one_sentence() -> None:
-    table = Table(seed=3)
+@pytest.mark.parametrize("config", [SAMPLED, PENALISED])
+def test_the_draft_alone_writes_what_the_rule_says_and_stops_at_what_is_no_number(
+    config: SamplingConfig,
+) -> None:
+    table = Table(agreement=0.3, seed=4)
     rig = Rig(table, 4)
-    steps = rig.loop(0, sampling=SAMPLED).run(PROMPT, 20)
+    assert config.seed is not None
+    rig.runner.run(PROMPT, "prefill", last_only=True)
+    steps = DeviceDraftSteps(rig.runner, config, config.seed)
+    text = [*PROMPT, 2]
+    for _ in range(3):
+        steps.begin(text, 3)
+        text += steps.finish().tokens
+    table.rows["target"] = table.rows["draft"]
+    assert text == [*PROMPT, 2, *sampled(table, [*PROMPT, 2], 12, config)]
+    for row in table.rows["draft"].values():
+        row.fill_(torch.nan)
+    steps.begin(text, 3)
+    with pytest.raises(CheckpointError, match="files may be damaged"):
+        steps.finish()
+    assert rig.tokens() == text[:-1]
+    steps.close()
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_probabilities_that_are_no_numbers_end_a_sampled_answer_with_one_sentence(length: int) -> None:
+    table = Table(agreement=0.3, seed=3)
+    rig = Rig(table, 4)
+    steps = rig.loop(length, sampling=SAMPLED).run(PROMPT, 40)
     said = [token for _ in range(6) for token in next(steps).tokens]
-    for row in table.rows["target"].values():
+    for row in [*table.rows["target"].values(), *table.rows["draft"].values()]:
         row.fill_(torch.nan)
     with pytest.raises(CheckpointError, match="files may be damaged"):
         for step in steps:
