@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope
@@ -128,7 +129,7 @@ def _decoder_forward(
     )
     normed, residual = layer.post_attention_layernorm.localmoe_norm(attended, hidden_states)
     out = layer.mlp(normed)
-    return residual + (out[0] if isinstance(out, tuple) else out)  # type: ignore[no-any-return]
+    return add(residual, (out[0] if isinstance(out, tuple) else out).contiguous())
 
 
 # -- rotary embedding

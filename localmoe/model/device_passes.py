@@ -16,12 +16,12 @@ from torch import Tensor
 from localmoe.core.types import Phase
 from localmoe.experts.lane_block import LaneBlock, LaneReport
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
-from localmoe.kernels.mirror import Mirror
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_modules import uninstall
+from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
@@ -70,33 +70,53 @@ class DevicePasses:
         self._num_experts = state.memory.store.num_experts
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
-        self._mirrors: dict[str, Mirror] = {}
-        self._forced: dict[str, Tensor] = {}
+        self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
+
+    def compile(self) -> None:
+        """Compile what passes launch, many kernels at a time, and run none of it."""
+        from localmoe.kernels.gpu.launch import compiling
+
+        self._state.window.set(0, 0, [0])
+        with compiling():
+            self.choice.prepare(self._run_windows().logits[:1])
+            self._run_draft()
+            self._run_dry_prompts()
 
     def prepare(self) -> None:
         """Run each kind of pass once, for no token: afterwards all that passes keep between them is there,
         the kernels are compiled, and graphs can be captured."""
-        window = self._state.window
-        window.set(0, 0, [0])
+        if self.on_gpu:
+            self.compile()
+            torch.cuda.empty_cache()  # so that what was kept for it does not add to what comes
+        self._state.window.set(0, 0, [0])
         self._state.memory.open_pass()
+        output = self._run_windows()
+        rows = len(output.logits)
+        self._state.memory.close_pass(self.read_window(output.report.cpu().numpy(), rows, rows).log)
+        self.choice.prepare(output.logits[:1])
+        self._run_draft()
+        if self.on_gpu:
+            self._run_dry_prompts()
+            torch.cuda.synchronize()
+
+    def _run_windows(self) -> PassOutput:
+        """Each size of window, without and with the CPU lane; what the last one left."""
         self._state.phase = "verify"
         for lane_is_on in (False, True) if self._state.lane is not None else (False,):
             if self._state.lane is not None:
                 self._state.lane.on = lane_is_on
             if not lane_is_on:
                 self._run_long_texts()
-            window.visible = self._visible(WINDOW_BUCKETS[-1])
+            self._state.window.visible = self._visible(WINDOW_BUCKETS[-1])
             for rows in WINDOW_BUCKETS:
-                report = (output := self._window_body(rows)).report
-        self._state.memory.close_pass(self.read_window(report.cpu().numpy(), rows, rows).log)
-        self.choice.prepare(output.logits[:1])
+                output = self._window_body(rows)
+        return output
+
+    def _run_draft(self) -> None:
         if self._state.draft is not None:
             self._state.phase, self._mode.one_row = "draft", True
             self._draft_body()
             self._mode.one_row = False
-        if self.on_gpu:
-            self._run_dry_prompts()
-            torch.cuda.synchronize()
 
     def _run_long_texts(self) -> None:
         """Compile what only windows over long texts use, and give the room for it back to the graphs."""
@@ -131,7 +151,6 @@ class DevicePasses:
         """Give back what passes keep; none can be issued any more."""
         self._graphs.clear()
         self._forced.clear()
-        self._mirrors.clear()
         self._state.routed.clear()
         self._state.forced = self._state.draft = None
         uninstall(self._model)
@@ -139,16 +158,7 @@ class DevicePasses:
 
     def force(self, phase: Phase, start: int, count: int) -> None:
         """Put what a simulation routes the positions from `start` on to where the passes read it."""
-        synthetic = self._state.synthetic
-        forced = None if synthetic is None or not count else synthetic.forced(phase, start, count)
-        if forced is None:
-            return
-        kind = "draft" if phase == "draft" else "target"
-        if kind not in self._mirrors:
-            self._mirrors[kind] = Mirror(WINDOW_BUCKETS[-1] * forced[0].size, self._device)
-            self._forced[kind] = self._mirrors[kind].words.view(-1, *forced.shape[1:])
-        self._mirrors[kind].host[: forced.size] = forced.reshape(-1)
-        self._mirrors[kind].upload(0, forced.size)
+        self._forced.upload(self._state.synthetic, phase, start, count)
 
     # -- a draft pass
 
@@ -166,8 +176,7 @@ class DevicePasses:
     def _draft_body(self) -> PassOutput:
         window = self._state.window
         torch.add(window.start, window.cursor, out=window.at)
-        forced = self._forced.get("draft")
-        self._state.forced = None if forced is None else forced.index_select(0, window.cursor)
+        self._state.forced = self._forced.of_draft(window.cursor)
         token = self.choice.readable(window.tokens.index_select(0, window.cursor))
         self.choice.note(window.at, token)
         logits = self._forward(token, window.at, keep=1)
@@ -206,7 +215,7 @@ class DevicePasses:
     def _window_body(self, rows: int) -> PassOutput:
         window = self._state.window
         window.at.copy_(window.start)
-        self._state.forced = self._forced.get("target")
+        self._state.forced = self._forced.of_target()
         # padding rows may stand past the context, where the rotary table has no entry
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
         tokens = self.choice.readable(window.tokens[:rows])

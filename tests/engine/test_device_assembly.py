@@ -56,3 +56,26 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_no_l
     with pytest.raises(kind, match=words):
         assemble(prepared, config, progress=None, cancel=None)
     assert lane.closed == 1
+
+
+@pytest.mark.parametrize(
+    "architecture", ["qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "gpt_oss"]
+)
+def test_compiling_for_a_model_runs_none_of_its_kernels_and_leaves_no_trace(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "tiny", tiny_model(architecture, dtype=torch.float16))
+    config = EngineConfig(device="cpu", context=160, draft_length=0)
+    prepared = prepare_model(str(folder), config)
+    compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
+    prepared = replace(prepared, skeleton=prepared.source.skeleton(torch.float16), compute=compute)
+    monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.compile())
+    parts = assemble(prepared, config, progress=None, cancel=None)
+    try:
+        assert isinstance(parts.runner, DeviceRunner)
+        memory = parts.passes.memory
+        assert not memory.block.log.any() and not memory.resident_keys()
+        for layer in parts.runner.sequence.layers:
+            assert not layer.keys.any() and not layer.values.any()
+    finally:
+        parts.close()

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from localmoe.kernels.gpu.attention_chunks import attend_chunk, attend_section, finish, merge, no_state
 from localmoe.kernels.gpu.attention_merge import first_part, merge_parts, sink_logit
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 
 CHUNK = 128  # positions; half as many for heads wider than 128, to fit a chunk's keys and values on chip
 SECTION = 4  # chunks
@@ -124,12 +126,14 @@ def _split(
     group, chunk = heads // kv_heads, chunk_positions(dim, value_dim)
     parts = partial_results(rows * heads, slots, value_dim, query.device)
     tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_LOOP_TILE, 8)
-    _attend_split[(triton.cdiv(rows * group, tile), slots, kv_heads)](
+    launch(
+        _attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
         query, key, value, start, *parts, rows, heads, group, slots,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk, CHUNKS=chunks, SOFTCAP=scoring.softcap is not None,
-        WINDOWED=scoring.window is not None, BM=tile, num_warps=warps, num_stages=1, enable_fp_fusion=False,
+        WINDOWED=scoring.window is not None, BM=tile, **after_previous(query.device),
+        num_warps=warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
     merge_parts(
         parts, start, scoring.sinks, out,
@@ -141,12 +145,13 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group = heads // kv_heads
-    _attend_loop[(kv_heads, triton.cdiv(rows * group, _LOOP_TILE))](
+    launch(
+        _attend_loop, (kv_heads, triton.cdiv(rows * group, _LOOP_TILE)),
         query, key, value, start, scoring.sinks, out, rows, heads, group,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
-        WINDOWED=scoring.window is not None, BM=_LOOP_TILE,
+        WINDOWED=scoring.window is not None, BM=_LOOP_TILE, **after_previous(query.device),
         num_warps=8, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -178,7 +183,9 @@ def _attend_split(
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     tile, slot, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of a chunk side by side
     first_position = tl.load(start).to(tl.int32)
     begin = (first_part(first_position, window, CHUNK * CHUNKS, WINDOWED) + slot) * CHUNK * CHUNKS
@@ -221,7 +228,9 @@ def _attend_loop(
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest rows first
     first_position = tl.load(start).to(tl.int32)

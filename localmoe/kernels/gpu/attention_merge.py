@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.attention_chunks import finish, merge, no_state
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 
 _AT_ONCE = 16  # most parts whose loads are in flight together; the next ones are on their way meanwhile
 _COLUMNS = 128  # values of a row that one program merges
@@ -43,11 +45,12 @@ def merge_parts(
     peaks, totals, sums = parts
     rows, slots, dim = sums.shape
     columns = min(_COLUMNS, triton.next_power_of_2(dim))
-    _merge_parts[(rows, triton.cdiv(dim, columns))](
+    launch(
+        _merge_parts, (rows, triton.cdiv(dim, columns)),
         peaks, totals, sums, start, sinks, out, first_row, heads, slots, window or 0,
         DV=dim, COLUMNS=columns, PART=part, GROUP=group, WINDOWED=window is not None,
         AT_ONCE=max(group, triton.next_power_of_2(min(slots, _AT_ONCE))),
-        num_warps=4, enable_fp_fusion=False,
+        **after_previous(out.device), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -80,8 +83,9 @@ def _load_parts(peaks, totals, sums, at, slot, begin, end, dv, DV: tl.constexpr,
 def _merge_parts(
     peaks, totals, sums, start, sinks, out, first_row, heads, slots, window,
     DV: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
-    WINDOWED: tl.constexpr, AT_ONCE: tl.constexpr,
+    WINDOWED: tl.constexpr, AT_ONCE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     here = tl.program_id(0).to(tl.int64)
     row = first_row + tl.program_id(0)
     dv = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

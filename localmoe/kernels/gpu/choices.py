@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.choices import NO_CHOICE, ChoiceView
+from localmoe.kernels.gpu.launch import launch
 
 _CHUNK = 1024  # tokens of one program that looks for the first candidate
 _SHORT = 512  # places of a shortlist
@@ -33,9 +34,10 @@ def choose_tokens(logits: Tensor, positions: Tensor, view: ChoiceView) -> Tensor
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     words, numbers = view.words, view.words.view(torch.float64)
     shared = (logits, view.seen, positions, words, numbers, found, places)
-    _best_of_chunk[(rows, chunks)](*shared, vocab, CHUNK=_CHUNK, num_warps=4, enable_fp_fusion=False)
+    launch(_best_of_chunk, (rows, chunks), *shared, vocab, CHUNK=_CHUNK, num_warps=4, enable_fp_fusion=False)
     block = min(_BLOCK, triton.next_power_of_2(vocab))
-    _choose[(rows,)](
+    launch(
+        _choose, (rows,),
         *shared, short, out, vocab, chunks, C_PAD=triton.next_power_of_2(chunks), BLOCK=block, SHORT=_SHORT,
         NOTHING=NO_CHOICE, num_warps=max(4, min(32, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.launch import launch
+
 _BLOCK = 256  # words of a program
 
 
@@ -13,7 +15,9 @@ def fetch(address: int, out: Tensor) -> None:
     """Fill `out`, int64 (N,) and contiguous, with the N words at an address that the device can read."""
     assert out.is_contiguous(), f"strides {out.stride()}"
     if out.numel():
-        _fetch[(triton.cdiv(out.numel(), _BLOCK),)](address, out, out.numel(), BLOCK=_BLOCK, num_warps=2)
+        launch(
+            _fetch, (triton.cdiv(out.numel(), _BLOCK),), address, out, out.numel(), BLOCK=_BLOCK, num_warps=2
+        )
 
 
 @triton.jit(do_not_specialize=["address", "count"])

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.residency import ResidencyView
 
@@ -74,7 +76,8 @@ def group_pairs(
     num_pairs = tokens * top_k
     groups = Groups.empty(num_pairs, min(num_experts, num_pairs), index.device, lane=lane is not None)
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
-    _group[(1,)](
+    launch(
+        _group, (1,),
         index, index.stride(0), index.stride(1), live,
         residency.address, residency.home, residency.ticket, residency.score, residency.landing,
         residency.done,
@@ -83,7 +86,7 @@ def group_pairs(
         groups.skipped, *_lane_arguments(lane), R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
         ONE_TOKEN=tokens == 1,
-        num_warps=4 if padded_pairs <= 256 else 16,
+        **after_previous(index.device), num_warps=4 if padded_pairs <= 256 else 16,
     )  # fmt: skip
     return groups
 
@@ -154,8 +157,9 @@ def _group(
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
     skips, shares, job_count, lane_words, issued, rates, entries, I: tl.constexpr, Q: tl.constexpr,
     R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ONE_TOKEN: tl.constexpr,
+    ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     p = tl.arange(0, P_PAD)
     row = p // K
     valid = row < tl.minimum(tl.load(live), tokens)

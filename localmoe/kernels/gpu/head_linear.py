@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.configs import head_tile_config
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 
 
 def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -29,10 +31,11 @@ def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tens
         out = torch.empty((rows, heads, columns), dtype=x.dtype, device=x.device)
     together = weight.stride(1) == 1
     config = head_tile_config(depth, rows, columns_together=together)
-    _head_linear[(triton.cdiv(rows, config.block_m), triton.cdiv(columns, config.block_n), heads)](
+    launch(
+        _head_linear, (triton.cdiv(rows, config.block_m), triton.cdiv(columns, config.block_n), heads),
         x, weight, out, rows, *x.stride(), *weight.stride(), COLUMNS_TOGETHER=together,
         N=columns, K=depth, BM=config.block_m, BN=config.block_n, BK=config.block_k,
-        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
+        **after_previous(x.device), num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -40,9 +43,10 @@ def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tens
 @triton.jit(do_not_specialize=["rows"])
 def _head_linear(
     x, weight, y, rows, x_row, x_head, x_col, weight_head, weight_row, weight_col,
-    COLUMNS_TOGETHER: tl.constexpr,
+    COLUMNS_TOGETHER: tl.constexpr, DEPENDENT: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     head, heads = tl.program_id(2), tl.num_programs(2)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.grouping import Groups
+from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
 
 
@@ -18,12 +20,13 @@ def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int
     tokens, hidden = x.shape
     layout = lane.layout
     assert tokens <= layout.tokens and hidden == layout.hidden and top_k == layout.top_k
-    _post[(tokens,)](
+    launch(
+        _post, (tokens,),
         x, x.stride(0), groups.pairs, live, lane.count, lane.words,
         lane.box + layout.posted, lane.box + layout.head, lane.box + layout.pairs, lane.box + layout.x,
         lane.layer, tokens,
         K=top_k, H=hidden, BH=triton.next_power_of_2(hidden),
-        P_PAD=triton.next_power_of_2(tokens * top_k), num_warps=8,
+        P_PAD=triton.next_power_of_2(tokens * top_k), **after_previous(x.device), num_warps=8,
     )  # fmt: skip
 
 
@@ -31,7 +34,9 @@ def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int
 def _post(
     x, x_stride, pairs, live, count, words, flag, head, pairs_out, x_out, layer, tokens,
     K: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, P_PAD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     jobs = tl.load(count)
     if jobs > 0:
         token = tl.program_id(0)

@@ -22,8 +22,10 @@ from torch import Tensor
 from localmoe.kernels.gpu.attention import SPLIT_ROWS, Scoring, num_slots, partial_results
 from localmoe.kernels.gpu.attention_chunks import finish, merge, no_state
 from localmoe.kernels.gpu.attention_merge import merge_parts
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.head_linear import head_linear
 from localmoe.kernels.gpu.latent_chunks import attend_part, load_latent_rows
+from localmoe.kernels.gpu.launch import launch
 
 PART = 256  # positions
 MOST_RANK, MOST_ROPE = 512, 64  # what fits on chip
@@ -109,6 +111,7 @@ class _Launch:
         self._constants = {
             "RANK": self._rank, "HALF": half, "ROPE": rope_dim,
             "ROPE_PAD": max(16, triton.next_power_of_2(rope_dim)), "PART": PART, "TILE": _TILE, "BM": _BM,
+            **after_previous(absorbed.device),
             "num_warps": 4, "num_stages": 3, "enable_fp_fusion": False,
         }  # fmt: skip
 
@@ -119,9 +122,10 @@ class _Launch:
         for at in range(0, self._rows, most):
             rows = min(most, self._rows - at)
             parts = partial_results(rows, slots, self._rank, self._out.device)
-            _latent_split[(triton.cdiv(rows, _BM), slots)](
-                *self._arguments, *parts, self._first_row, at, at + rows, slots, **self._constants
-            )
+            launch(
+                _latent_split, (triton.cdiv(rows, _BM), slots),
+                *self._arguments, *parts, self._first_row, at, at + rows, slots, **self._constants,
+            )  # fmt: skip
             merge_parts(
                 parts, self._start, None, self._out.flatten(0, 1)[at : at + rows],
                 first_row=self._first_row + at, heads=self._heads, part=PART, group=1, window=None,
@@ -129,9 +133,10 @@ class _Launch:
 
     def loop(self) -> None:
         """A program a tile, over all parts."""
-        _latent_loop[(triton.cdiv(self._rows, _BM),)](
-            *self._arguments, self._out, self._first_row, self._rows, **self._constants
-        )
+        launch(
+            _latent_loop, (triton.cdiv(self._rows, _BM),),
+            *self._arguments, self._out, self._first_row, self._rows, **self._constants,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["pass_rows", "first_row", "row_begin", "row_end", "slots"])
@@ -140,8 +145,9 @@ def _latent_split(
     latent_row, rope_row, scale,
     partial_peak, partial_total, partial_acc, first_row, row_begin, row_end, slots,
     RANK: tl.constexpr, HALF: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
-    PART: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     tile, slot = tl.program_id(0), tl.program_id(1)  # tiles of a part side by side
     first_position = tl.load(start).to(tl.int32)
     begin = slot * PART
@@ -171,8 +177,9 @@ def _latent_loop(
     query, rope_query, latent, rope, start, pass_rows, heads, token_stride, head_stride,
     latent_row, rope_row, scale, out, first_row, rows,
     RANK: tl.constexpr, HALF: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
-    PART: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
     first_position = tl.load(start).to(tl.int32)
     r = tile * BM + tl.arange(0, BM)

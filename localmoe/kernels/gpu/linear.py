@@ -23,6 +23,8 @@ from localmoe.kernels.gpu.configs import (
     row_config,
     tile_config,
 )
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 
 
 def linear(
@@ -51,11 +53,12 @@ def linear(
         config = tile_config(columns, depth, rows, num_multiprocessors(x.device))
     y = torch.empty((rows, columns), dtype=out_dtype or x.dtype, device=x.device)
     row_tiles = triton.cdiv(rows, config.block_m)
-    _linear[(row_tiles, triton.cdiv(columns, config.block_n))](
+    launch(
+        _linear, (row_tiles, triton.cdiv(columns, config.block_n)),
         x, weight, bias, residual, y, rows, columns,
         x.stride(0), x.stride(1), weight.stride(0), *_strides(residual),
         K=depth, ONCE=row_tiles == 1,
-        BM=config.block_m, BN=config.block_n, BK=config.block_k,
+        BM=config.block_m, BN=config.block_n, BK=config.block_k, **after_previous(x.device),
         num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
     )  # fmt: skip
     return y
@@ -79,11 +82,12 @@ def linear_gated(
         config = tile_config(inner, depth, rows, num_multiprocessors(x.device), matrices=2)
     y = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
     row_tiles = triton.cdiv(rows, config.block_m)
-    _linear_gated[(row_tiles, triton.cdiv(inner, config.block_n))](
+    launch(
+        _linear_gated, (row_tiles, triton.cdiv(inner, config.block_n)),
         x, weight, y, rows, inner, x.stride(0), x.stride(1), weight.stride(0),
         KIND=activation.kind, ALPHA=activation.alpha, LIMIT=activation.limit,
         K=depth, ONCE=row_tiles == 1,
-        BM=config.block_m, BN=config.block_n, BK=config.block_k,
+        BM=config.block_m, BN=config.block_n, BK=config.block_k, **after_previous(x.device),
         num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
     )  # fmt: skip
     return y
@@ -105,9 +109,10 @@ def gemv(
     if config is None:
         config = row_config(columns, depth, num_multiprocessors(x.device))
     y = torch.empty((1, columns), dtype=out_dtype or x.dtype, device=x.device)
-    _gemv[(triton.cdiv(columns, config.block_n),)](
+    launch(
+        _gemv, (triton.cdiv(columns, config.block_n),),
         x, weight, bias, residual, y, columns, x.stride(1), weight.stride(0), _strides(residual)[1],
-        K=depth, BN=config.block_n, BK=config.block_k, num_warps=config.warps,
+        K=depth, BN=config.block_n, BK=config.block_k, **after_previous(x.device), num_warps=config.warps,
     )  # fmt: skip
     return y
 
@@ -122,10 +127,11 @@ def gemv_gated(
     if config is None:
         config = row_config(inner, depth, num_multiprocessors(x.device), matrices=2)
     y = torch.empty((1, inner), dtype=x.dtype, device=x.device)
-    _gemv_gated[(triton.cdiv(inner, config.block_n),)](
+    launch(
+        _gemv_gated, (triton.cdiv(inner, config.block_n),),
         x, weight, y, inner, x.stride(1), weight.stride(0),
         KIND=activation.kind, ALPHA=activation.alpha, LIMIT=activation.limit,
-        K=depth, BN=config.block_n, BK=config.block_k, num_warps=config.warps,
+        K=depth, BN=config.block_n, BK=config.block_k, **after_previous(x.device), num_warps=config.warps,
     )  # fmt: skip
     return y
 
@@ -143,7 +149,9 @@ def _strides(residual: Tensor | None) -> tuple[int, int]:
 def _linear(
     x, weight, bias, residual, y, rows, columns, x_row, x_col, weight_row, residual_row, residual_col,
     K: tl.constexpr, ONCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     m = tl.program_id(0) * BM + tl.arange(0, BM)  # row tiles of one weight tile run side by side
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -176,7 +184,9 @@ def _linear_gated(
     x, weight, y, rows, inner, x_row, x_col, weight_row,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     K: tl.constexpr, ONCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -207,8 +217,9 @@ def _linear_gated(
 @triton.jit(do_not_specialize=["columns"])
 def _gemv(
     x, weight, bias, residual, y, columns, x_col, weight_row, residual_col,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = n < columns
     n_read = tl.where(inside, n, 0)
@@ -234,8 +245,9 @@ def _gemv(
 def _gemv_gated(
     x, weight, y, inner, x_col, weight_row,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = n < inner
     k = tl.arange(0, BK)

@@ -15,6 +15,8 @@ import triton
 from torch import Tensor
 
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu.dependent import after_previous
+from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.lowbit_kernels import down_kernel, gate_up_kernel
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_rows import PackedRows, codes_per_word
@@ -70,15 +72,17 @@ def lowbit_moe(
     gated = torch.empty((tokens * top_k, inner), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     tile = gate_up_tile or choose_gate_up_tile(experts)
-    gate_up_kernel[(triton.cdiv(inner, tile.rows), tokens * top_k)](
+    launch(
+        gate_up_kernel, (triton.cdiv(inner, tile.rows), tokens * top_k),
         x, index, *_tensors(experts.gate_up), _or_other(experts.gate_up.columns, index),
         _or_other(experts.gate_up_bias, x), gated,
-        **gate_up_constants(experts, top_k, activation, tile, ptx=x.is_cuda),
+        **gate_up_constants(experts, top_k, activation, tile, ptx=x.is_cuda), **after_previous(x.device),
     )  # fmt: skip
     tile = down_tile or choose_down_tile(experts, top_k)
-    down_kernel[(triton.cdiv(hidden, tile.rows), tokens)](
+    launch(
+        down_kernel, (triton.cdiv(hidden, tile.rows), tokens),
         gated, index, weights, *_tensors(experts.down), _or_other(experts.down_bias, x), out,
-        **down_constants(experts, top_k, tile, ptx=x.is_cuda),
+        **down_constants(experts, top_k, tile, ptx=x.is_cuda), **after_previous(x.device),
     )  # fmt: skip
     return out
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
+from localmoe.kernels.gpu.dependent import wait_for_previous
 
 
 @triton.constexpr_function
@@ -141,13 +142,14 @@ def gate_up_kernel(
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, CLAMP: tl.constexpr,
     BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, INDEXED: tl.constexpr, TABLE: tl.constexpr,
-    PTX: tl.constexpr,
+    PTX: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """gated (T K, I) = act(gate) * up of BN hidden values of one pair: rows n of gate and I + n of up.
 
     x (T, H), index (T, K), codebooks (E, 16), read if TABLE, columns (E, H), read if INDEXED, bias (E, 2I).
     A pair with no expert writes nothing.
     """
+    wait_for_previous(DEPENDENT)
     INNER: tl.constexpr = ROWS // 2
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
@@ -184,6 +186,7 @@ def down_kernel(
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KB: tl.constexpr,
     BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, TABLE: tl.constexpr, PTX: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (T, H): BN values of one token, the weighted sum of its experts, KB at a time in their order.
 
@@ -192,6 +195,7 @@ def down_kernel(
     """
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+    wait_for_previous(DEPENDENT)
     stride: tl.constexpr = GROUPS * (GROUP // C)
     token = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
+
 
 @overload
 def rms_norm(
@@ -46,10 +49,12 @@ def rms_norm(
     total = y if residual is None else torch.empty_like(y)
     block = triton.next_power_of_2(length)
     if y.numel():
-        _rms_norm[(y.numel() // length,)](
+        launch(
+            _rms_norm, (y.numel() // length,),
             x, residual, weight, y, total, eps, length,
             *row_strides(x), *row_strides(x if residual is None else residual),
-            OFFSET=weight_offset, BLOCK=block, num_warps=1 if block <= 256 else 4 if block <= 4096 else 8,
+            OFFSET=weight_offset, BLOCK=block, **after_previous(x.device),
+            num_warps=1 if block <= 256 else 4 if block <= 4096 else 8,
             enable_fp_fusion=False,
         )  # fmt: skip
     return y if residual is None else (y, total)
@@ -84,8 +89,9 @@ def _merge(outer: tuple[int, int], inner: tuple[int, int]) -> tuple[int, int] | 
 def _rms_norm(
     x, residual, weight, y, total, eps, length,
     x_inner, x_outer_stride, x_inner_stride, x_col, r_inner, r_outer_stride, r_inner_stride, r_col,
-    OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     inside = d < length

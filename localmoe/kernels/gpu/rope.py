@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
+
 _HEADS_A_PROGRAM = 8
 
 
@@ -27,12 +30,13 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     q_blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
-    _rope[(rows, q_blocks + triton.cdiv(kv_heads, _HEADS_A_PROGRAM))](
+    launch(
+        _rope, (rows, q_blocks + triton.cdiv(kv_heads, _HEADS_A_PROGRAM)),
         q, k, cos, sin, q_out, k_out, rows, heads, kv_heads, q_blocks,
         *q.stride()[1:], *k.stride()[1:], *cos.stride()[1:], *sin.stride()[1:],
         DIM=dim, HALF=rotated // 2, HALF_PAD=triton.next_power_of_2(rotated // 2),
         REST_PAD=triton.next_power_of_2(dim - rotated) if rotated < dim else 0,
-        HEADS=_HEADS_A_PROGRAM, num_warps=4, enable_fp_fusion=False,
+        HEADS=_HEADS_A_PROGRAM, **after_previous(q.device), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return q_out, k_out
 
@@ -48,11 +52,12 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     kv_heads, rows, dim = key.shape[1:]
     value_dim = value.shape[3]
     assert key_cache.dtype == key.dtype and value_cache.dtype == value.dtype, "caches hold what is written"
-    _write_kv[(rows, kv_heads)](
+    launch(
+        _write_kv, (rows, kv_heads),
         key, value, key_cache, value_cache, start, key_cache.shape[2],
         *key.stride()[1:], *value.stride()[1:], *key_cache.stride()[1:], *value_cache.stride()[1:],
         D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
-        num_warps=1,
+        **after_previous(key.device), num_warps=1,
     )  # fmt: skip
 
 
@@ -61,8 +66,9 @@ def _rope(
     q, k, cos, sin, q_out, k_out, rows, heads, kv_heads, q_blocks,
     q_head, q_row, q_col, k_head, k_row, k_col, cos_row, cos_col, sin_row, sin_col,
     DIM: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cos += row * cos_row
@@ -113,8 +119,9 @@ def _write_kv(
     key, value, key_cache, value_cache, start, capacity,
     key_head, key_row, key_col, value_head, value_row, value_col,
     key_cache_head, key_cache_row, key_cache_col, value_cache_head, value_cache_row, value_cache_col,
-    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     position = tl.load(start) + row

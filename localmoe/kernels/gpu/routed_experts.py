@@ -16,8 +16,10 @@ import triton
 from torch import Tensor
 
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.lane_kernels import post_job
+from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
 from localmoe.kernels.lanes import LaneView
 
@@ -123,20 +125,22 @@ def run_groups(
     tiles = groups.begin.shape[0]
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
-    launch = gate_up_launch(shape, block_rows)
-    gate_up_kernel[(tiles * triton.cdiv(shape.inner, launch.block_n),)](
+    blocks = gate_up_launch(shape, block_rows)
+    launch(
+        gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, gate_up_bias, inner,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
-        BM=block_rows, BN=launch.block_n, BK=launch.block_k,
-        num_warps=launch.warps, num_stages=launch.stages,
+        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    launch = down_launch(shape, block_rows)
-    down_kernel[(tiles * triton.cdiv(shape.hidden, launch.block_n),)](
+    blocks = down_launch(shape, block_rows)
+    launch(
+        down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
-        BM=block_rows, BN=launch.block_n, BK=launch.block_k,
-        num_warps=launch.warps, num_stages=launch.stages,
+        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
@@ -163,10 +167,12 @@ def combine(
     hidden = out.shape[1]
     result = out.new_empty(tokens, hidden, dtype=dtype)
     block = min(1024, triton.next_power_of_2(hidden))
-    combine_kernel[(tokens, triton.cdiv(hidden, block))](
+    launch(
+        combine_kernel, (tokens, triton.cdiv(hidden, block)),
         out, index, *index.stride(), weights, *weights.stride(), live, result,
         *_lane_arguments(lane),
-        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, num_warps=4,
+        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block,
+        **after_previous(out.device), num_warps=4,
     )  # fmt: skip
     return result
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
+from localmoe.kernels.gpu.dependent import wait_for_previous
 
 
 @triton.jit
@@ -86,8 +87,9 @@ def gate_up_kernel(
     x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, inner,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     blocks: tl.constexpr = (I + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -169,8 +171,9 @@ def _down_tile(
 def down_kernel(
     inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT)
     blocks: tl.constexpr = (H + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -231,7 +234,9 @@ def combine_kernel(
     out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
     shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
     K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     token = tl.program_id(0)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     total = tl.zeros([BH], tl.float32)

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.dense import ScoreKind
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
 
 PART_DEPTH = 256  # columns of x a part of the dot
 MOST_CHOSEN, MOST_EXPERTS = 16, 512
@@ -47,20 +49,22 @@ def route(
     assert 0 < top_k <= min(experts, MOST_CHOSEN) and experts <= MOST_EXPERTS, f"{top_k} of {experts} experts"
     parts = triton.cdiv(depth, PART_DEPTH)
     sums = torch.empty((parts, rows, experts), dtype=torch.float32, device=x.device)
-    _router_parts[(triton.cdiv(rows, _BM), triton.cdiv(experts, _BN), parts)](
+    launch(
+        _router_parts, (triton.cdiv(rows, _BM), triton.cdiv(experts, _BN), parts),
         x, weight, sums, rows, depth, x.stride(0), x.stride(1), weight.stride(0),
         E=experts, EVEN_K=depth % PART_DEPTH == 0, BM=_BM, BN=_BN, BK=PART_DEPTH,
-        num_warps=2, num_stages=2, enable_fp_fusion=False,
+        **after_previous(x.device), num_warps=2, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     weights = torch.empty((rows, top_k), dtype=out_dtype, device=x.device)
     index = torch.empty((rows, top_k), dtype=torch.int64, device=x.device)
     logits = torch.empty((rows, experts), dtype=logits_dtype or x.dtype, device=x.device)
-    _router_choice[(rows,)](
+    launch(
+        _router_choice, (rows,),
         sums, bias, choice_bias, weights, index, logits, rows,
         PARTS=parts, E=experts, E_PAD=triton.next_power_of_2(experts),
         K=top_k, K_PAD=triton.next_power_of_2(top_k),
         SCORE=score, RENORMALISE=renormalise and score != "softmax_after_topk",
-        num_warps=1, enable_fp_fusion=False,
+        **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return weights, index, logits
 
@@ -69,7 +73,9 @@ def route(
 def _router_parts(
     x, weight, sums, rows, depth, x_row, x_col, weight_row,
     E: tl.constexpr, EVEN_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     in_rows = (m < rows)[:, None]
@@ -88,8 +94,9 @@ def _router_parts(
 def _router_choice(
     sums, bias, choice_bias, weights, index, logits, rows,
     PARTS: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
-    SCORE: tl.constexpr, RENORMALISE: tl.constexpr,
+    SCORE: tl.constexpr, RENORMALISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E_PAD)
     inside = e < E

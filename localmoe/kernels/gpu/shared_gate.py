@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
+
 
 def add_gated(routed: Tensor, shared: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """routed + sigmoid(x w^T) * shared, summed in float32; gate and product are rounded as PyTorch would.
@@ -26,15 +29,17 @@ def add_gated(routed: Tensor, shared: Tensor, x: Tensor, weight: Tensor) -> Tens
     assert routed.is_contiguous() and shared.is_contiguous() and x.is_contiguous()
     out = torch.empty_like(x)
     block = triton.next_power_of_2(hidden)
-    _add_gated[(rows,)](
+    launch(
+        _add_gated, (rows,),
         routed, shared, x, weight, out, hidden,
-        BLOCK=block, num_warps=8 if block > 1024 else 4, enable_fp_fusion=False,
+        BLOCK=block, **after_previous(x.device), num_warps=8 if block > 1024 else 4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["hidden"])
-def _add_gated(routed, shared, x, weight, out, hidden, BLOCK: tl.constexpr):
+def _add_gated(routed, shared, x, weight, out, hidden, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    wait_for_previous(DEPENDENT, SMALL=True)
     h = tl.arange(0, BLOCK)
     inside = h < hidden
     at = tl.program_id(0).to(tl.int64) * hidden + h

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
+from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.grouping import group_pairs
@@ -39,7 +40,7 @@ TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
     torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("launch_pdl", "num_warps", "num_stages", "enable_fp_fusion")
 
 
 def signature_of(
@@ -71,6 +72,8 @@ def compile_instead(target: GPUTarget) -> Callable[..., None]:
     """A stand-in for JITFunction.run that compiles for `target` and prints what came of it."""
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if int(target.arch) >= 90 and "DEPENDENT" in options:
+            options |= {"DEPENDENT": True, "launch_pdl": True}
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | options
         types, constants, aligned = signature_of(kernel, values)
         compiled = triton.compile(
@@ -87,6 +90,7 @@ def compile_instead(target: GPUTarget) -> Callable[..., None]:
             "other_mma": any(name in ptx for name in ("wgmma", "tcgen05", "m16n8k8")),
             "fused": "fma.rn.f32" in ptx,
             "async": "cp.async" in ptx,
+            "waits": "griddepcontrol.wait" in ptx,
             "launch": {name: value for name, value in values.items() if isinstance(value, int | str | float)},
         }
         print(json.dumps(report), flush=True)
@@ -116,6 +120,7 @@ def one_row() -> None:
 def rows() -> None:
     x = torch.empty(9, 2048, dtype=torch.bfloat16)
     rms_norm(x, x[0], 1e-6)
+    add(x, x)
     rms_norm(x.view(1, 9, 16, 128), x[0, :128], 1e-6)
     rms_norm(x, x[0], 1e-6, x, weight_offset=1.0)
     heads = x.view(1, 9, 16, 128).transpose(1, 2)

@@ -22,8 +22,17 @@ NEWEST = tuple(name for name in EVERYTHING if name not in ("few", "split"))  # e
 PIPELINED = {"_linear", "_linear_gated", "_head_linear", "_latent_split", "_latent_loop"}
 PRODUCTS = PIPELINED | {"_attend_split", "_attend_loop", "_router_parts"}
 ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
-OTHERS = {"_rms_norm", "_rope", "_write_kv", "_merge_parts", "_router_choice", "_best_of_chunk", "_choose"}
-
+OTHERS = {
+    "_add",
+    "_rms_norm",
+    "_rope",
+    "_write_kv",
+    "_merge_parts",
+    "_router_choice",
+    "_best_of_chunk",
+    "_choose",
+}
+ALONE = {"_best_of_chunk", "_choose"}  # they wait for all that was issued before, as kernels usually do
 
 WHOLE = {80: EVERYTHING, 120: NEWEST}  # capabilities for which every kernel is compiled: oldest and newest
 PROMPTS = (89,)  # a relative of 80: the launches with the most shared memory
@@ -76,3 +85,5 @@ def check(reports: list[dict[str, Any]]) -> None:
         assert not report["other_mma"], report
         assert report["fused"] == (report["kernel"] in ONE_ROW), report
         assert report["async"] == (report["kernel"] in PIPELINED), report
+        dependent = report["capability"] >= 90 and report["kernel"] not in ALONE
+        assert report["waits"] == dependent, report

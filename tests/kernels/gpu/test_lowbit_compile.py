@@ -22,6 +22,7 @@ from localmoe.kernels.lowbit import LowBitExperts
 
 def compile(kernel, constants, bits, capability, dtype):
     warps = constants.pop("num_warps")
+    constants["DEPENDENT"] = capability >= 90
     types = dict.fromkeys(("x", "gated", "out", "bias"), f"*{dtype}")
     types |= {"index": "*i64", "weights": "*fp32", "words": "*i32", "scales": "*fp16"}
     types["codebooks"] = "*fp32" if constants["TABLE"] else "*fp16"
@@ -36,7 +37,8 @@ def compile(kernel, constants, bits, capability, dtype):
     ptx = built.asm["ptx"]
     single = int(constants.get("INDEXED", False) or constants["TABLE"])
     counts = ptx.count("v4.b32"), ptx.count("ld.global")
-    print(kernel.__name__, capability, built.metadata.shared, *counts, single)
+    waits = int("griddepcontrol.wait" in ptx)
+    print(kernel.__name__, capability, built.metadata.shared, *counts, single, waits)
 
 gpt = Activation("swiglu_oai", 1.702, 7.0)
 silu = Activation("silu")
@@ -72,7 +74,8 @@ def test_kernels_compile_for_every_generation_with_wide_loads(
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 12
-    for name, capability, shared, wide_loads, loads, single in lines:
+    for name, capability, shared, wide_loads, loads, single, waits in lines:
+        assert waits == str(int(int(capability) >= 90))
         assert int(shared) <= 99 << 10, (name, capability)
         assert int(wide_loads) >= 4, f"{name} for sm_{capability} reads its codes in small pieces"
         # indexed activations and a table's values are read one by one

@@ -1,0 +1,34 @@
+"""The sum of two tensors, as a kernel of the chain that passes are (see dependent). Decides nothing."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
+
+_BLOCK = 1024
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b of one shape and dtype, both contiguous, rounded once."""
+    assert a.shape == b.shape and a.dtype == b.dtype, f"{a.shape} {a.dtype}, {b.shape} {b.dtype}"
+    assert a.is_contiguous() and b.is_contiguous(), f"strides {a.stride()}, {b.stride()}"
+    out = torch.empty_like(a)
+    if out.numel():
+        launch(
+            _add, (triton.cdiv(out.numel(), _BLOCK),),
+            a, b, out, out.numel(), BLOCK=_BLOCK, **after_previous(a.device), num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add(a, b, out, count, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    wait_for_previous(DEPENDENT, SMALL=True)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(a + at, mask=at < count).to(tl.float32) + tl.load(b + at, mask=at < count).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)

@@ -1,0 +1,149 @@
+"""Launching kernels: behind each other while the one before still ends, and compiling without launching."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+from dense_cases import DEVICE, DTYPES, normal
+from triton.compiler.errors import CompilationError
+
+from localmoe.kernels.gpu.add import add
+from localmoe.kernels.gpu.dependent import after_previous
+from localmoe.kernels.gpu.launch import compiling, launch
+from localmoe.kernels.gpu.linear import gemv, linear, linear_gated
+from localmoe.kernels.gpu.norm import rms_norm
+from localmoe.kernels.gpu.router import route
+
+ROOT = Path(__file__).resolve().parents[3]
+DTYPE = DTYPES[0]
+ON_GPU = DEVICE.type == "cuda"
+ROUNDS = 40 if ON_GPU else 2
+HIDDEN, INNER = (2048, 1408) if ON_GPU else (64, 96)
+
+
+class Chain:
+    """Layers of kernels, small and large in turn, each of which reads what the ones before it wrote."""
+
+    def __init__(self) -> None:
+        def made(*shape: int, seed: int) -> Tensor:
+            return normal(*shape, dtype=DTYPE, seed=seed, scale=shape[-1] ** -0.5)
+
+        self.square, self.up = made(HIDDEN, HIDDEN, seed=1), made(2 * INNER, HIDDEN, seed=2)
+        self.down, self.gate = made(HIDDEN, INNER, seed=3), made(16, HIDDEN, seed=4)
+        self.ones = torch.ones(HIDDEN, dtype=DTYPE, device=DEVICE)
+
+    def run(self, x: Tensor, *, wait: bool) -> list[Tensor]:
+        """What each layer and its router gave. wait: for every kernel before the next is launched."""
+
+        def seen(*made: Tensor) -> None:
+            if wait and ON_GPU:
+                torch.cuda.synchronize()
+            found.extend(made)
+
+        found: list[Tensor] = []
+        for _ in range(ROUNDS):
+            normed = rms_norm(x, self.ones, 1e-6)
+            seen(normed)
+            product = linear(normed, self.square)
+            seen(product)
+            normed, x = rms_norm(product, self.ones, 1e-6, x)
+            seen(normed, x)
+            seen(*route(normed, self.gate, 4, score="softmax", renormalise=True))
+            inner = linear_gated(normed, self.up)
+            seen(inner)
+            seen(out := linear(inner, self.down))
+            seen(x := add(x, out))
+            if x.shape[0] == 1:
+                seen(gemv(x, self.square))
+        return found
+
+
+@pytest.mark.parametrize("rows", [1, 9, 200] if ON_GPU else [1, 3])
+def test_kernels_behind_each_other_give_what_each_gives_alone(rows: int) -> None:
+    chain, x = Chain(), normal(rows, HIDDEN, dtype=DTYPE)
+    alone = chain.run(x, wait=True)
+    for _ in range(5 if ON_GPU else 1):
+        together = chain.run(x, wait=False)
+        assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    if ON_GPU:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain.run(x, wait=False)
+        for _ in range(20):
+            for tensor in captured:
+                tensor.zero_()
+            graph.replay()
+            assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
+
+
+def test_only_devices_that_can_launch_kernels_behind_each_other() -> None:
+    assert after_previous(torch.device("cpu")) == {"DEPENDENT": False}
+    if ON_GPU:
+        capable = torch.cuda.get_device_capability(DEVICE) >= (9, 0)
+        assert after_previous(DEVICE)["DEPENDENT"] == capable
+
+
+def test_compiling_runs_nothing_and_leaves_zeros() -> None:
+    x = normal(3, HIDDEN, dtype=DTYPE)
+    weight = torch.ones(HIDDEN, dtype=DTYPE, device=DEVICE)
+    with compiling():
+        assert not add(x, x).any() and not rms_norm(x, weight, 1e-6).any()
+        weights, index, _ = route(x, normal(16, HIDDEN, dtype=DTYPE), 4, score="softmax", renormalise=True)
+        assert not weights.any() and not index.any()
+    assert torch.equal(add(x, x), x + x)
+    with pytest.raises(KeyError), compiling():
+        raise KeyError("a pass failed")
+    assert torch.equal(add(x, x), x + x)
+
+
+CACHED = """
+import torch
+from triton import knobs
+from localmoe.kernels.gpu.add import add
+from localmoe.kernels.gpu.launch import compiling
+
+done = []
+knobs.runtime.jit_post_compile_hook = lambda **said: done.append(said["fn"].name)
+x = torch.ones(4, 64, dtype=torch.bfloat16, device="cuda")
+with compiling():
+    add(x, x), add(x.half(), x.half()), add(x, x)
+assert len(done) == 2, done
+assert torch.equal(add(x, x), 2 * x) and len(done) == 2, done
+"""
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_is_what_is_launched(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CACHED],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@triton.jit
+def _wrong(x, ODD: tl.constexpr):
+    tl.static_assert(ODD % 2 == 1, "ODD is even")
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_does_not_compile_is_said_and_the_next_ones_do() -> None:
+    x = normal(4, 8, dtype=DTYPE)
+    with pytest.raises(CompilationError, match="ODD is even"), compiling():
+        launch(_wrong, (1,), x, ODD=2)
+    with compiling():
+        launch(_wrong, (1,), x, ODD=3)
+        add(x, x)
+    assert torch.equal(add(x, x), x + x)
