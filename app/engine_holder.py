@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from app.draft_improver import DraftImprover
 from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus
+from app.host_memory import HostMemory
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
@@ -131,10 +132,10 @@ class EngineHolder:
 
     def note_memory(self, engine: EngineLike) -> None:
         """Ask the engine what it holds now. Call this from the thread that uses it, between two steps."""
-        memory = engine.device_memory()
+        memory, ram = engine.device_memory(), HostMemory.now()
         with self._lock:
-            if self._shows(engine) and memory != self._status.memory:
-                self._publish(replace(self._status, memory=memory))
+            if self._shows(engine) and (memory, ram) != (self._status.memory, self._status.ram):
+                self._publish(replace(self._status, memory=memory, ram=ram))
 
     def note_out_of_memory(self, engine: EngineLike, failure: BudgetError) -> None:
         """An answer ran out of memory: show what would work."""
@@ -217,6 +218,7 @@ class EngineHolder:
                         plan=engine.plan,
                         footprint=engine.footprint,
                         memory=engine.device_memory(),
+                        ram=HostMemory.now(),
                         load_s=load_s,
                     )
                 )

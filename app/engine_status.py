@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from app.host_memory import HostMemory
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
@@ -78,6 +79,7 @@ class EngineStatus:
     plan: MemoryPlan | None = None
     footprint: ModelFootprint | None = None
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by owner when last asked
+    ram: HostMemory | None = None  # likewise
     load_s: float = 0.0  # that the load took
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed

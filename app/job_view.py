@@ -27,6 +27,7 @@ class JobView:
         finish: None while it is being written, else "stop", "length", "cancelled" or "error".
         speeds: tokens/s between events, from the differences of their statistics, oldest first.
         thought_s, runs: as in ChatMessage.
+        draft_length: tokens drafted in the last step (the mean, if several ended at once); None before one.
     """
 
     chat_id: str
@@ -39,3 +40,4 @@ class JobView:
     speeds: tuple[float, ...]
     thought_s: float = 0.0
     runs: tuple[int, ...] = ()
+    draft_length: float | None = None

@@ -141,6 +141,7 @@ class GenerationJob:
             self._view = replace(
                 view, revision=view.revision + 1, text=self._text.text(), stats=event.stats,
                 speeds=tuple(self._speeds), thought_s=self._text.thought_s, runs=self._text.runs(),
+                draft_length=_last_draft_length(view, event.stats),
             )  # fmt: skip
         return True
 
@@ -279,3 +280,9 @@ class JobRunner:
         if job is not None:
             job.stop()
             job.join()
+
+
+def _last_draft_length(view: JobView, stats: GenerationStats) -> float | None:
+    """Tokens drafted a step since the view was made; the view's own if no step has ended since."""
+    steps, drafted = (view.stats.steps, view.stats.drafted) if view.stats is not None else (0, 0)
+    return (stats.drafted - drafted) / (stats.steps - steps) if stats.steps > steps else view.draft_length

@@ -20,6 +20,7 @@ from app.typed import NOTHING, Typed
 
 ANSWERING_S, LOADING_S, IDLE_S = 0.2, 0.5, 1.5  # until a page asks again
 MAX_SHARE = 0.01  # of a core, for what one page is told; more is told more seldom
+HIDDEN = "hidden"  # a page's key of a panel that is out of sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class NowView:
     def _tell_panel(self, asked: Asked, status: EngineStatus, job: JobView | None) -> dict[str, object]:
         live, moved = self._service.live, (job.started, job.revision) if job is not None else None
         key = f"{self._start}{hash((status.revision, moved, live.revision)):x}{asked.language}"
-        if key == asked.panel:
+        if asked.panel in (key, HIDDEN):
             return {}
         kept, html = self._panel.get(asked.language, ("", ""))
         if kept != key:

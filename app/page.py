@@ -32,7 +32,7 @@ _LANGUAGE = "window.localmoeLanguage()"
 
 
 def top_html(t: Texts) -> str:
-    """The line above the tabs: title, language, theme, and the drawers of narrow screens."""
+    """The line above the tabs: title, language, theme, the live panel, and the chats of narrow screens."""
 
     def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> str:
         items = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options)
@@ -44,9 +44,9 @@ def top_html(t: Texts) -> str:
     chats, live = escape(t("Show or hide the chats")), escape(t("Show or hide the live panel"))
     return (
         '<div class="lm-top"><button type="button" class="lm-only-narrow" data-toggle="nav" '
-        f'aria-label="{chats}">☰</button><span class="lm-title">localmoe</span>'
+        f'aria-controls="lm-nav" aria-label="{chats}">☰</button><span class="lm-title">localmoe</span>'
         f"{choice('language', t('Language'), languages)}{choice('theme', t('Theme'), themes)}"
-        f'<button type="button" class="lm-only-narrow" data-toggle="live" aria-label="{live}">'
+        f'<button type="button" data-toggle="live" aria-controls="lm-live" aria-label="{live}">'
         f"{escape(t('Live'))}</button></div>"
     )
 

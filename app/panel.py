@@ -10,6 +10,7 @@ from app import words
 from app.cache_card import cache_card
 from app.cards import bar, card, fact, legend
 from app.engine_status import EngineStatus
+from app.host_memory import HostMemory
 from app.jobs import JobView
 from app.status_html import progress_bar
 from app.texts import ENGLISH, Texts
@@ -49,7 +50,7 @@ def panel_html(
         f'<span class="lm-dot{" on" if running else ""}">{state}</span></div>'
         f"{_speed(stats, job.speeds if job is not None else (), t)}"
         f"{cache_card(stats, None if running else bound, t)}"
-        f"{_draft(status, stats, running, t)}{_memory(status, t)}{_copies(status, stats, t)}</div>"
+        f"{_draft(status, job, t)}{_memory(status, t)}{_ram(status.ram, t)}{_copies(status, stats, t)}</div>"
     )
 
 
@@ -102,11 +103,18 @@ def _sparkline(speeds: Sequence[float], t: Texts) -> str:
     )
 
 
-def _draft(status: EngineStatus, stats: GenerationStats | None, answering: bool, t: Texts) -> str:
+def _draft(status: EngineStatus, job: JobView | None, t: Texts) -> str:
+    stats = job.stats if job is not None else None
+    answering = job is not None and job.finish is None
+    now = job.draft_length if job is not None and answering else None
     length = stats.mean_draft_length if stats else None
     facts = fact(
         t("Accepted"), words.percent(stats.acceptance_rate if stats else None), "acceptance",
         t("share of the drafted tokens that the 16-bit model agreed with"),
+    )  # fmt: skip
+    facts += fact(
+        t("Draft length now"), words.NONE if now is None else f"{now:.0f}", "draft_length_now",
+        t("tokens that the draft proposed in the last step; with the length on auto it follows what pays"),
     )  # fmt: skip
     facts += fact(
         t("Mean draft length"), words.NONE if length is None else f"{length:.1f}", "draft_length",
@@ -145,6 +153,24 @@ def _memory(status: EngineStatus, t: Texts) -> str:
         parts.append((f"own-{owner}", name, format_bytes(held[owner]), hint))
     used = fact(t("Used"), text, "memory", t("held now, of the budget that you gave"))
     return card(words.memory_name(status.info.device, t), used + shares + legend(parts), "memory")
+
+
+def _ram(ram: HostMemory | None, t: Texts) -> str:
+    if ram is None:
+        return ""
+    text = t("{done} of {total}", done=format_bytes(ram.own + ram.others), total=format_bytes(ram.total))
+    total = max(1, ram.total)
+    shares = bar([("own-shared", ram.own / total), ("own-others", ram.others / total)], text)
+    parts = (
+        ("own-shared", "localmoe", format_bytes(ram.own),
+         t("all experts in 16 bits, which are copied or computed from here, and the program itself")),
+        ("own-others", t("other programs"), format_bytes(ram.others),
+         t("what they could give up at once, as files kept in memory, is not counted")),
+    )  # fmt: skip
+    used = fact(
+        t("Used"), text, "ram", t("memory of this computer that is taken, at the last load or answer")
+    )
+    return card("RAM", used + shares + legend(parts), "ram")
 
 
 def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> str:

@@ -3,8 +3,9 @@ alone and watched, with all panels open.
 
 Kinds of watching: script: a client that asks /now and /live as the page's scripts do, with the step's
 timeline recorded and drawn; browser: the page itself in Chromium (where playwright and a browser are
-installed). The server has one core and its watcher another one, so that only the server's share is counted.
-Rounds go through all kinds in turn, so that a busy machine disturbs them alike.
+installed); panel, of pairs alone: the page, with its live panel shown and put away in turn. The server has
+one core and its watcher another one, so that only the server's share is counted. Rounds go through all kinds
+in turn, so that a busy machine disturbs them alike.
 
 Two figures, of each kind minus alone: CPU seconds of the server's own threads (event loop, its workers) for a
 second of answering, by the threads' clocks, which other programs do not disturb; and tokens a second, which
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from panel_watchers import ALONE, BROWSER, SCRIPT, Client, Watcher
+from panel_watchers import ALONE, BROWSER, PANEL, SCRIPT, Client, Watcher
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -176,7 +177,7 @@ def measure_pairs(args: argparse.Namespace) -> dict[str, Any]:
         app = App(args.model, Path(home))
         try:
             app.answer(args.tokens)
-            for kind in [SCRIPT] if args.no_browser else [SCRIPT, BROWSER]:
+            for kind in [SCRIPT] if args.no_browser else args.kinds:
                 watcher = Watcher(kind, app.port, app.chat_id, theirs)
                 slower = [100 * (1 - one / other) for one, other in app.stretches(watcher, args.pairs)]
                 watcher.close()
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=700)
     parser.add_argument("--pairs", type=int, help="compare stretches of answers instead, so many pairs")
     parser.add_argument("--no-browser", action="store_true")
+    parser.add_argument("--kinds", nargs="*", default=[SCRIPT, BROWSER, PANEL], help="of watching, for pairs")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     result = measure(args) if args.pairs is None else measure_pairs(args)

@@ -1,5 +1,6 @@
 """Who looks at the page while benchmarks/panel_cost.py measures: a script that asks as the page's scripts do,
-or the page itself in Chromium, in a process of its own. Measures nothing.
+or the page itself in Chromium, in a process of its own, or someone who opens and closes its panel. Measures
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import psutil
 
-ALONE, SCRIPT, BROWSER = "alone", "script", "browser"
+ALONE, SCRIPT, BROWSER, PANEL = "alone", "script", "browser", "panel"
 LIVE_S = 1.0  # as static/live.js asks
 
 
@@ -72,7 +73,8 @@ def watch_by_browser(port: int) -> None:
         page.goto(f"http://127.0.0.1:{port}/")
         page.wait_for_selector("[data-map]")
         page.click("[data-timeline] summary")
-        page.wait_for_timeout(10**8)
+        for _ in sys.stdin:  # a line for each time that the panel is put away or brought back
+            page.click("[data-toggle=live]")
 
 
 class Watcher:
@@ -81,16 +83,23 @@ class Watcher:
     def __init__(self, kind: str, port: int, chat_id: str, cores: set[int]) -> None:
         """port: of the page's server. chat_id: what it looks at. cores: what it may use."""
         command = [sys.executable, __file__, kind, str(port), chat_id]
-        self._process, self._family = None, []
+        self._process, self._family, self._kind, self._away = None, [], kind, False
         if kind != ALONE:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
             )
-        time.sleep(8.0 if kind == BROWSER else 1.0)  # its start is no part of it
+        time.sleep(8.0 if kind in (BROWSER, PANEL) else 1.0)  # its start is no part of it
 
     def halt(self, halted: bool) -> None:
-        """Stop all its processes where they are, or let them go on."""
+        """Stop all its processes where they are, or let them go on; of PANEL, put the panel away."""
         if self._process is None:
+            return
+        if self._kind == PANEL:
+            if halted != self._away:
+                self._away = halted
+                assert self._process.stdin is not None
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
             return
         if not self._family:  # a browser has process groups of its own
             watcher = psutil.Process(self._process.pid)
@@ -110,12 +119,13 @@ def main() -> None:
     """Watch until whoever started this process ends. Arguments: kind, port, chat."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/app"))
     kind, port, chat_id = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, signal.SIGTERM)), daemon=True).start()
     os.setpgid(0, 0)  # a browser's processes end with it
     if kind == SCRIPT:
-        watch_by_script(port, chat_id)
+        threading.Thread(target=watch_by_script, args=(port, chat_id), daemon=True).start()
+        sys.stdin.read()
     else:
         watch_by_browser(port)
+    os.killpg(0, signal.SIGTERM)
 
 
 if __name__ == "__main__":

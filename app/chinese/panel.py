@@ -32,6 +32,10 @@ PANEL = {
     "Drafting": "草稿",
     "Accepted": "接受率",
     "share of the drafted tokens that the 16-bit model agreed with": "16 位模型同意的草稿词元比例",
+    "Draft length now": "当前草稿长度",
+    "tokens that the draft proposed in the last step; with the length on auto it follows what pays": (
+        "草稿在上一步提出的词元数；长度设为自动时，随收益而变"
+    ),
     "Mean draft length": "平均草稿长度",
     "Expert match": "专家一致率",
     "share of (token, layer) where draft and target chose the same experts": (
@@ -56,6 +60,14 @@ PANEL = {
     "expert slots": "专家槽位",
     "workspace": "工作区",
     "kept free for activations": "为激活值预留",
+    "other programs": "其他程序",
+    "all experts in 16 bits, which are copied or computed from here, and the program itself": (
+        "全部 16 位专家（由此复制或计算）以及程序本身"
+    ),
+    "what they could give up at once, as files kept in memory, is not counted": (
+        "可立即释放的部分（如缓存在内存中的文件）不计入"
+    ),
+    "memory of this computer that is taken, at the last load or answer": ("上次加载或回答时本机已占用的内存"),
     "Copied to the device": "复制到设备",
     "This answer": "本次回答",
     "Per token": "每个词元",

@@ -189,13 +189,13 @@ class ModelsService:
             return "Forgotten here; the Hugging Face library or HF_TOKEN has another one, which is used now."
         return "Forgotten."
 
-    def open_folder(self, text: str) -> str:
-        """Load a folder of the user's."""
+    def open_folder(self, text: str, draft: str = BACKGROUND) -> str:
+        """Load a folder of the user's. draft: as for `chat_with`."""
         folder = os.path.abspath(os.path.expanduser(text.strip())) if text.strip() else ""
         if not folder or not os.path.isdir(folder):
             raise ConfigError(f"'{text.strip()[:200]}' is no folder on this computer.")
         resolve_model(folder)
-        return self.chat_with(folder)
+        return self.chat_with(folder, draft)
 
     def download_bytes(self, repo_id: str, facts: ModelFacts) -> int:
         """What is still to be written of a model."""

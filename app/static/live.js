@@ -5,12 +5,6 @@
   let shown = null; // the last answer: cells as bytes, layers, experts
   let at = null; // the cell that is read: {layer, expert}
 
-  const inSight = (element) => {
-    if (!element || document.visibilityState !== 'visible') return false;
-    const box = element.getBoundingClientRect();
-    return box.width > 0 && box.right > 0 && box.left < innerWidth && getComputedStyle(element).visibility === 'visible';
-  };
-
   const colour = (element, name) => {
     const text = getComputedStyle(element).getPropertyValue(name).trim();
     return [1, 3, 5].map((place) => parseInt(text.slice(place, place + 2), 16));
@@ -66,7 +60,7 @@
 
   const poll = async () => {
     let wait = HIDDEN_MS;
-    if (inSight(find('[data-map]'))) {
+    if (window.localmoeInSight(find('[data-map]'))) {
       const open = find('[data-timeline]').open ? '&timeline=true' : '';
       wait = IDLE_MS;
       try {
@@ -110,4 +104,5 @@
   });
   document.addEventListener('toggle', (event) => { if (event.target.matches?.('[data-timeline]')) soon(); }, true);
   document.addEventListener('visibilitychange', soon);
+  document.addEventListener('localmoe-drawers', soon);
 })();

@@ -91,7 +91,8 @@ const count = async () => {
 const ask = async (chat) => {
   try {
     await count();
-    const asked = new URLSearchParams({ ...shown, chat, language: window.localmoeLanguage(), typed: typed.tokens });
+    const panel = window.localmoeInSight(document.getElementById('lm-live')) ? shown.panel : 'hidden';
+    const asked = new URLSearchParams({ ...shown, panel, chat, language: window.localmoeLanguage(), typed: typed.tokens });
     if (typed.about) asked.set('about', '1');
     const answer = await fetch(`/now?${asked}`);
     return answer.ok ? await answer.json() : null;
@@ -122,6 +123,7 @@ new MutationObserver(() => { // the server has answered
   soon(0);
 }).observe(element, { childList: true, subtree: true, attributes: true });
 document.addEventListener('visibilitychange', () => soon(0));
+document.addEventListener('localmoe-drawers', () => soon(0));
 document.addEventListener('input', (event) => {
   if (event.target !== box()) return;
   keyAt = performance.now();

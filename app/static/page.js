@@ -1,4 +1,5 @@
-// Keys, the theme switch, the drawers of narrow screens, and following the answer while it grows.
+// Keys, the theme switch, the drawers of narrow screens, the live panel of wide ones, and following the answer while it
+// grows.
 (() => {
   const store = { get: (key) => localStorage.getItem(key), set: (key, value) => localStorage.setItem(key, value) };
   // The chosen language, or the browser's. Gradio's own words follow the browser's, so it is told the choice.
@@ -20,7 +21,31 @@
   };
 
   const shell = () => document.getElementById('lm-shell');
+  const wide = window.matchMedia('(min-width: 1081px)'); // as page.css
+
+  // What the scripts that fill the live panel ask before they ask the server.
+  window.localmoeInSight = (element) => {
+    if (!element || document.visibilityState !== 'visible') return false;
+    const box = element.getBoundingClientRect();
+    return box.width > 0 && box.right > 0 && box.left < innerWidth && getComputedStyle(element).visibility === 'visible';
+  };
+
+  const tellDrawers = () => {
+    let changed = false;
+    for (const button of document.querySelectorAll('[data-toggle]')) {
+      const name = button.dataset.toggle, { classList } = shell();
+      const open = String(wide.matches ? !classList.contains(`lm-no-${name}`) : classList.contains(`lm-show-${name}`));
+      changed ||= button.getAttribute('aria-expanded') !== open;
+      button.setAttribute('aria-expanded', open);
+    }
+    if (changed) document.dispatchEvent(new Event('localmoe-drawers'));
+  };
   const closeDrawers = () => shell()?.classList.remove('lm-show-nav', 'lm-show-live');
+  const hideLive = (hidden) => {
+    shell().classList.toggle('lm-no-live', hidden);
+    store.set('localmoe-live', hidden ? 'hidden' : 'shown');
+  };
+  wide.addEventListener('change', tellDrawers);
 
   // A reader who scrolled up is left alone; one at the end is kept at the end.
   const follow = (box) => {
@@ -28,7 +53,10 @@
     box.addEventListener('scroll', () => {
       atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
     });
-    const stick = () => { if (atEnd) box.scrollTop = box.scrollHeight; };
+    const stick = () => {
+      const welcome = document.getElementById('lm-welcome');
+      if (atEnd && !welcome?.offsetHeight) box.scrollTop = box.scrollHeight; // a greeting is read from its top
+    };
     new ResizeObserver(stick).observe(box);
     new MutationObserver(stick).observe(box, { childList: true, subtree: true, characterData: true });
     stick();
@@ -40,6 +68,7 @@
       const list = document.getElementById(`lm-${name}`);
       if (list && list.value !== value) list.value = value;
     }
+    tellDrawers();
   };
 
   const start = () => {
@@ -54,6 +83,8 @@
       mounted.disconnect();
       document.documentElement.lang = language.startsWith('zh') ? 'zh' : 'en';
       new MutationObserver(choose).observe(document.getElementById('lm-top-line'), { childList: true, subtree: true });
+      new MutationObserver(tellDrawers).observe(shell(), { attributes: true, attributeFilter: ['class'] });
+      if (store.get('localmoe-live') === 'hidden') hideLive(true);
       choose();
       follow(box);
     });
@@ -72,7 +103,9 @@
 
   document.addEventListener('click', (event) => {
     const toggle = event.target.closest('[data-toggle]');
-    if (toggle) {
+    if (toggle && toggle.dataset.toggle === 'live' && wide.matches) {
+      hideLive(!shell().classList.contains('lm-no-live'));
+    } else if (toggle) {
       const name = `lm-show-${toggle.dataset.toggle}`;
       const shown = shell().classList.contains(name);
       closeDrawers();

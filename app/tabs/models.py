@@ -126,9 +126,13 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
     def handle_search(query: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
         return done(view, view, seen, (tab_seen, tab), lambda: models.search(query or ""))
 
-    def handle_folder(folder: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
-        new = replace(view, chat_id=None, shown=WINDOW)
-        return done(view, new, seen, (tab_seen, tab), lambda: models.open_folder(folder or ""))
+    def handle_folder(
+        folder: str, draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, tab: str
+    ) -> Updates:
+        def act() -> str:
+            return models.open_folder(folder or "", _draft_choice(draft, ready_made))
+
+        return done(view, replace(view, chat_id=None, shown=WINDOW), seen, (tab_seen, tab), act)
 
     def handle_token(token: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
         updates = done(view, view, seen, (tab_seen, tab), lambda: models.set_token(token or ""))
@@ -142,7 +146,7 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
         screen.listen(part.act, handle_act, [*choice, *state], token_outputs)
     for event in (widgets.search.click, widgets.query.submit):
         screen.listen(event, handle_search, [widgets.query, *state], outputs)
-    screen.listen(widgets.open_folder.click, handle_folder, [widgets.folder, *state], outputs)
+    screen.listen(widgets.open_folder.click, handle_folder, [widgets.folder, *choice, *state], outputs)
     for event in (widgets.keep_token.click, widgets.token.submit):
         screen.listen(event, handle_token, [widgets.token, *state], token_outputs)
     widgets.draft.change(

@@ -73,6 +73,34 @@ def test_nothing_is_asked_while_the_panel_is_out_of_sight(page: PageDriver) -> N
     page.page.click("[data-timeline] summary")
 
 
+def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
+    def panel_told() -> int:
+        page.evaluate("0")
+        return sum("/now?" in url and "panel=hidden" not in url for url in page.answered)
+
+    def shown() -> bool:
+        return bool(page.page.locator("#lm-live").is_visible())
+
+    button = page.page.locator("[data-toggle=live]")
+    width = page.page.locator("#lm-main").bounding_box()["width"]
+    assert shown() and button.get_attribute("aria-expanded") == "true"
+    page.toggle("live")
+    assert not shown() and button.get_attribute("aria-expanded") == "false"
+    assert page.page.locator("#lm-main").bounding_box()["width"] > width + 300
+    page.page.wait_for_timeout(300)
+    maps, panels = asked(page), panel_told()
+    page.send("what a panel shows is not asked for while it is away")
+    page.wait_idle()
+    page.page.wait_for_timeout(1000)
+    assert (asked(page), panel_told()) == (maps, panels)
+    page.reload()
+    wait_for(lambda: button.get_attribute("aria-expanded") == "false", 10, "the page")
+    assert not shown()
+    page.toggle("live")
+    assert shown()
+    wait_for(lambda: asked(page) > maps and page.figure("new_tokens") not in ("", "—"), 5, "what it shows")
+
+
 def test_every_number_of_the_panel_says_what_it_means(page: PageDriver) -> None:
     script = """() => [...document.querySelectorAll('#lm-live [data-key]')].filter((e) => {
         const group = e.closest('[role=group]');

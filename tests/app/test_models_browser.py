@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from browser import PageDriver
 from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
+from support.gptq_checkpoints import Model, write_checkpoint
 from support.hub_server import TOKEN, Fault, HubServer, files_of, hub_server
 
 pytestmark = pytest.mark.browser
@@ -260,6 +261,36 @@ def test_a_model_of_the_hub_is_got_loaded_and_answers(
     page.send("hello")
     page.wait_idle()
     assert "tok/s" in page.line() and page.answer() != ""
+
+
+def test_a_folder_of_the_user_s_is_loaded_with_a_ready_made_draft(
+    page: PageDriver, server: Server, tiny16: Any, tmp_path: Path
+) -> None:
+    folder, draft = tiny16("qwen3_moe"), tmp_path / "gptq"
+    write_checkpoint(Model.load(folder), draft)
+
+    def load_the_folder(text: str) -> None:
+        page.fill("lm-folder", text)
+        page.page.click("#lm-open-folder")
+
+    open_models(page)
+    load_the_folder(str(tmp_path / "nothing"))
+    page.wait_text("#lm-models-notice", "is no folder on this computer")
+    page.page.click("#lm-draft-choice button")
+    page.page.click("#lm-draft-kind label:has-text('Ready-made')")
+    page.page.wait_for_selector("#lm-ready-made input, #lm-ready-made textarea", state="visible")
+    load_the_folder(str(folder))
+    page.wait_text("#lm-models-notice", "Name the ready-made draft")
+    page.fill("lm-ready-made", str(draft))
+    load_the_folder(str(folder))
+    wait_for(lambda: server.health()["model"] == str(folder), 60, "the folder's model")
+    server.wait("ready", 60)
+    page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")
+    page.send("hello")
+    page.wait_idle()
+    assert "tok/s" in page.line() and "accepted" in page.line()
+    page.settings()
+    page.wait_text("#lm-tab-settings", "INT4 GPTQ, group 32")
 
 
 def test_nothing_of_all_this_left_the_computer(page: PageDriver, server: Server, trap: Trap) -> None:

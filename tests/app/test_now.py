@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import app.now
-from app.now import ANSWERING_S, IDLE_S, NowView
+from app.now import ANSWERING_S, HIDDEN, IDLE_S, NowView
 from app.now_routes import add_now_routes
 from app.service import ChatService
 from app.typed import COUNTED
@@ -55,6 +55,7 @@ def test_a_page_is_told_only_what_it_does_not_show(client: TestClient, service: 
     page, other = Page(client), Page(client)
     assert {"panel", "meter"} <= page.ask().keys() and page.told["wait"] == IDLE_S
     assert page.ask().keys() == {"epoch", "wait"}
+    assert "panel" not in other.ask(panel=HIDDEN) and "panel" in other.ask()
     page.chat = service.send(None, "a long story")
     texts = []
     for _ in range(20):

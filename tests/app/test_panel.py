@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import psutil
 from fake_engine import FakeEngine
 
 from app import words
@@ -12,6 +13,7 @@ from app.chat_search import Found
 from app.chat_tree import MessageTree
 from app.chats import Chat, ChatMessage
 from app.engine_status import EngineStatus
+from app.host_memory import HostMemory
 from app.jobs import JobView
 from app.messages import history_entries, split_turns, turn_entries
 from app.panel import panel_html
@@ -65,7 +67,11 @@ def test_the_panel_shows_what_was_measured() -> None:
     assert fact(html, "ttft") == "0.50 s"
     assert fact(html, "hit_rate") == "87 %"
     assert fact(html, "acceptance") == "78 %"
-    assert fact(html, "draft_length") == "4.0"
+    assert fact(html, "draft_length") == "4.0" and fact(html, "draft_length_now") == "—"
+    moving = panel_html(ready(), replace(JOB, draft_length=5.5))
+    assert fact(moving, "draft_length_now") == "6"
+    ended = panel_html(ready(), replace(JOB, draft_length=5.5, finish="stop"))
+    assert fact(ended, "draft_length_now") == "—"
     assert fact(html, "expert_match") == "75 %"
     assert fact(html, "memory") == "16.0 MiB of 32.0 MiB"
     assert "kept free for activations</span><b>2.0 MiB</b>" in html
@@ -75,6 +81,16 @@ def test_the_panel_shows_what_was_measured() -> None:
     for count in ("87", "3", "10"):
         assert f"<b>{count}</b>" in html
     assert html.count("<polyline") == 1 and "answering" in html
+
+
+def test_the_ram_of_this_program_and_of_others_stands_beside_all_of_it() -> None:
+    assert 'data-card="ram"' not in panel_html(ready(), JOB)
+    html = panel_html(replace(ready(), ram=HostMemory(6 << 30, 2 << 30, 32 << 30)), JOB)
+    assert fact(html, "ram") == "8.0 GiB of 32.0 GiB" and "<b>6.0 GiB</b>" in html
+    assert "width:18.75%" in html and "width:6.25%" in html
+    now = HostMemory.now()
+    assert 0 < now.own < now.total and now.own + now.others <= now.total + (32 << 20)
+    assert now.own >= psutil.Process().memory_info().rss - (64 << 20)
 
 
 def test_what_was_not_measured_is_a_dash_and_not_a_number() -> None:

@@ -421,6 +421,7 @@ def test_the_speed_line_comes_from_differences_of_statistics(service: ChatServic
     service.send(None, "a long story")
     wait_for(lambda: len(service.runner.view().speeds) >= 2, 5.0)  # type: ignore[union-attr]
     view = service.runner.view()
+    assert view is not None and view.draft_length == 4.0
     assert view is not None and view.stats is not None and view.stats.tokens_per_s is not None
     mean = sum(view.speeds) / len(view.speeds)
     assert mean == pytest.approx(view.stats.tokens_per_s, rel=0.5)
