@@ -5,13 +5,16 @@ LOCALMOE_BROWSER_TEST=fake runs the same on the fake engine, to tell the page's 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import PageDriver
-from conftest import FAKE, REAL, AppStart, Server, wait_for
+from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
+from fake_engine import answer_to
 
 from localmoe.core.units import parse_bytes
 
@@ -82,6 +85,67 @@ def test_a_reload_finds_the_chat_again(page: PageDriver) -> None:
     assert page.titles()[0] == "hello"
 
 
+def test_real_answers_have_versions_go_on_and_show_what_the_draft_wrote(page: PageDriver) -> None:
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    page.send("who are you?")
+    page.wait_idle()
+    first = page.answer()
+    page.retry()
+    page.wait_idle()
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=assistant]")
+    page.wait_answer_is(first)
+    page.edit_last("hello")
+    page.wait_questions(["hello"])
+    wait_for(lambda: page.answer() not in ("", first) and page.line() != "", 15, "an answer to it")
+    page.send(LONG)
+    page.wait_answer(60)
+    page.stop()
+    kept = page.answer()
+    page.page.click("#lm-continue")
+    page.wait_answer(len(kept) + 20)
+    page.stop()
+    assert page.answer().startswith(kept) and page.questions() == ["hello", LONG]
+    page.settings()
+    page.page.locator("#lm-tab-settings button:has-text('Advanced')").last.click()
+    page.page.check("#lm-show-drafted input")
+    page.wait_text("#lm-saved", "Saved")
+    page.chat()
+    wait_for(lambda: page.page.locator("#lm-turn .lm-tokens mark").count() > 1, 10, "drafted parts")
+    page.settings()
+    page.page.uncheck("#lm-show-drafted input")
+    page.chat()
+
+
+def test_the_real_engine_is_looked_into_and_measured(page: PageDriver, tmp_path: Path) -> None:
+    if not ON_FAKE:
+        canvas = page.page.locator("[data-map]")
+        assert (canvas.get_attribute("width"), canvas.get_attribute("height")) == ("16", "6")
+    page.page.click("[data-timeline] summary")
+    page.send("hello")
+    page.wait_text("[data-step-words]", "16-bit model")
+    page.wait_idle()
+    with page.page.expect_download() as saved:
+        page.page.click("[data-card=timeline] a")
+    events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
+    assert {"X"} <= {event["ph"] for event in events}
+    page.page.click("[data-timeline] summary")
+    page.open_tab("benchmark")
+    for name, number in (("prompts", "1"), ("tokens", "6")):
+        page.page.locator(f"#lm-bench-{name} input[type=number]").fill(number)
+    page.page.click("#lm-bench-run")
+    wait_for(lambda: "All settings gave the same tokens." in page.text("#lm-bench-result"), 90, "a result")
+    with page.page.expect_download() as saved:
+        page.page.click("#lm-bench-result a[download$='.json']")
+    rows = json.loads(Path(saved.value.path()).read_text())["rows"]
+    assert len(rows) == 6 and all(row["tokens_per_s"] > 0 for row in rows)
+    page.chat()
+    with page.page.expect_download() as saved:
+        page.page.click("#lm-files a:has-text('JSON')")
+    assert "who are you?" in Path(saved.value.path()).read_text()
+
+
 def test_it_ends_in_order_with_the_page_open_and_an_answer_running(page: PageDriver, server: Server) -> None:
     page.send(LONG)
     page.wait_answer(10)
@@ -91,4 +155,26 @@ def test_it_ends_in_order_with_the_page_open_and_an_answer_running(page: PageDri
     log = Path(f"{server.home}.log").read_text()
     assert "Traceback" not in log and "ERROR" not in log
     chats = [path.read_text() for path in (server.home / "chats").glob("*.json")]
-    assert len(chats) == 1 and '"cancelled"' in chats[0]
+    assert len(chats) == 2 and any('"cancelled"' in chat for chat in chats)
+
+
+def test_a_kill_costs_two_seconds_of_text_at_most(browser: Any, tmp_path: Path) -> None:
+    """On the fake engine, whose text is known and long."""
+    home, question = tmp_path / "home", "tell me a long story"
+    with running_app(home, FAKE) as app:
+        page = PageDriver.open(browser, app.url)
+        page.send(question)
+        page.wait_answer(100)
+        seen = page.answer()
+        page.page.wait_for_timeout(2000)
+        assert len(page.answer()) > len(seen) and page.page.query_selector("#lm-stop") is not None
+        app.process.send_signal(signal.SIGKILL)
+        app.process.wait()
+        page.page.context.close()
+    (home / "run" / "server.json").unlink()  # it says where the killed one was
+    with running_app(home, FAKE) as app:
+        page = PageDriver.open(browser, app.url)
+        page.wait_questions([question])
+        wait_for(lambda: page.answer() != "", 10, "what was kept")
+        assert page.answer().startswith(seen) and answer_to("long").startswith(page.answer())
+        page.page.context.close()
