@@ -9,9 +9,25 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from localmoe.cli.arguments import parse_arguments
 from localmoe.core.errors import LocalMoeError
+
+_COMMANDS = {
+    "hw": ("report", "run_hw"),
+    "plan": ("plan", "run_plan"),
+    "pull": ("pull", "run_pull"),
+    "models": ("report", "run_models"),
+    "rm": ("report", "run_rm"),
+    "draft": ("draft", "run_draft"),
+    "generate": ("generate", "run_generate"),
+    "serve": ("serve", "run_serve"),
+    "bench": ("bench", "run_bench"),
+    "bench-tables": ("tables", "run_tables"),
+    "trace": ("trace", "run_trace"),
+    "simulate": ("simulate", "run_simulate"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.command != "pull":
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         _run(args.command)(args)
     except LocalMoeError as error:
@@ -33,23 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str) -> Callable[[argparse.Namespace], None]:
-    """The function of a command; imported here so that --help and usage errors need no torch."""
-    import transformers
-
-    from localmoe.cli import bench, generate, pull, report, serve, simulate, tables, trace
-
-    transformers.logging.set_verbosity_error()
-    return {
-        "hw": report.run_hw,
-        "plan": report.run_plan,
-        "pull": pull.run_pull,
-        "models": report.run_models,
-        "rm": report.run_rm,
-        "draft": report.run_draft,
-        "generate": generate.run_generate,
-        "serve": serve.run_serve,
-        "bench": bench.run_bench,
-        "bench-tables": tables.run_tables,
-        "trace": trace.run_trace,
-        "simulate": simulate.run_simulate,
-    }[command]
+    """The function of a command; imported here so that --help, usage errors and what only looks at files need
+    no torch."""
+    module, function = _COMMANDS[command]
+    run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)
+    return run

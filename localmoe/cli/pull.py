@@ -6,7 +6,6 @@ import argparse
 
 from localmoe.cli.output import ProgressBars, note
 from localmoe.core.units import format_bytes
-from localmoe.engine.pulling import pull_model
 from localmoe.hub.downloads import discard_download
 
 
@@ -19,6 +18,8 @@ def run_pull(args: argparse.Namespace) -> None:
     if args.discard:
         print(f"Freed {format_bytes(discard_download(args.model))}.")
         return
+    from localmoe.engine.pulling import pull_model  # it needs transformers, to say what can be run
+
     with ProgressBars() as progress:
         folder = pull_model(args.model, args.revision, progress=progress)
     print(folder)

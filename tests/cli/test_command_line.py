@@ -34,6 +34,22 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+LIGHT = """
+import sys
+from localmoe.cli.main import main
+assert main(sys.argv[1:]) in (0, 1)
+heavy = {"torch", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("argv", [["models"], ["rm", "org/none"], ["pull", "org/none", "--discard"]])
+def test_what_only_looks_at_files_starts_without_torch(argv: list[str], tmp_path: Path) -> None:
+    env = {**os.environ, "LOCALMOE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", LIGHT, *argv], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The one sentence with which a command is refused (exit code 1, nothing on stdout)."""
     code, out, err = run(capsys, *argv)

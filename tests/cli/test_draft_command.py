@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localmoe.cli import report
+from localmoe.cli import draft
 from localmoe.cli.main import main
 from localmoe.cli.output import ProgressBars
 from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         progress(Progress("Building", 3, 24, "experts", 200.0, "output error 60 % of rounding to nearest"))
         return Path("there")
 
-    monkeypatch.setattr(report, "build_draft", build)
+    monkeypatch.setattr(draft, "build_draft", build)
     return seen
 
 

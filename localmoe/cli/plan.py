@@ -1,0 +1,87 @@
+"""`localmoe plan`: what a model needs and what may be expected of it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from localmoe.cli.arguments import engine_config
+from localmoe.cli.output import print_json, print_pairs
+from localmoe.core.units import format_bytes, format_count
+from localmoe.engine.planning import prepare_model
+from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
+from localmoe.hardware.probe import probe_hardware
+
+
+def run_plan(args: argparse.Namespace) -> None:
+    """What a model needs, how memory is divided, and the speed that physics allows (predicted).
+
+    Raises:
+        LocalMoeError: the model is not there, not supported, or does not fit.
+    """
+    config = engine_config(args)
+    prepared = prepare_model(args.model, config)
+    on_cuda = prepared.compute.device.type == "cuda"
+    rates = measured_rates(
+        probe_hardware(),
+        device="cuda" if on_cuda else "cpu",
+        emulated_link_bytes_per_s=config.emulated_link_bytes_per_s,
+    )
+    limits = None
+    if rates is not None:
+        limits = predict_limits(
+            prepared.footprint,
+            prepared.plan,
+            rates,
+            compute_bytes=prepared.compute.dtype.itemsize,
+            acceptance=ASSUMED_ACCEPTANCE,
+        )
+    footprint, plan = prepared.footprint, prepared.plan
+    if args.json:
+        print_json(
+            {
+                "footprint": asdict(footprint),
+                "plan": plan.as_dict(),
+                "predicted": limits.as_dict() if limits else None,
+            }
+        )
+        return
+    print_pairs(
+        f"{footprint.name} ({footprint.architecture})",
+        [
+            (
+                "Parameters",
+                f"{format_count(footprint.total_params)}, {format_count(footprint.active_params)} a token",
+            ),
+            (
+                "Experts",
+                f"{footprint.num_layers} layers x {footprint.num_experts}, top {footprint.experts_per_token}",
+            ),
+            ("Host RAM for experts", format_bytes(plan.host_bytes)),
+            ("Device", str(prepared.compute.device)),
+            ("Budget", format_bytes(plan.budget_bytes)),
+            ("  shared weights", format_bytes(plan.shared_bytes)),
+            (
+                "  low-bit draft",
+                format_bytes(plan.draft_bytes) if plan.drafting else f"off: {plan.drafting_reason}",
+            ),
+            (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),
+            ("  workspace", format_bytes(plan.workspace_bytes)),
+            ("  expert slots", f"{plan.num_slots} x {format_bytes(plan.slot_bytes)}"),
+            ("Experts in slots", f"{100 * plan.resident_share:.0f} %"),
+            *_predictions(limits),
+        ],
+    )
+
+
+def _predictions(limits: Limits | None) -> list[tuple[str, object]]:
+    if limits is None:
+        return []
+    rows: list[tuple[str, object]] = [
+        ("Predicted limit, on demand", f"{limits.on_demand.tokens_per_s:.1f} tok/s"),
+    ]
+    if limits.speculative is not None:
+        best = limits.speculative
+        text = f"{best.tokens_per_s:.1f} tok/s at draft length {best.draft_length}"
+        rows.append((f"Predicted limit, drafting ({ASSUMED_ACCEPTANCE:.0%} accepted)", text))
+    return rows
