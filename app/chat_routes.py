@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from app.chat_transfer import MAX_BYTES, export_json, export_markdown
+from app.chat_markdown import export_markdown
+from app.chat_transfer import MAX_BYTES, export_json
 from app.chats import ChatError
 from app.service import ChatService
 from app.texts import texts_for

@@ -1,5 +1,5 @@
-"""Chats as files to take away and bring back: JSON with every version, Markdown of what is shown. Opens
-no file."""
+"""Chats as files to take away and bring back: JSON with every version, or Markdown of what is shown (see
+chat_markdown). Opens no file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from app.chat_file import Chat, chat_from_json, chat_to_json, clean_text
+from app.chat_markdown import read_markdown
 from app.chats import ChatError
-from app.texts import ENGLISH, Texts
-from localmoe.chat.reasoning import split_reasoning
 from localmoe.core.units import format_bytes
 
 MAX_BYTES = 32 << 20
@@ -29,24 +28,6 @@ def export_json(chat: Chat) -> str:
     return json.dumps(chat_to_json(chat), ensure_ascii=False, indent=1) + "\n"
 
 
-def export_markdown(chat: Chat, t: Texts = ENGLISH) -> str:
-    """The branch that is shown, with thoughts as quotations."""
-    parts = [f"# {chat.title}"]
-    for message in chat.messages:
-        if message.role == "user":
-            parts += [f"## {t('You')}", message.content]
-            continue
-        split = split_reasoning(message.content)
-        parts.append(f"## {t('Answer')}")
-        if split.thoughts:
-            parts.append("\n".join(f"> {line}".rstrip() for line in split.thoughts.splitlines()))
-        if split.answer:
-            parts.append(split.answer)
-        if message.error:
-            parts.append(f"*{message.error}*")
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
 def import_chat(data: bytes) -> Chat:
     """The chat of an exported file, under a new id, as the latest one. Its texts lose control characters.
 
@@ -58,12 +39,13 @@ def import_chat(data: bytes) -> Chat:
             f"The file has more than {format_bytes(MAX_BYTES)}, and no more than that can be imported."
         )
     try:
-        found = json.loads(data.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
+        found = json.loads(text) if text.lstrip().startswith("{") else read_markdown(text, time.time())
         _check_size(found)
         chat = chat_from_json(found, secrets.token_hex(16), clean_text)
     except _REFUSED as error:
         raise ChatImportError(
-            "The file is no exported chat: choose a JSON file that was exported here."
+            "The file is no exported chat: choose a JSON or Markdown file that was exported here."
         ) from error
     return replace(chat, updated=time.time())
 

@@ -74,8 +74,8 @@ CHAT = {
         "文件超过 {size}，无法导入更大的文件。"
     ),
     "The file could not be sent: is localmoe still running?": "无法发送文件：localmoe 还在运行吗？",
-    "The file is no exported chat: choose a JSON file that was exported here.": (
-        "该文件不是导出的聊天：请选择在这里导出的 JSON 文件。"
+    "The file is no exported chat: choose a JSON or Markdown file that was exported here.": (
+        "该文件不是导出的聊天：请选择在这里导出的 JSON 或 Markdown 文件。"
     ),
     "You": "您",
     "Answer": "回答",

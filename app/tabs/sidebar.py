@@ -89,7 +89,9 @@ def files_html(chat_id: str | None, t: Texts = ENGLISH) -> str:
             f'<a href="/chats/{chat_id}.md{language}" download title="{escape(text_title)}">Markdown</a>'
         )
     name = escape(t("Import a chat"))
-    choose = f'<input type="file" accept=".json,application/json" hidden aria-label="{name}">'
+    choose = (
+        f'<input type="file" accept=".json,.md,application/json,text/markdown" hidden aria-label="{name}">'
+    )
     button = f'<button type="button" data-act="import">{name}</button>'
     return f'<div class="lm-files" {texts}>{links}{button}{choose}</div>'
 

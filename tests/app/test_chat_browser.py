@@ -223,6 +223,15 @@ def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     page.page.set_input_files("#lm-files input[type=file]", file)
     page.wait_questions(["a walrus and nothing else"])
     page.wait_text("#lm-turn .lm-branch", "2 / 2")
+    chats, answer = len(page.titles()), page.answer()
+    with page.page.expect_download() as download:
+        page.page.click("#lm-files a:has-text('Markdown')")
+    download.value.save_as(tmp_path / "chat.md")
+    page.page.set_input_files("#lm-files input[type=file]", tmp_path / "chat.md")
+    wait_for(lambda: len(page.titles()) == chats + 1, 10, "the chat from Markdown")
+    wait_for(
+        lambda: page.text("#lm-turn .lm-branch") == "" and page.answer() == answer, 10, "its one version"
+    )
     file.write_text("{}")
     page.page.set_input_files("#lm-files input[type=file]", file)
     page.wait_text("#lm-notice", "The file is no exported chat")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,15 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from app.chat_file import Chat
+from app.chat_markdown import export_markdown
 from app.chat_search import ChatSearch
-from app.chat_transfer import (
-    MAX_BYTES,
-    MAX_MESSAGES,
-    ChatImportError,
-    export_json,
-    export_markdown,
-    import_chat,
-)
+from app.chat_transfer import MAX_BYTES, MAX_MESSAGES, ChatImportError, export_json, import_chat
 from app.chat_tree import ChatMessage, MessageTree
 from app.models.service import ModelsService
 from app.server import make_app
 from app.service import ChatService
-from app.texts import IN_CHINESE
+from app.texts import ENGLISH, IN_CHINESE
+from localmoe.chat.reasoning import split_reasoning
 
 PORT = 7860
 TURN: dict[str, Any] = {
@@ -60,10 +56,51 @@ def test_what_is_exported_comes_back_with_every_version() -> None:
 
 def test_the_markdown_is_that_of_the_shown_branch() -> None:
     chat = two_versions()
-    assert export_markdown(chat) == "# Ein <b>Titel</b>\n\n## You\n\nGröße?\n\n## Answer\n\nno\n"
+    user, answer = "<!-- localmoe:user -->\n## You", "<!-- localmoe:assistant -->\n## Answer"
+    assert export_markdown(chat) == f"# Ein <b>Titel</b>\n\n{user}\n\nGröße?\n\n{answer}\n\nno\n"
     first = Chat(chat.id, chat.title, 1.0, 2.0, chat.tree.showing(1))
-    assert export_markdown(first).endswith("## Answer\n\n> hm\n> hm\n\n**yes**\n")
+    thoughts = "<!-- localmoe:thoughts -->\n> hm\n> hm\n\n<!-- localmoe:answer -->\n**yes**\n"
+    assert export_markdown(first).endswith(f"{answer}\n\n{thoughts}")
     assert "## 您" in export_markdown(chat, IN_CHINESE)
+
+
+WORDS = ("a", "\n", " ", ">", "#", "*", "\\", "<!-- localmoe:", "user -->", "<think>", "</think>", "ß")
+texts = st.lists(
+    st.sampled_from(WORDS) | st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=24
+).map("".join)
+
+
+@given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=3), texts, st.sampled_from(["en", "zh"]))
+@settings(deadline=None, max_examples=150)
+def test_markdown_comes_back_as_the_branch_that_was_shown(
+    turns: list[tuple[str, str, str]], error: str, language: str
+) -> None:
+    messages: list[ChatMessage] = []
+    for question, thoughts, answer in turns:
+        said = f"<think>{thoughts}</think>\n\n{answer}" if thoughts.strip() else answer
+        messages += [ChatMessage("user", question, 1.0), ChatMessage("assistant", said, 2.0, "stop")]
+    failed = " ".join(error.replace("*", "").split())
+    messages[-1] = replace(messages[-1], error=failed, finish="error" if failed else "stop")
+    chat = Chat("a" * 32, "A title", 1.0, 2.0, MessageTree.line(tuple(messages)))
+    again = import_chat(export_markdown(chat, IN_CHINESE if language == "zh" else ENGLISH).encode())
+    assert again.title == "A title" and len(again.messages) == len(messages)
+    for back, was in zip(again.messages, messages, strict=True):
+        assert (back.role, back.finish, back.error) == (was.role, was.finish, was.error)
+        if was.role == "user":
+            assert back.content == was.content.strip("\n")
+        else:
+            before, after = split_reasoning(was.content), split_reasoning(back.content)
+            assert after.thoughts == "\n".join(line.rstrip() for line in before.thoughts.split("\n"))
+            assert after.answer.strip("\n") == before.answer.strip("\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# A title\n\nwords", "<!-- localmoe:error -->\n*x*", "<!-- localmoe:other -->\nx",
+             "<!-- localmoe:user -->\n## You\n\nhi\n\n<!-- localmoe:thoughts -->\n> x"],
+)  # fmt: skip
+def test_markdown_of_others_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ChatImportError, match="choose a JSON or Markdown file that was exported here"):
+        import_chat(text.encode())
 
 
 def test_a_strangers_texts_lose_what_is_no_text() -> None:
