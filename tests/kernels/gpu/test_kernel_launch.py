@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,11 +89,31 @@ def test_kernels_behind_each_other_give_what_each_gives_alone(rows: int) -> None
             assert all(torch.equal(a, b) for a, b in zip(alone, captured, strict=True))
 
 
-def test_only_devices_that_can_launch_kernels_behind_each_other() -> None:
-    assert after_previous(torch.device("cpu")) == {"DEPENDENT": False}
-    if ON_GPU:
-        capable = torch.cuda.get_device_capability(DEVICE) >= (9, 0)
-        assert after_previous(DEVICE)["DEPENDENT"] == capable
+@pytest.mark.parametrize(
+    ("capability", "driver", "dependent"),
+    [((9, 0), 12_040, True), ((12, 0), 13_000, True), ((8, 9), 13_000, False), ((9, 0), 12_020, False)],
+)
+def test_only_devices_and_drivers_that_can_launch_kernels_behind_each_other(
+    capability: tuple[int, int], driver: int, dependent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver:
+        @staticmethod
+        def cuDriverGetVersion(version: Any) -> int:
+            version._obj.value = driver
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver)
+    choose = after_previous.__wrapped__
+    assert choose(torch.device("cuda"))["DEPENDENT"] == dependent
+    assert ("launch_pdl" in choose(torch.device("cuda"))) == dependent
+    assert choose(torch.device("cpu")) == {"DEPENDENT": False}
+
+
+@pytest.mark.gpu
+def test_this_device_says_what_it_can() -> None:
+    capable = torch.cuda.get_device_capability(DEVICE) >= (9, 0)
+    assert after_previous(DEVICE)["DEPENDENT"] == capable
 
 
 def test_compiling_runs_nothing_and_leaves_zeros() -> None:
