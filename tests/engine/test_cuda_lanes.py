@@ -128,7 +128,7 @@ def test_slots_that_are_filled_beside_plain_passes_hold_what_the_table_says() ->
             else:
                 jobs += stats.cpu_jobs
         assert memory.refill.pays
-        # where other programs keep the CPU busy, the link reads experts whole, which enter slots by themselves
+        # where others keep the CPU busy, the link reads experts whole, which enter slots by themselves
         assert memory.transfers.issued > issued or jobs < 100, jobs
 
 
