@@ -37,7 +37,7 @@ def _parts(message: ChatMessage, t: Texts) -> Iterator[str]:
     if split.answer:
         yield (_mark("answer") + "\n" if split.thoughts else "") + _escaped(split.answer)
     if message.error:
-        yield f"{_mark('error')}\n*{message.error}*"
+        yield f"{_mark('error')}\n*{_escaped(message.error)}*"
 
 
 def _mark(name: str) -> str:
@@ -76,7 +76,7 @@ def read_markdown(text: str, now: float) -> dict[str, Any]:
         elif name == "answer":
             messages[-1]["content"] += _plain(rest)
         else:
-            messages[-1] |= {"error": rest.strip("*"), "finish": "error"}
+            messages[-1] |= {"error": _plain(rest)[1:-1], "finish": "error"}  # between asterisks
     if not messages:
         raise ValueError("no messages")
     return {

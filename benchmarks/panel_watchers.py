@@ -120,12 +120,13 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/app"))
     kind, port, chat_id = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     os.setpgid(0, 0)  # a browser's processes end with it
-    if kind == SCRIPT:
-        threading.Thread(target=watch_by_script, args=(port, chat_id), daemon=True).start()
-        sys.stdin.read()
+    if kind == SCRIPT:  # in this thread: where it fails, the process ends
+        ended = threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, signal.SIGTERM)), daemon=True)
+        ended.start()
+        watch_by_script(port, chat_id)
     else:
         watch_by_browser(port)
-    os.killpg(0, signal.SIGTERM)
+        os.killpg(0, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@
       changed ||= button.getAttribute('aria-expanded') !== open;
       button.setAttribute('aria-expanded', open);
     }
-    if (changed) document.dispatchEvent(new Event('localmoe-drawers'));
+    if (!changed) return;
+    const tell = () => document.dispatchEvent(new Event('localmoe-drawers'));
+    setTimeout(tell, wide.matches ? 0 : 200); // a drawer is in sight once it has moved (page.css)
   };
   const closeDrawers = () => shell()?.classList.remove('lm-show-nav', 'lm-show-live');
   const hideLive = (hidden) => {

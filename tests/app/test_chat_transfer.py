@@ -79,7 +79,7 @@ def test_markdown_comes_back_as_the_branch_that_was_shown(
     for question, thoughts, answer in turns:
         said = f"<think>{thoughts}</think>\n\n{answer}" if thoughts.strip() else answer
         messages += [ChatMessage("user", question, 1.0), ChatMessage("assistant", said, 2.0, "stop")]
-    failed = " ".join(error.replace("*", "").split())
+    failed = error.strip()
     messages[-1] = replace(messages[-1], error=failed, finish="error" if failed else "stop")
     chat = Chat("a" * 32, "A title", 1.0, 2.0, MessageTree.line(tuple(messages)))
     again = import_chat(export_markdown(chat, IN_CHINESE if language == "zh" else ENGLISH).encode())
