@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 from app.address import PORT_TAKEN, bind
-from app.engine_import import import_engine
 from app.engine_status import EngineLike, EngineLoader
 from app.models.service import ModelsService
 from app.service import ChatService
@@ -24,6 +23,7 @@ from localmoe.core.errors import LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes
+from localmoe.engine import import_all
 from localmoe.server.address import PortTakenError
 
 
@@ -31,7 +31,7 @@ def load_engine(
     model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
 ) -> EngineLike:
     """The real engine. Imported here, in the loading thread, because torch takes seconds."""
-    import_engine()
+    import_all()
     from localmoe.engine import Engine
 
     return Engine.load(model, config, progress=progress, cancel=cancel)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from app.chat_file import Chat, ChatMessage
+from app.chat_file import Chat
+from app.chat_tree import ChatMessage
 from app.texts import ENGLISH, Texts
 from localmoe.chat.reasoning import CLOSE, OPEN, split_reasoning
 
@@ -37,7 +38,7 @@ def _parts(message: ChatMessage, t: Texts) -> Iterator[str]:
     if split.answer:
         yield (_mark("answer") + "\n" if split.thoughts else "") + _escaped(split.answer)
     if message.error:
-        yield f"{_mark('error')}\n*{_escaped(message.error)}*"
+        yield f"{_mark('error')}\n{_escaped(f'*{message.error}*')}"
 
 
 def _mark(name: str) -> str:

@@ -188,8 +188,9 @@ class EngineHolder:
             if not cancel.is_set():
                 engine = self._loader(model, config, progress=on_progress, cancel=cancel)
         except BudgetError as failure:
-            better = {"better_budget": failure.budget_bytes, "better_context": failure.context}
-            failed = replace(failed, error=str(failure), **better)
+            failed = replace(
+                failed, error=str(failure), better_budget=failure.budget_bytes, better_context=failure.context
+            )
         except LocalMoeError as failure:
             failed = replace(failed, error=str(failure))
         except Exception:

@@ -30,4 +30,8 @@ class HostMemory:
         total, available = ram_bytes()
         own = int(psutil.Process().memory_info().rss)
         others = max(0, total - available - own)
-        return cls(*(-(-number // _STEP) * _STEP for number in (own, others)), total)
+        return cls(_stepped(own), _stepped(others), total)
+
+
+def _stepped(num_bytes: int) -> int:
+    return -(-num_bytes // _STEP) * _STEP

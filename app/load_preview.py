@@ -16,16 +16,21 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.units import format_bytes, format_seconds
+from localmoe.engine import import_all
 
 
 def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig) -> ModelFacts | None:
     """What the planner has to know of the model, with the draft that these settings ask for; None while it
     is looked at."""
+    hardware = models.fits.hardware()
+    if hardware is None:
+        return None
+    import_all()  # the thread that looked at the machine has
     from localmoe.engine.fit import with_draft_bits
 
     status, before = models.chats.holder.status(), models.chats.holder.config
-    view, hardware = models.shelf.view(), models.fits.hardware()
-    device: Literal["cpu", "cuda"] = "cuda" if hardware is not None and hardware.gpus else "cpu"
+    view = models.shelf.view()
+    device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
     named = next((one.name for one in view.models if str(one.folder) == wanted.model), wanted.model)
     found = view.facts_of(named)
     kept = found if isinstance(found, ModelFacts) else None

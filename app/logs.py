@@ -45,7 +45,7 @@ class _Formatter(logging.Formatter):
     """Of an exception the places and the kind, but not its text, which might quote what was being written
     about; the terminal shows all of it."""
 
-    def formatException(self, ei: _ExcInfo) -> str:  # type: ignore[override]
+    def formatException(self, ei: _ExcInfo) -> str:
         kind, _, trace = ei
         if kind is None:
             return ""

@@ -22,6 +22,7 @@ from app.texts import Texts
 from app.words import progress
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.units import format_bytes, format_count
+from localmoe.engine import import_all
 from localmoe.hub.local_models import LocalModel
 from localmoe.hub.search import SearchHit
 from localmoe.hub.token import token_hint
@@ -33,6 +34,7 @@ def suggestions_html(models: ModelsService, t: Texts) -> str:
     hardware = models.fits.hardware()
     if hardware is None:
         return machine_html(None, t)
+    import_all()  # the thread that looked at the machine has
     from localmoe.engine.suggestions import propose
 
     here = {model.name for model in models.shelf.view().models}

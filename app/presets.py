@@ -82,7 +82,7 @@ class Presets:
     def _keep(self, kind: Kind, presets: dict[str, _Values]) -> None:
         kept = {**self._kept, kind: presets}
         try:
-            write_json(self._path, {"schema": SCHEMA, **kept})
+            write_json(self._path, {"schema": SCHEMA, **{str(key): values for key, values in kept.items()}})
         except OSError as error:
             raise ConfigError(
                 f"The preset could not be saved in {self._path.parent}: {error.strerror}."

@@ -28,7 +28,7 @@ def widget_texts(block: Any) -> Iterator[tuple[str, str]]:
 
 def choice_texts(block: Any) -> list[tuple[str, Any]]:
     """The choices of a group of buttons; those of a list are names, which stay."""
-    return list(block.choices) if isinstance(block, gr.Radio) else []
+    return [(str(label), value) for label, value in block.choices] if isinstance(block, gr.Radio) else []
 
 
 def translatable(blocks: Iterable[Any], t: Texts) -> list[Any]:

@@ -16,6 +16,7 @@ LAYERS = (
     "engine", "tables", "server", "cli",
 )  # fmt: skip
 MAX_LINES = 300
+ENGINE = "localmoe.engine."
 WEB = ("gradio", "fastapi", "uvicorn", "starlette", "pydantic")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE_APP = [
@@ -97,6 +98,41 @@ def test_only_the_app_and_the_server_import_web_frameworks() -> None:
     found = [path for path in OUTSIDE_APP if set(WEB) & {m.split(".")[0] for m in imported_modules(path)}]
     assert [name_of(path) for path in found if path.parent != PACKAGE / "server"] == []
     assert all(name.startswith("localmoe.server.") for name in modules_that_need(*WEB))
+
+
+def unlocked_imports(tree: ast.Module) -> list[int]:
+    """Lines of functions that import from the engine without having called `import_all()` before."""
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        body = list(ast.walk(function))
+        named = [n for n in body if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "import_all"]
+        calls = [n.lineno for n in named]
+        late = [n.lineno for n in body if isinstance(n, ast.ImportFrom) and f"{n.module}.".startswith(ENGINE)]
+        lines += [line for line in late if not any(call < line for call in calls)]
+    return lines
+
+
+def at_once(tree: ast.Module) -> set[str]:
+    """What a module takes from the engine by its own statements, but for type checkers."""
+    found = [n for n in tree.body if isinstance(n, ast.ImportFrom) and f"{n.module}.".startswith(ENGINE)]
+    return {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+
+
+def test_the_threads_of_the_page_import_the_engine_one_at_a_time() -> None:
+    files = [*sorted((ROOT / "app").rglob("*.py")), PACKAGE / "cli" / "hub_process.py"]
+    found = {name_of(path): lines for path in files if (lines := unlocked_imports(tree_of(path)))}
+    assert found == {}
+    assert set().union(*(at_once(tree_of(path)) for path in files)) == {f"{ENGINE}import_all"}
+    heavy = modules_that_need("torch", "transformers")
+    assert {name_of(path): needed for path in files if (needed := heavy & set(imported_at_once(path)))} == {}
+
+
+def test_the_rule_for_threads_sees_an_import_that_does_not_wait() -> None:
+    late = "    from localmoe.engine.fit import fit_model\n"
+    assert unlocked_imports(ast.parse(f"def f():\n{late}    import_all()\n")) == [2]
+    assert unlocked_imports(ast.parse(f"def f():\n    import_all()\n{late}")) == []
 
 
 def test_imports_inside_functions_are_seen() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from app.bench.job import BenchmarkJob
 from app.bench.results import Result
-from app.engine_import import import_engine
 from app.engine_status import EngineLike
 from localmoe import __version__
 from localmoe.core.config import DraftLength, GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.types import Message
 from localmoe.core.units import format_bytes
+from localmoe.engine import import_all
 from localmoe.hardware.cards import find_card
 from localmoe.hardware.probe import probe_hardware
 
@@ -48,7 +48,7 @@ def run_benchmark(engine: EngineLike, plan: BenchmarkPlan, job: BenchmarkJob) ->
     Raises:
         LocalMoeError: the engine cannot, or the job was stopped.
     """
-    import_engine()
+    import_all()
     from localmoe.engine.benchmark import measure_setting, same_tokens
 
     requests = _requests(plan.prompts, plan.max_new_tokens)
@@ -83,7 +83,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     Raises:
         LocalMoeError: the engine cannot, or the job was stopped.
     """
-    import_engine()
+    import_all()
     from localmoe.engine.observation import observe
     from localmoe.engine.what_if import card_plan, predict
 

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from app.engine_import import import_engine
 from app.engine_status import EngineStatus
 from app.files import write_json
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
+from localmoe.engine import import_all
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.hardware.limits import measured_rates
 from localmoe.hardware.probe import probe_hardware
@@ -64,6 +65,7 @@ class Fits:
         hardware = self.hardware()
         if hardware is None:
             return None
+        import_all()  # `_measure` has, in its thread
         from localmoe.engine.fit import budget_range
 
         return budget_range(facts, hardware, config)
@@ -88,7 +90,8 @@ class Fits:
                 measured, device="cuda" if hardware.gpus else "cpu",
                 emulated_link_bytes_per_s=config.emulated_link_bytes_per_s,
             )  # fmt: skip
-        from localmoe.engine.fit import fit_model  # which `_measure` has imported in its thread
+        import_all()
+        from localmoe.engine.fit import fit_model
 
         return fit_model(facts, hardware, rates, config, download_bytes=download_bytes)
 
@@ -120,6 +123,7 @@ class Fits:
             held, plan = sum(status.memory.values()), status.plan
             on_gpu = bool(hardware.gpus) and (status.info is None or status.info.device != "cpu")
             ram = plan.host_bytes if on_gpu else plan.host_bytes + held
+            import_all()
             from localmoe.engine.fit import with_given_back
 
             hardware = with_given_back(hardware, held if on_gpu else 0, ram)
@@ -141,7 +145,7 @@ class Fits:
 
     def _measure(self) -> None:
         """Look, then take the rates from the file, or measure them in the first quiet moment."""
-        import_engine()
+        import_all()
         self._look()
         with self._lock:
             hardware = self._hardware
@@ -168,7 +172,7 @@ class Fits:
             kept = Hardware(**{**values, "gpus": gpus, "cpu_flags": tuple(values["cpu_flags"])})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        device = "cuda" if hardware.gpus else "cpu"
+        device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
         if _machine(kept) != _machine(hardware) or measured_rates(kept, device=device) is None:
             return None
         return kept

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from app.engine_import import import_engine
 from app.models.download_queue import DownloadQueue
 from app.models.finder import Finder
 from app.models.fits import Fits
@@ -21,6 +20,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.core.units import format_bytes
+from localmoe.engine import import_all
 from localmoe.hub.catalogue import resolve_model
 from localmoe.hub.names import is_repo_id
 from localmoe.hub.search import find_repo
@@ -231,7 +231,7 @@ def typed_size(num_bytes: int) -> str:
 
 def _local_facts(folder: str) -> ModelFacts:
     """Imported in the shelf's thread, because torch takes seconds."""
-    import_engine()
+    import_all()
     from localmoe.engine.facts import local_facts
 
     return local_facts(folder)

@@ -210,7 +210,7 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
         "search-again": quiet(models.finder.search),
         "look-again": quiet(models.finder.look_again),
         "forget-token": lambda key, draft: models.remove_token(),
-        "stop-load": lambda key, draft: models.stop_load() or "",
+        "stop-load": quiet(lambda key: models.stop_load()),
         "use-budget": lambda key, draft: models.load_anew(budget_bytes=_number(key)),
         "use-context": lambda key, draft: models.load_anew(context=_number(key)),
     }

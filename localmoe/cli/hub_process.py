@@ -9,7 +9,6 @@ The end of its input ends it, so it never outlives the page.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -21,43 +20,36 @@ from typing import Any, TextIO
 
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.types import Progress
+from localmoe.engine import import_all
 
 INTERNAL = "InternalError"
-_IMPORTING = threading.Lock()
 Report = Callable[[Progress], None]
 Action = Callable[[Mapping[str, Any], Report, threading.Event], Any]
 
 
-def _import_engine() -> None:
-    """One thread at a time: transformers puts another module in its own place while it is imported, so a
-    second thread that imports it then keeps a broken one."""
-    with _IMPORTING:
-        importlib.import_module("localmoe.engine")
-
-
 def _search(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
-    _import_engine()
+    import_all()
     from localmoe.engine.searching import search_runnable
 
     return [asdict(hit) for hit in search_runnable(str(given["query"]))]
 
 
 def _repo_facts(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
-    _import_engine()
+    import_all()
     from localmoe.engine.facts import repo_facts
 
     return repo_facts(str(given["repo_id"]), given.get("revision")).as_dict()
 
 
 def _local_facts(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
-    _import_engine()
+    import_all()
     from localmoe.engine.facts import local_facts
 
     return local_facts(str(given["model"])).as_dict()
 
 
 def _pull(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
-    _import_engine()
+    import_all()
     from localmoe.engine.pulling import pull_draft, pull_model
 
     pull = pull_draft if given.get("draft") else pull_model

@@ -5,6 +5,7 @@ Names are imported when they are first asked for: what only plans, or only downl
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from localmoe.engine.info import EngineInfo
     from localmoe.engine.planning import plan_model
 
-__all__ = ["Engine", "EngineInfo", "build_draft", "plan_model"]
+__all__ = ["Engine", "EngineInfo", "build_draft", "import_all", "plan_model"]
+_IMPORTING = threading.Lock()
 _HOMES = {"Engine": "engine", "EngineInfo": "info", "build_draft": "drafting", "plan_model": "planning"}
 
 
@@ -22,3 +24,15 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def import_all() -> None:
+    """Import everything behind these names, in one thread at a time; takes seconds once.
+
+    A program of several threads calls it before any of them imports from this package: where two import torch
+    or transformers at once, each in its own order, one waits for what the other has half imported, and Python
+    ends its import as a deadlock, or leaves it with a broken module.
+    """
+    with _IMPORTING:
+        for home in _HOMES.values():
+            import_module(f"{__name__}.{home}")

@@ -59,6 +59,11 @@ class Server:
     home: Path
     port: int
 
+    def said(self) -> str:
+        """What it has printed and logged."""
+        files = [self.home.parent / f"{self.home.name}.log", *sorted((self.home / "logs").glob("*.log*"))]
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
@@ -69,7 +74,11 @@ class Server:
             return found
 
     def wait(self, phase: str, timeout_s: float = 60.0) -> None:
-        wait_for(lambda: self.health()["status"] == phase, timeout_s, f"model {phase}")
+        """Until the model is in this phase; says what the app has logged if it does not come."""
+        try:
+            wait_for(lambda: self.health()["status"] == phase, timeout_s, f"model {phase}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nnow {self.health()}\n{self.said()}") from None
 
 
 @contextlib.contextmanager

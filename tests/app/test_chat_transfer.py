@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import wait_for
 from fake_engine import FakeLoader
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
@@ -71,6 +71,7 @@ texts = st.lists(
 
 
 @given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=3), texts, st.sampled_from(["en", "zh"]))
+@example([("", "", "")], "<!-- localmoe:\n\\<!-- localmoe:error -->\n*", "en")
 @settings(deadline=None, max_examples=150)
 def test_markdown_comes_back_as_the_branch_that_was_shown(
     turns: list[tuple[str, str, str]], error: str, language: str
