@@ -81,6 +81,24 @@ def test_a_faster_rival_is_named_with_what_differs() -> None:
     assert len(reasons) == 4
 
 
+@pytest.mark.parametrize(
+    ("stall_s", "share", "most"), [(0.1, "25 %", "1.33 x"), (0.2, "50 %", "2.00 x"), (0.3, "75 %", "1.33 x")]
+)
+def test_a_gain_below_the_papers_stands_beside_the_most_that_the_same_copies_allow(
+    stall_s: float, share: str, most: str
+) -> None:
+    """Ten steps of 40 ms: waiting and the rest of the time can at best run side by side."""
+    run = run_with(lambda cell: {**plain(cell), "steps": 10, "stall_s": stall_s})
+    reasons = section_of("fig13", run).reasons
+    assert len(reasons) == 2 and all(f"in {share} of its time" in text for text in reasons)
+    assert all(f"it would be {most} as fast" in text for text in reasons)
+
+    def as_the_paper(cell: Cell) -> Summary:
+        return {**run.cells[cell.key], "tpot_s": 0.01 if cell.policy == "moe-speq" else 0.03}
+
+    assert section_of("fig13", run_with(as_the_paper)).reasons == []
+
+
 def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
     def auto(cell: Cell) -> Summary:
         return {**plain(cell), "tpot_s": 0.005} if cell.draft_length == "auto" else plain(cell)
