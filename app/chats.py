@@ -155,7 +155,7 @@ class ChatStore:
             if node is None:
                 node, tree = len(chat.tree.nodes), chat.tree.add(answer, question)
             else:
-                tree = chat.tree.replaced(node, answer)
+                tree = chat.tree.replaced(node, answer).ending_at(node)
             chat = replace(chat, tree=tree, updated=time.time())
             self._save(chat, revise=answer.finish is not None)
             return node

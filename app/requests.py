@@ -14,15 +14,24 @@ MAX_MESSAGE = 1_000_000  # characters
 
 
 def make_request(
-    messages: Sequence[ChatMessage], settings: AnswerSettings, before: ChatMessage | None = None
+    messages: Sequence[ChatMessage],
+    settings: AnswerSettings,
+    before: ChatMessage | None = None,
+    *,
+    drafts: bool = True,
 ) -> GenerationRequest:
-    """The answer to the last of these messages, a question. before: its answer so far, to be continued."""
+    """The answer to the last of these messages, a question.
+
+    Args:
+        before: its answer so far, to be continued.
+        drafts: whether a draft is loaded; where none is, the chosen draft length waits for one.
+    """
     begun = () if before is None else (Message("assistant", before.content),)
     return GenerationRequest(
         messages=(*request_messages(messages, settings.system_prompt), *begun),
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling(),
-        draft_length=settings.draft_length,
+        draft_length=settings.draft_length if drafts else "auto",
         policy=settings.policy,
         strict=settings.strict,
         draft_only=settings.approximate,

@@ -14,7 +14,7 @@ from app.chat_transfer import import_chat
 from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
 from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
-from app.engine_status import EngineLoader
+from app.engine_status import EngineLike, EngineLoader
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.live import LiveMonitor
 from app.logs import LogBook
@@ -55,33 +55,33 @@ class ChatService:
         """Begin the answer to `text` in this chat, or in a new one; the id of the chat."""
         question = ChatMessage("user", check_message(text), time.time())
         with self._asking:
-            self._check_ready()
+            engine = self._ready_engine()
             if chat_id is None:
                 chat = self.chats.create((question,))
             else:
                 chat = self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
-            self._answer(chat)
+            self._answer(engine, chat)
         return chat.id
 
     def retry(self, chat_id: str) -> None:
         """Write the last answer anew; the one that is there stays beside it, unless it has no text."""
         with self._asking:
-            self._check_ready()
+            engine = self._ready_engine()
             chat = self.chats.get(chat_id)
             path, last = chat.tree.path(), chat.last_user_index()
             if last is None:
                 raise ChatError("There is no message to answer yet.")
             empty = next((node for node in path[last + 1 :] if not chat.tree.nodes[node].content), None)
-            self._answer(self.chats.end_at(chat_id, path[last]), replaced=empty)
+            self._answer(engine, self.chats.end_at(chat_id, path[last]), replaced=empty)
 
     def continue_answer(self, chat_id: str) -> None:
         """Let the model go on with the last answer, from its text."""
         with self._asking:
-            self._check_ready()
+            engine = self._ready_engine()
             chat = self.chats.get(chat_id)
             if not self.can_continue(chat):
                 raise ChatError("There is no unfinished answer that the model could go on with.")
-            self._answer(chat, replaced=chat.tree.leaf, before=to_continue(chat.messages[-1]))
+            self._answer(engine, chat, replaced=chat.tree.leaf, before=to_continue(chat.messages[-1]))
 
     def can_continue(self, chat: Chat) -> bool:
         """Whether the last answer was stopped or cut, and the context has room for more of it."""
@@ -94,12 +94,12 @@ class ChatService:
         """Ask a message of the shown branch anew; what followed the old one stays beside it."""
         question = ChatMessage("user", check_message(text), time.time())
         with self._asking:
-            self._check_ready()
+            engine = self._ready_engine()
             tree = self.chats.get(chat_id).tree
             path = tree.path()
             if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            self._answer(self.chats.add(chat_id, question, tree.parents[path[index]]))
+            self._answer(engine, self.chats.add(chat_id, question, tree.parents[path[index]]))
 
     def show(self, chat_id: str, node: int) -> None:
         """Show another version of a message, and what followed it."""
@@ -136,16 +136,23 @@ class ChatService:
             return view.chat_id
         return next((chat.id for chat in self.chats.list()), None)
 
-    def _check_ready(self) -> None:
+    def _ready_engine(self) -> EngineLike:
+        """The loaded engine, for an answer that may begin now. Asked for before a chat is changed: whatever
+        becomes of the engine then, the question gets an answer, or the sentence that says why not."""
         self.runner.check_free()
-        self.holder.engine()
+        return self.holder.engine()
 
-    def _answer(self, chat: Chat, replaced: int | None = None, before: ChatMessage | None = None) -> None:
+    def _answer(
+        self,
+        engine: EngineLike,
+        chat: Chat,
+        replaced: int | None = None,
+        before: ChatMessage | None = None,
+    ) -> None:
         """Answer the last question of the shown branch. replaced: the node of an answer to overwrite; before:
         that answer, if it is continued."""
-        engine = self.holder.engine()
         messages = chat.messages[: (chat.last_user_index() or 0) + 1]
-        request = make_request(messages, self.answers, before)
+        request = make_request(messages, self.answers, before, drafts=engine.plan.drafting)
         place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
         number, holder = self.live.begin_answer(), self.holder
         self.runner.start(
@@ -173,6 +180,10 @@ class ChatService:
 
     def apply_load(self, wanted: LoadSettings) -> str:
         """Resize or load again, whichever the change needs; a sentence for the page."""
+        with self._asking:  # nobody begins an answer on an engine that is about to change
+            return self._apply_load(wanted)
+
+    def _apply_load(self, wanted: LoadSettings) -> str:
         if not self.runner.running():
             self.runner.check_free()  # a benchmark would measure two settings as one
         wanted = replace(wanted, model=wanted.model.strip())
@@ -184,6 +195,7 @@ class ChatService:
         if self.runner.running():
             raise ConfigError("An answer is being written: wait for its end or press Stop, then apply again.")
         if self.applies_live(wanted):
+            self.runner.settle()  # a stopped answer's last step may still run
             plan = self.holder.resize(config.vram_budget_bytes)
             self.holder.improve_draft(config.improve_draft)
             self.store.save(load=wanted)

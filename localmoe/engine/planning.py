@@ -17,6 +17,7 @@ from localmoe.engine.device_support import why_not_on_device
 from localmoe.engine.draft_models import read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
 from localmoe.engine.settings import (
+    SWITCHED_OFF,
     ComputeSettings,
     check_emulation,
     check_lanes,
@@ -119,7 +120,7 @@ def divide_memory(
     """
     wanted = config.draft_length != 0
     loads_draft = wanted and config.drafter != "prompt-lookup"
-    reason = "" if loads_draft else "switched off" if not wanted else "tokens are looked up in the text"
+    reason = "" if loads_draft else SWITCHED_OFF if not wanted else "tokens are looked up in the text"
     if wanted and not footprint.can_rollback:
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":

@@ -13,6 +13,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
 
 DEFAULT_CONTEXT = 4096
+SWITCHED_OFF = "switched off"  # why there is no draft: the load asked for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,10 @@ def choose_draft_length(
     reason = plan.drafting_reason
     if not footprint.can_rollback:
         raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use draft length 0 or auto.")
-    raise DraftError(f"No draft is loaded ({reason}): load the model again with drafting on.")
+    remedy = (
+        "load the model again with drafting on" if reason == SWITCHED_OFF else "use draft length 0 or auto"
+    )
+    raise DraftError(f"No draft is loaded ({reason}): {remedy}.")
 
 
 def check_emulation(config: EngineConfig, device: torch.device) -> None:

@@ -34,7 +34,7 @@ def choose_governor(
         if not has_draft:
             raise DraftError(
                 f"No low-bit draft is loaded ({plan.drafting_reason or f'{parts.other} drafts'}), so it "
-                "cannot answer alone: leave --draft-only out."
+                "cannot answer alone: turn draft-only answers off, or load the model with its draft."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
     has_draft = has_draft or parts.other is not None or _can_look_up(parts)

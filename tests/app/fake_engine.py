@@ -13,6 +13,8 @@ import numpy as np
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import (
     BudgetError,
+    DraftError,
+    EngineBusyError,
     EngineClosedError,
     LocalMoeError,
     ModelNotFoundError,
@@ -127,7 +129,8 @@ class FakeEngine:
         self.improve_error: Exception | None = None  # raised in the middle of a build
         self.hurries: Callable[[], bool] = lambda: False  # a build's other pieces take no time then
         self.improvements = 0  # builds that were begun
-        self.improved = self.answering = False
+        self.improved = self.answering = self.resizing = False
+        self.resize_s = 0.0
         self._improving = threading.Lock()  # held while the better draft is built
         self._closing = threading.Event()
         self.requests: list[GenerationRequest] = []
@@ -181,6 +184,12 @@ class FakeEngine:
         self, request: GenerationRequest, stop: threading.Event | None = None
     ) -> Iterator[StreamEvent]:
         self.requests.append(request)
+        if self.closed:
+            raise EngineClosedError("The engine is closed: load a model first.")
+        if self.answering or self.resizing:
+            raise EngineBusyError("Another answer is being written: stop it first, or wait.")
+        if request.draft_length not in (0, "auto", None) and not self.plan.drafting:
+            raise DraftError("No draft is loaded (turned off): load the model again with drafting on.")
         self.answering = True
         try:
             yield from self._answer(request, stop)
@@ -266,9 +275,16 @@ class FakeEngine:
         return [[1] * EXPERTS for _ in range(LAYERS)]
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
-        self.plan = self._plan(vram_budget_bytes)
-        self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
-        return self.plan
+        if self.answering:
+            raise EngineBusyError("An answer is being written: stop it before changing the VRAM budget.")
+        self.resizing = True
+        try:
+            time.sleep(self.resize_s)
+            self.plan = self._plan(vram_budget_bytes)
+            self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
+            return self.plan
+        finally:
+            self.resizing = False
 
     def why_no_better_draft(self) -> str:
         if not self.plan.drafting:

@@ -71,6 +71,17 @@ def test_stop_does_not_wait_for_a_step_that_takes_long(service: ChatService, loa
     assert contents(service, chat_id) == ["slow step", "", "hello", answer_to("hello")]
 
 
+def test_an_answer_that_takes_the_place_of_an_empty_one_is_shown(service: ChatService) -> None:
+    chat_id = service.send(None, "hello")
+    service.runner.stop()  # before its first word
+    assert contents(service, chat_id) == ["hello", ""]
+    service.retry(chat_id)
+    finish(service)
+    chat = service.chats.get(chat_id)
+    assert contents(service, chat_id) == ["hello", answer_to("hello")]
+    assert len(chat.tree.nodes) == 2  # in its place, not beside it
+
+
 def test_an_answer_is_saved_while_it_is_written(
     service: ChatService, loader: FakeLoader, tmp_path: Path
 ) -> None:
@@ -322,6 +333,26 @@ def test_a_budget_too_small_changes_nothing(service: ChatService, tmp_path: Path
     assert not (tmp_path / "settings.json").exists()
 
 
+def test_a_budget_is_changed_while_a_stopped_answer_s_last_step_runs(service: ChatService) -> None:
+    service.send(None, "slow step")
+    wait_for(lambda: service.holder.engine().answering)  # type: ignore[attr-defined]
+    service.runner.stop()
+    assert "24.0 MiB" in service.apply_load(LoadSettings(vram_budget="24MiB"))
+
+
+def test_an_answer_that_is_asked_for_while_the_budget_changes_waits(
+    service: ChatService, loader: FakeLoader
+) -> None:
+    loader.engines[0].resize_s = 0.5
+    change = threading.Thread(target=service.apply_load, args=(LoadSettings(vram_budget="24MiB"),))
+    change.start()
+    wait_for(lambda: loader.engines[0].resizing)
+    chat_id = service.send(None, "hello")
+    change.join()
+    finish(service)
+    assert contents(service, chat_id) == ["hello", answer_to("hello")]
+
+
 def test_a_budget_is_not_changed_under_a_running_answer(service: ChatService) -> None:
     service.send(None, "a long story")
     with pytest.raises(ConfigError, match="Stop"):
@@ -342,7 +373,11 @@ def test_turning_drafting_on_again_loads_the_draft(service: ChatService, loader:
     service.set_answers({"draft_length": 0})
     service.apply_load(LoadSettings(context="512"))
     wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
-    assert "Apply" in service.set_answers({"draft_length": "auto"})
+    assert "Apply" in service.set_answers({"draft_length": 8})
+    chat_id = service.send(None, "hello")  # answered without a draft until then
+    finish(service)
+    answer = service.chats.get(chat_id).messages[1]
+    assert (answer.error, answer.content) == ("", answer_to("hello"))
     service.apply_load(LoadSettings(context="512"))
     wait_for(lambda: len(loader.engines) == 3 and service.holder.status().phase == "ready")
     assert loader.engines[2].plan.drafting

@@ -1,0 +1,88 @@
+"""Three users at once do whatever comes to their minds: every refusal is a sentence, every answer comes from
+an engine that was free, and the disk holds what the lists show."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import wait_for
+from fake_engine import FakeLoader
+
+from app.chat_markdown import export_markdown
+from app.chat_transfer import export_json
+from app.chats import ChatStore
+from app.service import ChatService
+from localmoe.core.errors import LocalMoeError
+
+SECONDS = 3.0
+QUESTIONS = ("hello", "a long story", "1 + 1?", "ß漢字 \n#")
+RARELY = {"context": 0.2, "budget": 0.5, "stop": 3.0}  # else there is seldom a model that is free to answer
+BUDGETS = ("auto", "24MiB", "16MiB", "no size")
+
+
+def actions(service: ChatService, draw: random.Random) -> dict[str, Callable[[], object]]:
+    """What one can do now, with random choices made."""
+    chats = [chat.id for chat in service.chats.list()]
+    chat_id = draw.choice([*chats, "f" * 32])
+    text, node, load = draw.choice(QUESTIONS), draw.randrange(6), service.load_settings
+    length = draw.choice([0, 4, "auto"])
+    return {
+        "send": lambda: service.send(draw.choice([None, chat_id]), text),
+        "retry": lambda: service.retry(chat_id),
+        "continue": lambda: service.continue_answer(chat_id),
+        "edit": lambda: service.edit(chat_id, node, text),
+        "show": lambda: service.show(chat_id, node),
+        "rename": lambda: service.chats.rename(chat_id, text),
+        "delete": lambda: service.delete(chat_id),
+        "stop": service.runner.stop,
+        "length": lambda: service.set_answers({"draft_length": length}),
+        "budget": lambda: service.apply_load(replace(load, vram_budget=draw.choice(BUDGETS))),
+        "context": lambda: service.apply_load(replace(load, context=draw.choice(["auto", "512"]))),
+        "json": lambda: service.import_chat(export_json(service.chats.get(chat_id)).encode()),
+        "markdown": lambda: service.import_chat(export_markdown(service.chats.get(chat_id)).encode()),
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_that_three_users_do_at_once_breaks_a_chat(seed: int, tmp_path: Path) -> None:
+    loader, faults, until = FakeLoader(load_s=0.05, step_s=0.002), [], time.monotonic() + SECONDS
+    service = ChatService(tmp_path, loader, lambda: [("demo", "demo")])
+    service.start()
+    done: list[str] = []
+
+    def use(user: int) -> None:
+        draw = random.Random(10 * seed + user)
+        while time.monotonic() < until:
+            able = actions(service, draw)
+            name = draw.choices(list(able), [RARELY.get(name, 1.0) for name in able])[0]
+            act = able[name]
+            try:
+                act()
+                done.append(name)
+            except LocalMoeError:
+                pass  # said in a sentence
+            except Exception as fault:
+                faults.append((name, repr(fault)))
+            time.sleep(0.02 * draw.random())
+
+    users = [threading.Thread(target=use, args=(user,)) for user in range(3)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(60)
+    service.runner.stop_and_wait()
+    wait_for(lambda: service.holder.status().phase != "loading")
+    assert faults == [] and not any(user.is_alive() for user in users)
+    assert {"send", "retry", "edit", "delete", "budget", "context", "json", "markdown"} <= set(done)
+    shown = {chat.id: chat for chat in service.chats.list()}
+    service.close()
+    kept = ChatStore(tmp_path / "chats")
+    assert {chat.id: chat for chat in kept.list()} == shown and kept.reports == []
+    errors = {node.error for chat in shown.values() for node in chat.tree.nodes if node.error}
+    assert errors <= {"The engine is closed: load a model first."}, errors
