@@ -15,6 +15,7 @@ from app.tabs.load_form import LoadForm, chosen_settings
 from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.errors import LocalMoeError
+from localmoe.core.model_facts import BudgetRange
 
 if TYPE_CHECKING:
     from app.screen import Screen
@@ -50,7 +51,10 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
         return {**told(view, changed), form.budget: size, form.automatic: False}
 
     def handle_automatic(view: View, automatic: bool, slid: float, *choices: Any) -> Updates:
-        size = "auto" if automatic else f"{round(slid)}MiB"
+        """Where the slider can't know yet what is possible, the budget stays automatic."""
+        wanted = chosen_settings(screen.service.load_settings, *choices)
+        budgets = None if automatic else budgets_for(models, wanted)
+        size = "auto" if budgets is None else f"{_within(budgets, round(slid))}MiB"
         changed = (choices[0], size, *choices[2:])
         return {**told(view, changed), **_follow(form, models, changed), form.budget: size}
 
@@ -91,13 +95,24 @@ def _follow(form: LoadForm, models: ModelsService, choices: tuple[Any, ...]) -> 
     budgets = budgets_for(models, wanted)
     if budgets is None:
         return {form.slider: gr.Slider(interactive=False), form.automatic: budget is None}
-    low, high = -(-budgets.least_bytes // _MIB), budgets.most_bytes // _MIB
-    high = max(high, low + 1)
-    value = min(high, max(low, (budgets.most_bytes if budget is None else budget) // _MIB))
+    low, high = _ends(budgets)
+    value = _within(budgets, (budgets.most_bytes if budget is None else budget) // _MIB)
     return {
         form.slider: gr.Slider(minimum=low, maximum=high, value=value, interactive=True),
         form.automatic: budget is None,
     }
+
+
+def _ends(budgets: BudgetRange) -> tuple[int, int]:
+    """The slider's ends, in MiB."""
+    low = -(-budgets.least_bytes // _MIB)
+    return low, max(budgets.most_bytes // _MIB, low + 1)
+
+
+def _within(budgets: BudgetRange, size: int) -> int:
+    """The size nearest to this one that the slider has, in MiB."""
+    low, high = _ends(budgets)
+    return min(high, max(low, size))
 
 
 def _listen(events: list[Any], handler: Any, inputs: list[Any], outputs: list[Any]) -> None:

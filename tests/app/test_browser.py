@@ -152,6 +152,22 @@ def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> Non
     page.apply("32.0 MiB")
 
 
+def test_a_budget_of_one_s_own_begins_with_one_that_works(page: PageDriver) -> None:
+    """Also before this computer has been looked at, when the slider has no ends: it stays automatic."""
+    page.reload()
+    page.settings()
+    for _ in range(2):  # at once, and when the words are there
+        page.page.click("#lm-automatic input")
+        wait_for(lambda: page.value("lm-budget") != "auto" or page.page.is_checked("#lm-automatic input"), 15)
+        size = page.value("lm-budget")
+        assert size == "auto" or int(size.removesuffix("MiB")) >= 8, size
+        page.fill("lm-budget", "auto")
+        wait_for(lambda: "(predicted)" in page.text("#lm-preview"), 60, "the planner's words")
+        wait_for(lambda: page.page.is_checked("#lm-automatic input"), 15, "the switch to follow")
+    assert size != "auto"
+    assert not page.page.is_visible("#lm-budget-slider input[type=number]")
+
+
 def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) -> None:
     page.settings()
     page.fill("lm-temperature", "99")

@@ -119,7 +119,7 @@ def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(page: PageD
 
 REACHED = """() => {
     const e = document.activeElement;
-    return e && e !== document.body ? (e.id || e.closest('[id]')?.id || '') : '';
+    return e?.closest('[id^=lm-]')?.id ?? '';
 }"""
 
 
