@@ -118,7 +118,7 @@ def test_raw_prompts_are_not_wrapped_in_the_chat_template(capsys: pytest.Capture
 
 def test_as_a_process_stdout_is_json_alone_and_the_exit_code_zero(tmp_path: Path) -> None:
     environment = {**os.environ, "LOCALMOE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "localmoe.cli", "generate", "demo", "--prompt", "hello", "--json"]
+    command = [sys.executable, "-m", "localmoe", "generate", "demo", "--prompt", "hello", "--json"]
     done = subprocess.run(
         [*command, "--max-new-tokens", "2"], capture_output=True, text=True, env=environment, timeout=120
     )
