@@ -51,10 +51,11 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
         return {**told(view, changed), form.budget: size, form.automatic: False}
 
     def handle_automatic(view: View, automatic: bool, slid: float, *choices: Any) -> Updates:
-        """Where the slider can't know yet what is possible, the budget stays automatic."""
+        """A budget of one's own begins where the slider stands; one that has not been given its ends yet
+        stands at 0, and counts as at its upper end. Where they are not known, the budget stays automatic."""
         wanted = chosen_settings(screen.service.load_settings, *choices)
         budgets = None if automatic else budgets_for(models, wanted)
-        size = "auto" if budgets is None else f"{_within(budgets, round(slid))}MiB"
+        size = "auto" if budgets is None else f"{_within(budgets, round(slid) or _ends(budgets)[1])}MiB"
         changed = (choices[0], size, *choices[2:])
         return {**told(view, changed), **_follow(form, models, changed), form.budget: size}
 
