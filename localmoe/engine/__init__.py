@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ def __getattr__(name: str) -> Any:
 
 
 def import_all() -> None:
-    """Import everything behind these names, in one thread at a time; takes seconds once.
+    """Import every module of this package, in one thread at a time; takes seconds once.
 
     A program of several threads calls it before any of them imports from this package: where two import torch
     or transformers at once, each in its own order, one waits for what the other has half imported, and Python
     ends its import as a deadlock, or leaves it with a broken module.
     """
     with _IMPORTING:
-        for home in _HOMES.values():
-            import_module(f"{__name__}.{home}")
+        for module in iter_modules(__path__):
+            import_module(f"{__name__}.{module.name}")
