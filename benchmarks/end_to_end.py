@@ -1,7 +1,7 @@
 """Decoding at the same memory: on-demand without and with drafting, moe-speq, and Hugging Face's offloading.
 
 python benchmarks/end_to_end.py [--cases qwen1.5-moe-a2.7b:12,16 deepseek-v2-lite:12,16 phi-3.5-moe:32]
-[--no-hf]
+[--no-hf] [--answer 96] [--prompts 2]
 
 Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
 copies and hit rates are measured. Hugging Face: transformers with accelerate's dispatch of whole modules at
@@ -28,11 +28,13 @@ from localmoe.model.shapes import find_shape
 
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-PROMPT, ANSWER, PROMPTS = 256, 96, 2
+PROMPT = 256
 ROUTING = "sticky:0.5"
 
 
-def run_shape(name: str, budgets: list[int], acceptances: list[float], link: float) -> None:
+def run_shape(
+    name: str, budgets: list[int], acceptances: list[float], link: float, prompts: int, answer: int
+) -> None:
     """All settings of one shape."""
     config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=max(budgets) << 30)
     with Engine.load_shape(name, config, SyntheticSettings(parse_routing(ROUTING), 0.9, 0.9)) as engine:
@@ -51,14 +53,14 @@ def run_shape(name: str, budgets: list[int], acceptances: list[float], link: flo
                     [("on-demand", 0), ("on-demand", 4), ("moe-speq", 0)] if lengths else [("on-demand", 0)]
                 )
                 for policy, length in [*rows, *(("moe-speq", n) for n in lengths)]:
-                    measure(engine, policy, length, link)
+                    measure(engine, policy, length, link, prompts, answer)
     torch.cuda.empty_cache()
 
 
-def measure(engine: Engine, policy: str, length: int, link: float) -> None:
+def measure(engine: Engine, policy: str, length: int, link: float, count: int, answer: int) -> None:
     """One line."""
     vocabulary = engine.footprint.vocab_size
-    prompts = np.random.default_rng(0).integers(0, vocabulary, (PROMPTS, PROMPT)).tolist()
+    prompts = np.random.default_rng(0).integers(0, vocabulary, (count, PROMPT)).tolist()
     warm = GenerationRequest(
         prompt_token_ids=tuple(prompts[0][:70]), max_new_tokens=length + 2, policy=policy, draft_length=length
     )
@@ -67,7 +69,7 @@ def measure(engine: Engine, policy: str, length: int, link: float) -> None:
     row = Row(policy, length)
     for prompt in prompts:
         request = GenerationRequest(
-            prompt_token_ids=tuple(prompt), max_new_tokens=ANSWER, policy=policy, draft_length=length
+            prompt_token_ids=tuple(prompt), max_new_tokens=answer, policy=policy, draft_length=length
         )
         events = list(engine.stream(request))
         row.stats.append(events[-1].stats)
@@ -144,6 +146,8 @@ def main() -> None:
     parser.add_argument("--acceptance", nargs="*", type=float, default=[0.9, 0.97])
     parser.add_argument("--no-hf", action="store_true")
     parser.add_argument("--only-hf", action="store_true")
+    parser.add_argument("--answer", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=2)
     args = parser.parse_args()
     gpu = probe_hardware().gpus[0]
     link = gpu.h2d_bytes_per_s or 1.0
@@ -152,7 +156,7 @@ def main() -> None:
         name, _, sizes = case.partition(":")
         budgets = [int(size) for size in sizes.split(",")]
         if not args.only_hf:
-            run_shape(name, budgets, args.acceptance, link)
+            run_shape(name, budgets, args.acceptance, link, args.prompts, args.answer)
         if not args.no_hf:
             for gib in budgets:
                 run_hugging_face(name, gib)

@@ -122,11 +122,13 @@ class StepFinished:
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Seconds, of which each may be unknown (None): to copy one expert to the device, to draft one token (all
-    layers), for one layer of a target pass when nothing is waited for."""
+    layers), for one layer of a target pass when nothing is waited for. cpu_helps: the CPU computes part of
+    what a pass misses while the link brings the rest, so that the link has no time for copies then."""
 
     copy_s: float | None = None
     draft_token_s: float | None = None
     target_layer_s: float | None = None
+    cpu_helps: bool = False
 
 
 NOTHING_MEASURED = Rates()

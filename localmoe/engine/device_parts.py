@@ -28,7 +28,9 @@ from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these need Triton
+    from localmoe.model.device_lane import DeviceLane
+    from localmoe.model.device_linear import KernelMode
     from localmoe.model.device_runner import DeviceRunner
 
 _SHARED_BLOCK_BYTES = 10 << 20  # tensors from here on have a block of their own
@@ -40,50 +42,90 @@ def assemble_on_device(
     draft: list[LowBitExperts] | None,
     scheduler: Scheduler,
     config: EngineConfig,
+    *,
+    compiled: bool = False,
 ) -> DeviceRunner:
     """Cache, slots, table, CPU lane and passes; the skeleton's shared weights are on the device already.
+
+    Args:
+        compiled: the kernels were, on a twin of the model (see rehearsal).
 
     Raises:
         UnsupportedModelError: the first pass fails.
         HardwareError: the CPU lane that was asked for does not work.
     """
-    from localmoe.kernels.gpu.routed_experts import ExpertShape
-    from localmoe.model.device_cache import DeviceKVCache
-    from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
-    from localmoe.model.device_modules import install
-    from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
-    from localmoe.model.device_runner import DeviceRunner
-    from localmoe.model.device_takeover import take_over_device
-    from localmoe.model.device_window import DeviceWindow
+    from localmoe.model.device_passes import WINDOW_BUCKETS
 
     skeleton, device = prepared.skeleton, prepared.compute.device
-    context = prepared.plan.context
-    with torch.inference_mode():
-        mode = install(skeleton.model, context)
+    mode = replace_modules(prepared)
     if device.type == "cuda":
         _compact(skeleton.model)
-    window = DeviceWindow(WINDOW_BUCKETS[-1], device)
     memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
-    rows = RowPadding(1, WINDOW_BUCKETS[-1])
-    lookahead = LookaheadBuffer(len(skeleton.experts))
-    passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, synthetic=prepared.synthetic)
-    lane, passes.lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
-    passes.lane = lane
+    lane, lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
+    if lane is not None:
+        scheduler.watch_cpu(lambda: lane.counters().busy_s)
     try:
-        layers = []
-        for layer, experts in enumerate(skeleton.experts):
-            layout = experts.layout
-            shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
-            layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
-        take_over_device(skeleton, layers, window)
-        cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
-        runner = DeviceRunner(DevicePasses(skeleton.model, cache, passes, mode, context), cache, passes)
+        runner = make_runner(prepared, mode, memory, scheduler, draft, lane)
+        runner.passes.lanes = lanes
+        runner.issue.compiled |= compiled
         _prepare(runner, prepared.source.name)
     except BaseException:
         if lane is not None:
             lane.close()
         raise
     return runner
+
+
+@torch.inference_mode()
+def replace_modules(prepared: PreparedModel) -> KernelMode:
+    """Give the skeleton, whose shared weights are on the device, kernels for what lies around its experts.
+    The mode in which it has to run."""
+    from localmoe.model.device_modules import install
+
+    return install(prepared.skeleton.model, prepared.plan.context)
+
+
+def make_runner(
+    prepared: PreparedModel,
+    mode: KernelMode,
+    memory: DeviceExpertMemory,
+    scheduler: Scheduler,
+    draft: list[LowBitExperts] | None,
+    lane: DeviceLane | None,
+) -> DeviceRunner:
+    """Window, cache and passes over all that; nothing has run yet. mode: of `replace_modules`.
+
+    Raises:
+        UnsupportedModelError: the architecture does not let its attention or experts be replaced.
+    """
+    from localmoe.kernels.gpu.routed_experts import ExpertShape
+    from localmoe.model.device_cache import DeviceKVCache
+    from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
+    from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
+    from localmoe.model.device_runner import DeviceRunner
+    from localmoe.model.device_stamp import form_of, stamp_of
+    from localmoe.model.device_takeover import take_over_device
+    from localmoe.model.device_window import DeviceWindow
+
+    skeleton, device = prepared.skeleton, prepared.compute.device
+    context, synthetic = prepared.plan.context, prepared.synthetic
+    window = DeviceWindow(WINDOW_BUCKETS[-1], device)
+    rows = RowPadding(1, WINDOW_BUCKETS[-1])
+    lookahead = LookaheadBuffer(len(skeleton.experts))
+    passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, lane, synthetic=synthetic)
+    layers = []
+    for layer, experts in enumerate(skeleton.experts):
+        layout = experts.layout
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
+        layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
+    take_over_device(skeleton, layers, window)
+    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
+    stamp = stamp_of(
+        skeleton.model.config, prepared.compute.dtype, device,
+        context=context, draft=form_of(draft), lane=lane is not None, synthetic=synthetic,
+    )  # fmt: skip
+    issue = DevicePasses(skeleton.model, cache, passes, mode, context)
+    return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)
 
 
 def _prepare(runner: DeviceRunner, name: str) -> None:

@@ -20,6 +20,7 @@ from localmoe.engine.draft_models import OtherDraft, load_draft_model
 from localmoe.engine.drafts import DraftInfo, DraftLayers
 from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
+from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import CudaLink, HostLink, Link
@@ -100,12 +101,23 @@ def assemble(
     progress: ProgressCallback | None,
     cancel: threading.Event | None,
 ) -> EngineParts:
-    """Load everything that the plan foresees.
+    """Load everything that the plan foresees, and compile meanwhile.
 
     Raises:
         LocalMoeError: damaged files, a foreign draft, a refused device, or a cancelled load. Nothing is
             left behind.
     """
+    with rehearsing(prepared, config) as rehearsal:
+        return _assemble(prepared, config, rehearsal, progress, cancel)
+
+
+def _assemble(
+    prepared: PreparedModel,
+    config: EngineConfig,
+    rehearsal: Rehearsal,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> EngineParts:
     device = prepared.compute.device
     skeleton = prepared.skeleton
     source = prepared.source
@@ -117,6 +129,7 @@ def assemble(
         try:
             if prepared.plan.drafting and prepared.draft_model is not None:
                 context = prepared.plan.context
+                rehearsal.wait(cancel)  # transformers changes PyTorch's defaults while it loads
                 other = load_draft_model(prepared.draft_model, skeleton, prepared.compute, context)
             elif prepared.plan.drafting:
                 info, draft = source.load_draft(
@@ -140,7 +153,8 @@ def assemble(
         scheduler = Scheduler(make_policy(config.policy, shape))
         runner: Runner
         if prepared.compute.whole_passes:
-            runner = assemble_on_device(prepared, store, _packed(draft), scheduler, config)
+            ready, packed = rehearsal.wait(cancel), _packed(draft)
+            runner = assemble_on_device(prepared, store, packed, scheduler, config, compiled=ready)
             row_padding = runner.row_padding
         else:
             row_padding = _row_padding(prepared, store)

@@ -4,6 +4,7 @@ prompt as it is. Reads nothing back and tells nobody; see device_runner.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ class WindowReport:
 
 
 class DevicePasses:
-    """The passes of one model over one cache. choice: how they choose tokens."""
+    """The passes of one model over one cache. choice: how they choose tokens. compiled: their kernels are."""
 
     def __init__(
         self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode, context: int
@@ -64,6 +65,7 @@ class DevicePasses:
         self._last_position = context - 1
         self._device = state.window.at.device
         self.on_gpu = self._device.type == "cuda"
+        self.compiled = not self.on_gpu  # or kept in Triton's cache
         self.choice = DeviceChoice(self._device)
         self._graphs = StepGraphs(self.on_gpu)
         self._num_layers = state.memory.store.num_layers
@@ -72,12 +74,12 @@ class DevicePasses:
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
         self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
 
-    def compile(self) -> None:
-        """Compile what passes launch, many kernels at a time, and run none of it."""
+    def compile(self, stop: threading.Event | None = None) -> None:
+        """Compile what passes launch, many kernels at a time, and run none of it; `stop` ends it early."""
         from localmoe.kernels.gpu.launch import compiling
 
         self._state.window.set(0, 0, [0])
-        with compiling():
+        with compiling(stop):
             self.choice.prepare(self._run_windows().logits[:1])
             self._run_draft()
             self._run_dry_prompts()
@@ -85,8 +87,9 @@ class DevicePasses:
     def prepare(self) -> None:
         """Run each kind of pass once, for no token: afterwards all that passes keep between them is there,
         the kernels are compiled, and graphs can be captured."""
-        if self.on_gpu:
+        if not self.compiled:
             self.compile()
+            self.compiled = True
             torch.cuda.empty_cache()  # so that what was kept for it does not add to what comes
         self._state.window.set(0, 0, [0])
         self._state.memory.open_pass()

@@ -16,6 +16,7 @@ from torch import Tensor
 from localmoe.core.events import PassRouted, TokenRouted
 from localmoe.core.types import Phase
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
+from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_clock import Landing
@@ -40,10 +41,18 @@ class PendingWindow:
 class DeviceRunner:
     """Runs passes of one model over one cache (model.runner.PassRunner)."""
 
-    def __init__(self, issue: DevicePasses, cache: DeviceKVCache, passes: DevicePassState) -> None:
+    def __init__(
+        self,
+        issue: DevicePasses,
+        cache: DeviceKVCache,
+        passes: DevicePassState,
+        stamp: CompiledStamp | None = None,
+    ) -> None:
+        """stamp: says of such passes that they are compiled; None: nobody notes that."""
         self.sequence = cache
         self.passes = passes
         self.issue = issue
+        self._stamp = stamp
 
     @property
     def prefill_chunk(self) -> int:
@@ -57,8 +66,14 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Compile and allocate what the first passes need."""
+        """Compile and allocate what the first passes need. Going through all passes only to compile costs
+        seconds even where Triton finds every kernel on disk."""
+        stamp = self._stamp
+        if stamp is not None and stamp.is_there():
+            self.issue.compiled = True
         self.issue.prepare()
+        if stamp is not None:
+            stamp.leave()
 
     @property
     def row_padding(self) -> RowPadding | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from localmoe.core.events import (
     DraftFinished,
@@ -23,34 +24,39 @@ _COPY_INTERVALS = 256  # stretches of time of which the one with the fastest cop
 _LEAST_COPIES = 8  # in a stretch that counts
 _DRIFT = 0.2  # relative change from which on a rate is told again
 
+_Mark: TypeAlias = tuple[float, float, float]
+
 
 class RateMeter:
     """Measures draft tokens, target layers and copies.
 
     A disturbance makes a draft or a copy longer and never shorter, so the least of several measurements is
     taken. Layers are timed by the gap between neighbouring demands, the least of a step, since others wait
-    for copies; where only whole passes are seen, what their copies take is subtracted, and the median is
-    taken.
+    for copies; where only whole passes are seen, what their copies take is subtracted, or what the CPU
+    computed meanwhile if that is more (both go on at once), and the median is taken.
 
     Attributes:
         copy_s: seconds of one copy, where the memory measures that; None where it does not (yet).
         copies: copies so far, where whole passes run: what they take is no time of the layers'. Where copy_s
             is not known, a stretch of time divided by its copies is; that is too long where the link is not
             what the stretch waited for.
+        cpu_busy_s: seconds in which the CPU computed experts so far, where it does.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.copy_s: Callable[[], float | None] | None = None
         self.copies: Callable[[], float] | None = None
+        self.cpu_busy_s: Callable[[], float] | None = None
         self._clock = clock
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
         self._target_layer_s: deque[float] = deque(maxlen=_RECENT)
         self._interval_copy_s: deque[float] = deque(maxlen=_COPY_INTERVALS)
-        self._interval: tuple[float, float] | None = None  # when it began, copies before it
+        self._interval: _Mark | None = None  # when it began, copies and seconds of the CPU before it
         self._step_began: float | None = None
-        self._pass_began: tuple[float, float] | None = None  # likewise
+        self._pass_began: _Mark | None = None  # likewise
         self._demanded: tuple[int, float] | None = None  # last layer and when
         self._least_gap_s: float | None = None  # of this step's layers
+        self._cpu_helps = False  # in the last pass
         self._told = Rates()
 
     def tell_again(self) -> None:
@@ -83,16 +89,17 @@ class RateMeter:
                 pass
         return None
 
-    def _mark(self) -> tuple[float, float]:
-        return self._clock(), 0.0 if self.copies is None else self.copies()
+    def _mark(self) -> _Mark:
+        copies = 0.0 if self.copies is None else self.copies()
+        return self._clock(), copies, 0.0 if self.cpu_busy_s is None else self.cpu_busy_s()
 
-    def _since(self, mark: tuple[float, float]) -> tuple[float, float]:
-        now, copies = self._mark()
-        return now - mark[0], copies - mark[1]
+    def _since(self, mark: _Mark) -> _Mark:
+        now, copies, busy_s = self._mark()
+        return now - mark[0], copies - mark[1], busy_s - mark[2]
 
     def _end_interval(self) -> None:
         if self._interval is not None:
-            took_s, copies = self._since(self._interval)
+            took_s, copies, _ = self._since(self._interval)
             if copies >= _LEAST_COPIES:
                 self._interval_copy_s.append(took_s / copies)
         self._interval = None
@@ -100,9 +107,10 @@ class RateMeter:
     def _end_pass(self, num_layers: int) -> None:
         if self._pass_began is None:
             return self._end_interval()  # a prompt's, of which every copy is over
-        took_s, copies = self._since(self._pass_began)
+        took_s, copies, busy_s = self._since(self._pass_began)
         self._pass_began = None
-        waited_s = copies * (self._copy_s() or 0.0)
+        waited_s = max(copies * (self._copy_s() or 0.0), busy_s)
+        self._cpu_helps = busy_s > 0
         self._target_layer_s.append(max(0.0, took_s - waited_s) / num_layers)
 
     def _layer(self, layer: int, now: float) -> None:
@@ -117,14 +125,15 @@ class RateMeter:
         return min(self._interval_copy_s, default=None)
 
     def _news(self) -> Rates | None:
-        found = Rates(self._copy_s(), min(self._draft_token_s, default=None), _median(self._target_layer_s))
+        draft_token_s, layer_s = min(self._draft_token_s, default=None), _median(self._target_layer_s)
+        found = Rates(self._copy_s(), draft_token_s, layer_s, self._cpu_helps)
         told = self._told
         pairs = (
             (found.copy_s, told.copy_s),
             (found.draft_token_s, told.draft_token_s),
             (found.target_layer_s, told.target_layer_s),
         )
-        if not any(_differs(new, old) for new, old in pairs):
+        if found.cpu_helps == told.cpu_helps and not any(_differs(new, old) for new, old in pairs):
             return None
         self._told = found
         return found

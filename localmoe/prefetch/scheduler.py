@@ -66,6 +66,10 @@ class Scheduler:
         self._meter.copy_s, self._meter.copies = copy_s, copies
         self.policy.watch(memory.residency)
 
+    def watch_cpu(self, busy_s: Callable[[], float]) -> None:
+        """Name what tells the seconds in which the CPU computed experts so far."""
+        self._meter.cpu_busy_s = busy_s
+
     def use(self, policy: Policy) -> None:
         """Change the policy between answers."""
         assert self._memory is not None, "attach() comes first"

@@ -151,6 +151,20 @@ def test_before_the_verify_pass_only_copies_that_meet_their_deadline_are_asked_f
     assert wishes(policy, DraftFinished(1)) == [], "layers that take no time leave none for copies"
 
 
+def test_where_the_cpu_helps_copies_end_before_the_verify_pass() -> None:
+    """The link brings experts in the pass itself then; a copy takes 1 s and a draft token 2."""
+    policy = fresh()
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0, cpu_helps=True)))
+    policy.observe(StepStarted(0, 2))
+    assert len(wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))) == 3
+    assert wishes(policy, whole_token(1, (2, 3), (2, 3), (2, 3), (2, 3))) == [], (
+        "the last one that is drafted"
+    )
+    assert wishes(policy, DraftFinished(2)) == []
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0)))
+    assert wishes(policy, DraftFinished(2)), "without the CPU all of it is in time"
+
+
 def test_a_new_step_asks_afresh() -> None:
     policy = fresh()
     routed = DraftRouted(0, 0, (1, 2), (0.5, 0.5))

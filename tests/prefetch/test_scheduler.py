@@ -253,3 +253,29 @@ def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
         run(PassRouted(demanded), 0.0, 0.0)
         run(StepStarted(2, 2), 1.0, 0.0)
     assert policy.rates[-1] == Rates(0.25, 2.0, 2.0)
+
+
+def test_rates_of_whole_passes_leave_out_what_the_cpu_computes_meanwhile() -> None:
+    """Passes of 5 s with 8 copies of 0.25 s, during which the CPU computes for 4: a layer takes 0.5 s."""
+    copies, busy_s = [0.0], [0.0]
+    scheduler, policy, clock = timed(copies=copies)
+    scheduler.attach(policy.memory, copy_s=lambda: 0.25, copies=lambda: copies[0])
+    scheduler.watch_cpu(lambda: busy_s[0])
+    demanded = np.zeros((2, 4), dtype=np.bool_)
+
+    def step(cpu_s: float) -> None:
+        scheduler.notify(StepStarted(0, 2))
+        clock.now += 4.0
+        busy_s[0] += 1.0  # of a job before the pass
+        scheduler.notify(DraftFinished(2))
+        clock.now += 5.0
+        copies[0] += 8.0
+        busy_s[0] += cpu_s
+        scheduler.notify(PassRouted(demanded))
+        scheduler.notify(StepStarted(1, 2))
+
+    step(4.0)
+    assert policy.rates[-1] == Rates(0.25, 2.0, 0.5, cpu_helps=True)
+    for _ in range(9):
+        step(0.0)
+    assert policy.rates[-1] == Rates(0.25, 2.0, 1.5), "without the CPU the copies count"

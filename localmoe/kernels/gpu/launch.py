@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -15,7 +16,26 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _THREADS = 8  # that compile: each takes some 100 MB meanwhile
-_COMPILED: ContextVar[list[Any] | None] = ContextVar("localmoe_compiled", default=None)
+
+
+class CompilingStopped(Exception):
+    """Compiling was told to stop."""
+
+
+class _Compiled:
+    """What is compiled in a block, and who may end it early."""
+
+    def __init__(self, stop: threading.Event | None) -> None:
+        self.launches: list[tuple[Any, Any]] = []  # (function, what its warmup gave)
+        self._stop = stop
+
+    def check(self) -> None:
+        """Raises CompilingStopped: so it was told."""
+        if self._stop is not None and self._stop.is_set():
+            raise CompilingStopped("Compiling was stopped.")
+
+
+_COMPILED: ContextVar[_Compiled | None] = ContextVar("localmoe_compiled", default=None)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -24,26 +44,61 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if compiled is None:
         kernel[grid](*args, **options)
     else:
-        compiled.append(kernel.warmup(*args, grid=grid, **options))
+        compiled.check()
+        compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """Kernels that are launched inside are compiled, side by side, and do not run; all of them are ready to
-    be launched at the end. What they would have written is zero."""
-    compiled: list[Any] = []
+def compiling(stop: threading.Event | None = None) -> Iterator[None]:
+    """Kernels that this thread launches inside are compiled, side by side, and do not run; all of them are
+    ready to be launched at the end, by any thread. What they would have written is zero. After an error none
+    of it counts: what was not compiled is compiled when it is launched.
+
+    Raises:
+        CompilingStopped: `stop` was set; what was under way is complete.
+    """
+    compiled = _Compiled(stop)
     token = _COMPILED.set(compiled)
     try:
-        with ThreadPoolExecutor(_THREADS) as threads:
+        with _Threads(compiled) as threads:
             # errors come up where kernels are loaded: Triton's mode would stay on after one
             with triton.AsyncCompileMode(threads, ignore_errors=True), _ZerosForEmpty():
                 yield
             # None is what its interpreter gives
-            each = {id(kernel): kernel for kernel in compiled if kernel is not None}
+            each = {id(built): built for _, built in compiled.launches if built is not None}
             if each:
                 list(threads.map(partial(_load, torch.cuda.current_device()), each.values()))
+    except BaseException:
+        _forget_failed(function for function, built in compiled.launches if built is not None)
+        raise
     finally:
         _COMPILED.reset(token)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Begin nothing more once told to stop."""
+
+    def __init__(self, compiled: _Compiled) -> None:
+        super().__init__(_THREADS, thread_name_prefix="compile")
+        self._compiled = compiled
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As Executor.submit."""
+
+        def run() -> Any:
+            self._compiled.check()
+            return fn(*args, **kwargs)
+
+        return super().submit(run)
+
+
+def _forget_failed(functions: Iterable[Any]) -> None:
+    """Triton keeps what it began to compile, and would raise its old error at every launch."""
+    for function in functions:
+        for built, *_ in function.device_caches.values():
+            for key, kernel in list(built.items()):
+                if isinstance(kernel, triton.FutureKernel) and kernel.kernel is None:
+                    built.pop(key, None)
 
 
 def _load(device: int, kernel: Any) -> None:

@@ -7,7 +7,9 @@ confident of or that several tokens want. Saturation: drafting is done, and ever
 phase no more is asked for than the link can copy by the next decision, or before the layer that needs it
 runs: what is asked for earlier makes room among experts that later tokens may turn out to need, and gains
 nothing, since the link is busy anyway. What is held back is asked for when its time comes, or read by the
-layer itself. Copies are ordered by the layer that needs them first.
+layer itself. Copies are ordered by the layer that needs them first. Where the CPU computes part of what a
+pass misses, a pass keeps the link busy by itself, and shares what is missing between the two such that both
+end together: then only what can be copied while drafting is asked for.
 
 Eviction: what the window needs stays (Belady's rule within it); beyond it the expert goes that is worth least
 (prefetch.reuse), first from layers that hold more than their share of the slots. With drafting off only these
@@ -57,6 +59,7 @@ class MoeSpeqPolicy(PolicyBase):
         self._reuse = ReuseScores(*cells, shape.num_slots)
         self._requested = np.zeros(cells, dtype=np.bool_)
         self._num_requested = 0
+        self._drafting = 0  # tokens that this step drafts
         self._demanded = np.zeros(cells, dtype=np.bool_)  # by the pass at hand
         self._pass_runs = False  # something was demanded that is not learnt from yet
         self._shares = np.zeros(cells)  # of a prompt's tokens that use each
@@ -74,6 +77,7 @@ class MoeSpeqPolicy(PolicyBase):
                 self._needs.clear()
                 self._requested[:] = False
                 self._num_requested = 0
+                self._drafting = event.draft_length
             case DraftRouted():
                 self._needs.add_layer(event.token, event.layer, event.experts, event.confidences)
                 self._keep(event.layer, event.experts)
@@ -119,6 +123,8 @@ class MoeSpeqPolicy(PolicyBase):
     def _while_drafting(self, token: int, layer: int | None) -> Sequence[PrefetchRequest]:
         """Phases I and II: what is sure, as far as the link can copy it until the next token is heard of."""
         rates, needs = self._rates, self._needs
+        if rates.cpu_helps and token + 1 >= self._drafting:
+            return ()  # what is asked for now would be copied during the verify pass
         if rates.copy_s and rates.draft_token_s is not None:
             room = int((token + 1) * rates.draft_token_s / rates.copy_s + 1) - self._num_requested
             if room <= 0:
@@ -146,6 +152,8 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _before_verify(self) -> Sequence[PrefetchRequest]:
         """Phase III: everything else that can be copied before its layer runs."""
+        if self._rates.cpu_helps:
+            return ()
         layers, experts = self._places(self._missing())  # by layer
         rates = self._rates
         if rates.copy_s and rates.target_layer_s is not None:

@@ -6,7 +6,10 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from triton.compiler.errors import CompilationError
 
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.dependent import after_previous
-from localmoe.kernels.gpu.launch import compiling, launch
+from localmoe.kernels.gpu.launch import CompilingStopped, _forget_failed, compiling, launch
 from localmoe.kernels.gpu.linear import gemv, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.router import route
@@ -153,6 +156,43 @@ def test_what_was_compiled_is_what_is_launched(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_compiling_ends_when_it_is_told_to() -> None:
+    x, stop = normal(3, HIDDEN, dtype=DTYPE), threading.Event()
+    with pytest.raises(CompilingStopped), compiling(stop):
+        add(x, x)
+        stop.set()
+        add(x, x)
+        raise AssertionError("it goes on")
+    assert torch.equal(add(x, x), x + x)
+
+
+def test_what_could_not_be_compiled_is_not_kept() -> None:
+    failed, pending, whole = (triton.FutureKernel(lambda kernel: None, Future()) for _ in range(3))
+    failed.future.set_exception(OSError("the disk is full"))
+    whole.future.set_result("a kernel")
+    assert whole.result() == "a kernel"
+    kept = {1: failed, 2: whole, 3: "an older kernel", 4: pending}
+    _forget_failed([SimpleNamespace(device_caches={0: (kept, {}), 1: ({}, {})})] * 2)
+    assert kept == {2: whole, 3: "an older kernel"}
+
+
+@pytest.mark.gpu
+def test_kernels_whose_compiling_was_stopped_can_be_launched() -> None:
+    x, stop = normal(5, 3 * HIDDEN, dtype=DTYPE).half(), threading.Event()
+    with pytest.raises(CompilingStopped), compiling(stop):
+        for power in range(6):  # more than begin at once
+            launch(_odd, (1,), x, ODD=2 * power + 1)
+        stop.set()
+        add(x, x)
+    launch(_odd, (1,), x, ODD=11)
+    assert float(x[0, 0]) == 11 and torch.equal(add(x, x), x + x)
+
+
+@triton.jit
+def _odd(x, ODD: tl.constexpr):
+    tl.store(x, ODD)
 
 
 @triton.jit

@@ -1,0 +1,102 @@
+"""The same model with fewer layers, as few as show every kind of layer, and with weights that mean nothing:
+enough to see which kernels the whole model launches. Runs nothing."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from localmoe.core.errors import UnsupportedModelError
+from localmoe.model.materialise import float32_names, rebuild_buffers
+from localmoe.model.random_weights import SPREAD
+from localmoe.model.skeleton import Skeleton, skeleton_from_config
+
+_LAYER = re.compile(r"^(.*?\.)(\d+)((?:\..*)?)$")
+_LEAST_ROUTED = 2  # MoE layers: rows of tables may be aligned otherwise from the second one on
+
+
+def layer_kinds(skeleton: Skeleton) -> list[Hashable]:
+    """One entry a decoder layer; layers that compute alike have equal ones."""
+    text = skeleton.text_config
+    parts: list[list[Hashable]] = [[] for _ in range(int(text.num_hidden_layers))]
+    for name, module in skeleton.model.named_modules():
+        found = _LAYER.match(name)
+        if found is not None and int(found[2]) < len(parts):
+            shapes = [(key, tuple(p.shape), p.dtype) for key, p in module.named_parameters(recurse=False)]
+            settings = [(key, value) for key, value in vars(module).items() if _is_setting(key, value)]
+            parts[int(found[2])].append((found[1], found[3], type(module), *shapes, *settings))
+    types = getattr(text, "layer_types", None) or [None] * len(parts)
+    return [(kind, *found) for kind, found in zip(types, parts, strict=True)]
+
+
+def _is_setting(key: str, value: object) -> bool:
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return plain and not key.startswith("_") and key != "layer_idx"
+
+
+def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
+    """The model without weights, to compute in `dtype`, cut after the first layers that together are of every
+    kind. Call it where nothing else builds models: transformers changes PyTorch's defaults meanwhile.
+
+    Raises:
+        UnsupportedModelError: with fewer layers it would be another model.
+    """
+    kinds = layer_kinds(skeleton)
+    last = max(kinds.index(kind) for kind in set(kinds))
+    depth = 1 + max(last, *(experts.decoder_layer for experts in skeleton.experts[:_LEAST_ROUTED]))
+    config = copy.deepcopy(skeleton.config)
+    _cut(config.get_text_config(), len(kinds), depth)
+    what = f"{skeleton.config.model_type} with {depth} layers"
+    cut = skeleton_from_config(config, dtype, what)
+    if layer_kinds(cut) != kinds[:depth]:
+        raise UnsupportedModelError(f"{what} has layers of other kinds.")
+    return cut
+
+
+def _cut(text: Any, layers: int, depth: int) -> None:
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list | tuple) and len(value) == layers:  # of every layer
+            setattr(text, name, value[:depth])
+    text.num_hidden_layers = depth
+
+
+def shallow_bytes(skeleton: Skeleton) -> int:
+    """Device bytes of what `fill_alike` makes, and of the copies in which products are joined."""
+    shared = [(name, p.numel() * p.element_size()) for name, p in _shared(skeleton)]
+    return max(size for _, size in shared) + sum(size for name, size in shared if _LAYER.match(name))
+
+
+def fill_alike(skeleton: Skeleton, device: torch.device) -> None:
+    """Shared weights on `device`: all matrices are windows of one block of normal(0, 0.02), norms are 1 and
+    biases 0, so that modules can be told by what they compute."""
+    model = skeleton.model
+    float32 = float32_names(model)
+    shared = _shared(skeleton)
+    block = torch.empty(max(p.numel() for _, p in shared), dtype=model.dtype, device=device)
+    block.normal_(0.0, SPREAD)
+    for name, empty in shared:
+        dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype
+        weight = _weight(name, empty, dtype, block)
+        path, _, leaf = name.rpartition(".")
+        model.get_submodule(path)._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
+    model.tie_weights()
+    rebuild_buffers(model, device)
+
+
+def _weight(name: str, like: Tensor, dtype: torch.dtype, block: Tensor) -> Tensor:
+    if like.dim() > 1:
+        return block[: like.numel()].view(like.shape).to(dtype)
+    return torch.full(like.shape, float(name.endswith("weight")), dtype=dtype, device=block.device)
+
+
+def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
+    """All parameters but the routed experts' weights."""
+    routed = {
+        f"{experts.path}.{name}" for experts in skeleton.experts for name in ("gate_up_proj", "down_proj")
+    }
+    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in routed]
