@@ -1,7 +1,7 @@
 """Decoding by all lanes (VRAM, PCIe, CPU) beside two of them, each figure beside what the lanes' rates allow.
 
 python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform popular]
-[--lengths 0] [--refill on off]
+[--lengths 0] [--refill on off] [--foresight on off]
 
 Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
 bytes and hit rates are measured. The limit is the experts that were not in VRAM, in bytes, over the rates
@@ -80,12 +80,32 @@ def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, flo
         f"{decoded / limit:6.1f}; hit rate {100 * (s.hit_rate or 0):5.1f} %, CPU {s.computed} + link "
         f"{s.misses} of {s.expert_demands} experts; link {link_bytes / seconds / 1e9:5.1f} GB/s, CPU "
         f"{s.cpu_bytes / seconds / 1e9:5.1f} (busy {100 * s.cpu_busy_s / seconds:3.0f} %, "
-        f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy), together "
+        f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy, "
+        f"{100 * s.cpu_ahead_bytes / max(s.cpu_bytes, 1):2.0f} % fetched ahead), together "
         f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
         f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step; "
         f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms; refill {refill_of(engine)}",
         flush=True,
     )
+
+
+FORESIGHT = []  # what foretells, while it is taken away
+
+
+def foresee(engine: Engine, wanted: bool) -> None:
+    """Tell the CPU lane ahead which expert it will likely get, or not."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner)
+    state = runner.passes
+    if wanted == (state.foresight is not None) or state.lane is None:
+        return
+    if wanted:
+        state.foresight = FORESIGHT.pop()
+    else:
+        print("synthetic: nothing is foretold to the CPU lane")
+        FORESIGHT.append(state.foresight)
+        state.foresight = None
+    runner.forget_graphs()
 
 
 def prompt_speed(engine: Engine, length: int) -> None:
@@ -143,6 +163,7 @@ def main() -> None:
     parser.add_argument("--lanes", default="auto")
     parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--no-strict", action="store_true")
+    parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "off"])
     parser.add_argument("--refill", nargs="*", default=["on"], choices=["on", "off"])
     args = parser.parse_args()
     usual, never = DeviceRunner.may_refill, property(lambda self: False)
@@ -172,11 +193,13 @@ def main() -> None:
                 print(f"synthetic: routing {routing}")
                 for length in lengths if plan.drafting else [n for n in lengths if n == 0]:
                     for strict in (True, False) if not args.no_strict else (False,):
-                        for refill in args.refill if not strict and length == 0 else ("on",):
-                            DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore
-                            if refill == "off":
-                                print("synthetic: without copies beside plain passes")
-                            report(engine, length, strict, rates, args.tokens)
+                        for foresight in args.foresight if not strict and length == 0 else ("on",):
+                            foresee(engine, foresight == "on")
+                            for refill in args.refill if not strict and length == 0 else ("on",):
+                                DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore
+                                if refill == "off":
+                                    print("synthetic: without copies beside plain passes")
+                                report(engine, length, strict, rates, args.tokens)
         print(engine.info().lanes)
 
 

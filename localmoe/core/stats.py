@@ -41,6 +41,7 @@ class GenerationCounters:
     cpu_busy_s: float = 0.0
     cpu_jobs: int = 0
     cpu_waited: int = 0  # jobs that the GPU waited for
+    cpu_ahead_bytes: int = 0  # of cpu_bytes: asked for before the job came
     ttft_s: float = 0.0
     decode_s: float = 0.0  # first token to last token
     draft_s: float = 0.0
@@ -71,7 +72,7 @@ class GenerationCounters:
             prefill_h2d_bytes=self.prefill_h2d_bytes,
             h2d_bytes_per_token=_ratio(self.decode_h2d_bytes, max(0, self.new_tokens - 1)),
             cpu_bytes=self.cpu_bytes, cpu_busy_s=self.cpu_busy_s, cpu_jobs=self.cpu_jobs,
-            cpu_waited=self.cpu_waited,
+            cpu_waited=self.cpu_waited, cpu_ahead_bytes=self.cpu_ahead_bytes,
             draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
             peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
             approximate=self.approximate,
@@ -91,7 +92,8 @@ class GenerationStats:
     share of expert_demands that were hit or late, or that the draft's routing of the same window had named;
     wasted = prefetched and not used before eviction; h2d_bytes_per_token counts decode copies
     only; cpu_bytes are of weights that the CPU lane read, in cpu_jobs jobs that took cpu_busy_s, and the
-    GPU had to wait for cpu_waited of them.
+    GPU had to wait for cpu_waited of them; cpu_ahead_bytes of cpu_bytes were asked for before their job came,
+    by the threads that then computed with them.
     """
 
     prompt_tokens: int
@@ -124,6 +126,7 @@ class GenerationStats:
     cpu_busy_s: float
     cpu_jobs: int
     cpu_waited: int
+    cpu_ahead_bytes: int
     draft_s: float
     verify_s: float
     stall_s: float | None

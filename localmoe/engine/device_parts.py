@@ -24,6 +24,7 @@ from localmoe.hardware.needs import kv_positions
 from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.next_gate import find_gates
 from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
@@ -101,6 +102,7 @@ def make_runner(
     from localmoe.kernels.gpu.routed_experts import ExpertShape
     from localmoe.model.device_cache import DeviceKVCache
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
+    from localmoe.model.device_foresight import Foresight
     from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
     from localmoe.model.device_runner import DeviceRunner
     from localmoe.model.device_stamp import form_of, stamp_of
@@ -113,6 +115,8 @@ def make_runner(
     rows = RowPadding(1, WINDOW_BUCKETS[-1])
     lookahead = LookaheadBuffer(len(skeleton.experts))
     passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, lane, synthetic=synthetic)
+    if lane is not None:
+        passes.foresight = Foresight(find_gates(skeleton), device)
     layers = []
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout

@@ -30,4 +30,5 @@ def count_transfers(parts: EngineParts) -> TransferCounters:
         cpu_busy_s=done.busy_s,
         cpu_jobs=done.jobs,
         cpu_waited=lane.waited,
+        cpu_ahead_bytes=done.ahead_bytes,
     )

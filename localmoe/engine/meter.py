@@ -48,5 +48,6 @@ class Meter:
         counters.cpu_busy_s = totals.cpu_busy_s - self._at_first.cpu_busy_s
         counters.cpu_jobs = totals.cpu_jobs - self._at_first.cpu_jobs
         counters.cpu_waited = totals.cpu_waited - self._at_first.cpu_waited
+        counters.cpu_ahead_bytes = totals.cpu_ahead_bytes - self._at_first.cpu_ahead_bytes
         counters.prefetched = totals.prefetched - self._at_start.prefetched
         counters.wasted = totals.wasted - self._at_start.wasted

@@ -17,3 +17,4 @@ class TransferCounters:
     cpu_busy_s: float = 0.0
     cpu_jobs: int = 0
     cpu_waited: int = 0
+    cpu_ahead_bytes: int = 0

@@ -22,9 +22,10 @@ from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.kernels.activations import Activation
-from localmoe.kernels.cpu import worker
+from localmoe.kernels.cpu import control, worker
+from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
 from localmoe.kernels.cpu.products import KINDS, activations_kind
-from localmoe.kernels.mailbox import BEGIN, END, EXPERT, SHARE, Mailbox, MailboxLayout
+from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout
 
 SPIN_S = 0.0004  # longer than attention takes between two layers' experts
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
@@ -35,11 +36,12 @@ _LONGEST_JOB_S = 5.0
 @dataclass(frozen=True, slots=True)
 class LaneCounters:
     """Totals since the lane was made: jobs, bytes of weights that they read, seconds from a job's start to
-    its answer."""
+    its answer; of the bytes those that were asked for before the job came, as the GPU had foretold it."""
 
     jobs: int = 0
     num_bytes: int = 0
     busy_s: float = 0.0
+    ahead_bytes: int = 0
 
 
 class CpuLane:
@@ -69,7 +71,8 @@ class CpuLane:
         self.num_threads = threads
         self._store = store
         self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
-        self._control = np.zeros(worker.CONTROL_WORDS, dtype=np.int64)
+        self._control = np.zeros(control.CONTROL_WORDS, dtype=np.int64)
+        self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
         self._arguments = self._worker_arguments(activation, sizes)
         self._condition = threading.Condition()
@@ -98,11 +101,12 @@ class CpuLane:
                     records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
         pairs, entries = layout.num_pairs, layout.entries
         x_kind = activations_kind(store.dtype == torch.bfloat16, transposed)
-        scratch = max(pairs, worker.WIDER * max(2 * worker.GATE_UP_ROWS, worker.DOWN_ROWS))
+        scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
         return (
             self._control,
             box.address + layout.posted,
             box.address + layout.answered,
+            box.address + layout.foretold,
             *(box.head, box.entries, box.pairs, box.x, box.out),
             np.array(shape, dtype=np.int64),
             np.array([activation.alpha, activation.limit], dtype=np.float32),
@@ -113,15 +117,16 @@ class CpuLane:
             np.zeros(pairs, dtype=np.int32),
             np.zeros((2, entries + 1), dtype=np.int64),
             np.zeros(entries, dtype=np.int64),
+            np.zeros(self.num_threads * most_blocks_ahead(layout.hidden), dtype=np.int64),
             np.zeros((self.num_threads, 4, scratch), dtype=np.float32),
             *((0, None) if transposed else (None, 0)),
         )
 
     def _compile(self) -> None:
         """Some seconds the first time; later it is read from numba's cache on disk."""
-        self._control[worker.STOP] = 1
+        self._control[control.STOP] = 1
         worker.run(0, 0, 0, *self._arguments)
-        self._control[worker.STOP] = 0
+        self._control[control.STOP] = 0
 
     def _work(self, me: int) -> None:
         spin, park = int(SPIN_S * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
@@ -131,7 +136,7 @@ class CpuLane:
                     return
                 with self._condition:
                     self._parked += 1
-                    while not self._control[worker.HOLD] and not self._stopped:
+                    while not self._control[control.HOLD] and not self._stopped:
                         self._condition.wait()
                     self._parked -= 1
         except BaseException as error:  # compiling may fail in any way; the passes go on without this lane
@@ -141,13 +146,13 @@ class CpuLane:
     def hold(self) -> None:
         """Jobs may come any moment now: threads look out for them until `rest`."""
         with self._condition:
-            self._control[worker.HOLD] = 1
+            self._control[control.HOLD] = 1
             if self._parked:
                 self._condition.notify_all()
 
     def rest(self) -> None:
         """No job comes until `hold`; threads look out for a little longer, as there may be more soon."""
-        self._control[worker.HOLD] = 0
+        self._control[control.HOLD] = 0
 
     @property
     def healthy(self) -> bool:
@@ -156,10 +161,11 @@ class CpuLane:
 
     def counters(self) -> LaneCounters:
         """Totals."""
-        jobs, busy, num_bytes = (
-            int(self._control[at]) for at in (worker.JOBS, worker.BUSY_TICKS, worker.DONE_BYTES)
+        jobs, busy, num_bytes, ahead_bytes = (
+            int(self._control[at])
+            for at in (control.JOBS, control.BUSY_TICKS, control.DONE_BYTES, control.AHEAD_BYTES)
         )
-        return LaneCounters(jobs, num_bytes, busy / self._ticks_per_s)
+        return LaneCounters(jobs, num_bytes, busy / self._ticks_per_s, ahead_bytes)
 
     # -- jobs of the host itself
 
@@ -201,7 +207,7 @@ class CpuLane:
     def close(self) -> None:
         """End the threads, in the middle of a job if need be. A second call does nothing."""
         self._stopped = True
-        self._control[worker.STOP] = 1
+        self._control[control.STOP] = 1
         with self._condition:
             self._condition.notify_all()
         for thread in self._threads:

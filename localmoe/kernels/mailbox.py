@@ -3,7 +3,7 @@ layout of bytes; neither Triton nor numba, no decisions.
 
 One job at a time: the GPU writes activations and a list of experts, then the job's number to `posted`; the
 CPU writes an output row a pair, then the number to `answered`. A negative `answered` says that nobody is
-there.
+there. Beside that the GPU may say which expert the next job will likely ask for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _LINE = 128  # bytes; what one side writes must not share a cache line with what the other one does
+# the word `foretold` is after_job << 32 | layer << 16 | expert, so that it is written in one piece; an expert
+# that no model has says that none is likely
+LAYER_SHIFT, JOB_SHIFT, NOBODY = 16, 32, (1 << 16) - 1
 HEAD_LAYER, HEAD_ENTRIES, HEAD_TOKENS, HEAD_PAIRS = range(4)
 EXPERT, BEGIN, END, SHARE = range(4)
 
@@ -26,8 +29,9 @@ class MailboxLayout:
     """Byte offsets for windows of `tokens` rows of `hidden` 16-bit numbers, `top_k` experts a token and at
     most `entries` experts a job.
 
-    Offsets: posted and answered int64; head int32 (4,); entries int32 (4, A): expert, range in `pairs`, inner
-    columns that the CPU takes; pairs int32 (P,), token * K + k; x 16-bit (T, H); out float32 (P, H), by pair.
+    Offsets: posted and answered int64; foretold int64, see LAYER_SHIFT; head int32 (4,); entries int32 (4,
+    A): expert, range in `pairs`, inner columns that the CPU takes; pairs int32 (P,), token * K + k; x 16-bit
+    (T, H); out float32 (P, H), by pair.
     """
 
     tokens: int
@@ -53,8 +57,12 @@ class MailboxLayout:
         return 2 * _LINE
 
     @property
-    def entry(self) -> int:
+    def foretold(self) -> int:
         return 3 * _LINE
+
+    @property
+    def entry(self) -> int:
+        return 4 * _LINE
 
     @property
     def pairs(self) -> int:
@@ -87,6 +95,8 @@ class Mailbox:
         self.out: NDArray[np.float32] = self._array(layout.out, (layout.num_pairs, layout.hidden), np.float32)
         self.posted: NDArray[np.int64] = self._array(layout.posted, (1,), np.int64)
         self.answered: NDArray[np.int64] = self._array(layout.answered, (1,), np.int64)
+        self.foretold: NDArray[np.int64] = self._array(layout.foretold, (1,), np.int64)
+        self.foretold[0] = NOBODY
 
     @property
     def address(self) -> int:

@@ -21,10 +21,12 @@ from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
+from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_reference import one_by_one
 from localmoe.kernels.mirror import Mirror
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.device_foresight import Foresight
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.routing_trace import RoutingRecorder
@@ -47,9 +49,11 @@ class DevicePassState:
     draft: list[LowBitExperts] | None = None
     lane: DeviceLane | None = None  # None: no expert is computed on the CPU
     lanes: str = "VRAM and PCIe"  # for people: where experts come from
+    foresight: Foresight | None = None  # None: the CPU lane is told of no expert before it is needed
     phase: Phase = "prefill"
     stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
     forced: Tensor | None = None  # int64 (T, L, K) in place of the routers' choices
+    foretold: Tensor | None = None  # int64 (1, L, K) in place of what is foretold of them
     routed: dict[int, tuple[Tensor, Tensor]] = field(
         default_factory=dict
     )  # layer -> (index, weights), last pass
@@ -91,11 +95,23 @@ class DeviceRoutedExperts:
         residency = state.memory.block.view(layer)
         lane = state.lane.block.view(layer) if state.lane is not None and state.lane.on else None
         groups = group_pairs(index, state.window.live, residency, lane)
-        return routed_experts(
+        foretold = lane is not None and self._foretell_next(hidden, lane)
+        out = routed_experts(
             hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
             lane=lane,
         )  # fmt: skip
+        if foretold and state.foresight is not None:
+            state.foresight.join()
+        return out
+
+    def _foretell_next(self, hidden: Tensor, lane: LaneView) -> bool:
+        """Beside this layer's experts, tell the CPU lane of the next layer's."""
+        state, following = self._state, self._layer + 1
+        if state.foresight is None or following >= state.memory.store.num_layers:
+            return False
+        forced = None if state.foretold is None else state.foretold[:, following]
+        return state.foresight.tell(following, hidden, state.memory.block.view(following), lane, forced)
 
     def _streamed(
         self, stream: PrefillStream | DryStream, hidden: Tensor, index: Tensor, weights: Tensor

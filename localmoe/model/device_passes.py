@@ -155,7 +155,7 @@ class DevicePasses:
         self._graphs.clear()
         self._forced.clear()
         self._state.routed.clear()
-        self._state.forced = self._state.draft = None
+        self._state.forced = self._state.foretold = self._state.draft = self._state.foresight = None
         uninstall(self._model)
         self._mode = KernelMode()
 
@@ -218,7 +218,7 @@ class DevicePasses:
     def _window_body(self, rows: int) -> PassOutput:
         window = self._state.window
         window.at.copy_(window.start)
-        self._state.forced = self._forced.of_target()
+        self._state.forced, self._state.foretold = self._forced.of_target(), self._forced.of_foretold()
         # padding rows may stand past the context, where the rotary table has no entry
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
         tokens = self.choice.readable(window.tokens[:rows])

@@ -4,7 +4,9 @@ before the pass. Simulates nothing itself.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import Phase
@@ -13,7 +15,7 @@ from localmoe.model.synthetic import SyntheticModel
 
 
 class ForcedRouting:
-    """Choices of the positions of one window, for the draft and for the target."""
+    """Choices of the positions of one window, for the draft, for the target, and foretold of the target."""
 
     def __init__(self, positions: int, device: torch.device) -> None:
         """positions: the most of a window."""
@@ -24,10 +26,16 @@ class ForcedRouting:
 
     def upload(self, synthetic: SyntheticModel | None, phase: Phase, start: int, count: int) -> None:
         """What the simulation routes the positions from `start` on to; nothing without one."""
-        forced = None if synthetic is None or not count else synthetic.forced(phase, start, count)
+        if synthetic is None or not count:
+            return
+        forced = synthetic.forced(phase, start, count)
         if forced is None:
             return
-        kind = "draft" if phase == "draft" else "target"
+        self._put("draft" if phase == "draft" else "target", forced)
+        if phase != "draft" and count == 1 and synthetic.settings.match is not None:
+            self._put("foretold", synthetic.draft_window(start, 1))
+
+    def _put(self, kind: str, forced: NDArray[np.int64]) -> None:
         if kind not in self._mirrors:
             self._mirrors[kind] = Mirror(self._positions * forced[0].size, self._device)
             self._shapes[kind] = forced.shape[1:]
@@ -43,8 +51,14 @@ class ForcedRouting:
         """(positions, L, K) int64, or None where the routers decide."""
         return self._view("target")
 
+    def of_foretold(self) -> Tensor | None:
+        """(1, L, K) int64, what is said ahead of a window of one token, as good as a draft's routing, or None
+        where the routers say it."""
+        found = self._view("foretold")
+        return None if found is None else found[:1]
+
     def clear(self) -> None:
-        """Forget both."""
+        """Forget all."""
         self._mirrors.clear()
         self._shapes.clear()
 

@@ -30,7 +30,7 @@ def test_an_answer_worked_by_hand() -> None:
         hits=30, late=6, misses=3, computed=1, token_hits=45, token_demands=60,
         routed_pairs=32, matched_pairs=24, ordered_pairs=8, covered=38,
         prefetched=20, wasted=5, prefill_h2d_bytes=1000, decode_h2d_bytes=3300,
-        cpu_bytes=700, cpu_busy_s=0.25, cpu_jobs=9, cpu_waited=2,
+        cpu_bytes=700, cpu_busy_s=0.25, cpu_jobs=9, cpu_waited=2, cpu_ahead_bytes=300,
         ttft_s=0.5, decode_s=2.2, draft_s=0.7, verify_s=1.3, stall_s=0.1,
         peak_device_bytes=123, vram_budget_bytes=456,
     ).freeze()  # fmt: skip
@@ -45,7 +45,7 @@ def test_an_answer_worked_by_hand() -> None:
         "coverage_rate": 0.95,  # 36 here or on their way, and 2 of the others named
         "prefetched": 20, "wasted": 5, "h2d_bytes": 4300, "prefill_h2d_bytes": 1000,
         "h2d_bytes_per_token": 300.0,  # decode copies only, over the tokens that decode steps made
-        "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2,
+        "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2, "cpu_ahead_bytes": 300,
         "draft_s": 0.7, "verify_s": 1.3, "stall_s": 0.1, "peak_device_bytes": 123, "vram_budget_bytes": 456,
         "approximate": False,
     }  # fmt: skip

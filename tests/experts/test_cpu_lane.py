@@ -22,7 +22,8 @@ from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
-from localmoe.kernels.cpu import worker
+from localmoe.kernels.cpu import control, worker
+from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 4, 3, 12
 KINDS = [
@@ -160,6 +161,65 @@ def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPat
         assert 0 < counters.busy_s < 60 and made.lane.healthy
 
 
+def told(job: int, layer: int, expert: int) -> int:
+    return job << JOB_SHIFT | layer << LAYER_SHIFT | expert
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_foretold_changes_no_bit(transposed: bool, interleaved: bool) -> None:
+    """Right, wrong, late and senseless words, before jobs and in the middle of them."""
+    generator = np.random.default_rng(0)
+    activation = KINDS[4] if interleaved else KINDS[0]
+    with rig(130, 72, transposed=transposed, activation=activation, threads=5) as made:
+        lane, box = made.lane, made.lane.mailbox
+        jobs = [(layer, expert, share) for layer in range(LAYERS) for expert in range(EXPERTS)
+                for share in (72, 31)]  # fmt: skip
+        alone = {job: lane.compute(job[0], made.x, [(job[1], [4], job[2])])[4].clone() for job in jobs}
+        for _ in range(300):
+            layer, expert, share = jobs[generator.integers(len(jobs))]
+            other = int(generator.integers(EXPERTS))
+            job = int(box.posted[0]) - int(generator.integers(0, 2))
+            box.foretold[0] = [
+                told(job, layer, expert), told(job, layer, other), told(job, 1 - layer, expert),
+                told(job, LAYERS, 0), told(job, 0, NOBODY), int(generator.integers(1 << 62)),
+            ][generator.integers(6)]  # fmt: skip
+            time.sleep(generator.choice([0.0, 1e-4]))
+            out = lane.compute(layer, made.x, [(expert, [4], share)])
+            assert torch.equal(out[4], alone[layer, expert, share])
+        done = lane.counters()
+        assert done.ahead_bytes == 0 if transposed else 0 < done.ahead_bytes < done.num_bytes
+
+
+def test_bytes_that_were_fetched_ahead_are_those_of_the_foretold_expert() -> None:
+    with rig(130, 72, threads=2) as made:
+        lane, box = made.lane, made.lane.mailbox
+
+        def ahead(word: int, experts: list[tuple[int, int]]) -> int:
+            """Bytes by which the count grows with a job of (expert, columns) each, in layer 1."""
+            before = lane.counters().ahead_bytes
+            lane.hold()
+            box.foretold[0] = word
+            deadline = time.perf_counter() + 20
+            while word & NOBODY < EXPERTS and lane._control[control.FETCHED] != word:
+                assert time.perf_counter() < deadline
+                time.sleep(1e-4)
+            entries = [(expert, [i], columns) for i, (expert, columns) in enumerate(experts)]
+            lane.compute(1, made.x, entries)
+            return lane.counters().ahead_bytes - before
+
+        # a block may be another thread's in the end, which is not counted
+        job = int(box.posted[0])
+        assert 0 < ahead(told(job, 1, 2), [(0, 72), (2, 35), (3, 72)]) <= 4 * 35 * 130
+        assert 0 < ahead(told(job + 1, 1, 0), [(0, 72)]) <= 4 * 72 * 130
+        assert ahead(told(job + 2, 1, 3), [(0, 72), (2, 72)]) == 0
+        assert ahead(told(job + 3, 0, 2), [(0, 72), (2, 72)]) == 0
+        assert ahead(told(job + 4, 1, NOBODY), [(0, 72)]) == 0
+        assert ahead(told(job + 5, 1, 1), [(1, 72)]) > 0
+        lane.compute(1, made.x, [(1, [0], 72)])
+        assert lane.counters().jobs == 7, "nothing was foretold of the last job"
+
+
 def test_a_closed_lane_leaves_no_thread_and_answers_nobody() -> None:
     with rig() as made:
         names = {thread.name for thread in threading.enumerate()}
@@ -192,9 +252,9 @@ def test_a_thread_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_of_the_mailbox_does_not_overlap() -> None:
     with rig() as made:
         box = made.lane.mailbox
-        parts = [box.posted, box.answered, box.head, box.entries, box.pairs, box.x, box.out]
+        parts = [box.posted, box.answered, box.foretold, box.head, box.entries, box.pairs, box.x, box.out]
         ranges = sorted((part.ctypes.data, part.ctypes.data + part.nbytes) for part in parts)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
         assert ranges[0][0] == box.address and ranges[-1][1] <= box.address + box.memory.numel()
-        lines = {int(part.ctypes.data) // 128 for part in (box.posted, box.answered, box.head)}
-        assert len(lines) == 3 and np.prod(box.out.shape) == TOKENS * TOP_K * 48
+        lines = {int(part.ctypes.data) // 128 for part in (box.posted, box.answered, box.foretold, box.head)}
+        assert len(lines) == 4 and np.prod(box.out.shape) == TOKENS * TOP_K * 48

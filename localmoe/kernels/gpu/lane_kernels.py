@@ -1,5 +1,5 @@
-"""The GPU's side of the CPU lane: make a job known to the threads that wait for it. grouping says what is
-in the job, routed_experts' combine takes the answer in.
+"""The GPU's side of the CPU lane: make a job known to the threads that wait for it, and say which expert the
+next one will likely ask for. grouping says what is in the job, routed_experts' combine takes the answer in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
+from localmoe.kernels.residency import ResidencyView
 
 
 def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int) -> None:
@@ -62,3 +64,43 @@ def _post(
         if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
             tl.store(words + 3, tl.zeros([], tl.int64))
             tl.store(flag.to(tl.pointer_type(tl.int64)), tl.load(words))
+
+
+def foretell(index: Tensor, residency: ResidencyView, lane: LaneView, layer: int) -> None:
+    """Tell the threads which expert of a layer to come they would get first if one token chose `index`: of
+    those that are missing, the first in grouping's order.
+
+    Args:
+        index: int64 (1, K), an index outside the experts means "none".
+        residency: of that layer. lane: of the layer at hand, whose job is counted already.
+        layer: number of that layer.
+    """
+    num_experts = residency.ticket.shape[0]
+    assert index.shape[0] == 1 and num_experts < NOBODY and layer < NOBODY
+    launch(
+        _foretell, (1,),
+        index, index.stride(1), residency.ticket, lane.words, lane.box + lane.layout.foretold, layer,
+        K=index.shape[1], K_PAD=triton.next_power_of_2(index.shape[1]),
+        E=num_experts, E_PAD=triton.next_power_of_2(num_experts),
+        JOB_SHIFT=JOB_SHIFT, LAYER_SHIFT=LAYER_SHIFT, NOBODY=NOBODY,
+        **after_previous(index.device), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _foretell(
+    index, index_stride, tickets, words, word_out, layer,
+    K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
+    JOB_SHIFT: tl.constexpr, LAYER_SHIFT: tl.constexpr, NOBODY: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous(DEPENDENT, SMALL=True)
+    k, e = tl.arange(0, K_PAD), tl.arange(0, E_PAD)
+    chosen = tl.load(index + k * index_stride, mask=k < K, other=-1)
+    asked = tl.sum((chosen[:, None] == e[None, :]).to(tl.int32), 0) > 0
+    missing = asked & (tl.load(tickets + e, mask=e < E, other=0) < 0)
+    posted = tl.load(words)
+    rotation = (posted * 7 % E).to(tl.int32)  # as grouping has it
+    turn = tl.min(tl.where(missing, tl.where(e < rotation, e - rotation + E, e - rotation), E), 0)
+    expert = tl.where(turn < E, (turn + rotation) % E, NOBODY).to(tl.int64)
+    word = (posted << JOB_SHIFT) | (layer.to(tl.int64) << LAYER_SHIFT) | expert
+    tl.store(word_out.to(tl.pointer_type(tl.int64)), word)

@@ -28,7 +28,9 @@ from test_routed_experts import (
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_block import LaneBlock, LaneRates
 from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.lane_kernels import foretell
 from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
+from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, ON_HOST, ResidencyView
 
 ON_GPU = DEVICE.type == "cuda"
@@ -139,6 +141,41 @@ def divided(counts: list[int], first_of_equals: int, rates: LaneRates, inner: in
         shares[e] = min(int(min(max(part, 0.0), 1.0) * inner / quantum + 0.5) * quantum, inner)
         spent += cost
     return shares
+
+
+def test_the_foretold_expert_is_the_one_that_the_cpu_gets_first() -> None:
+    made, generator = bench(experts=6), np.random.default_rng(0)
+    rates, named = LaneRates(0.0, 1.0, 0.0, 1.0), set()
+    with lane_of(made, 3) as (lane, block):
+        lane.rest()
+        view_lane = block.view(0)
+        for job in range(40):
+            tickets = np.where(generator.random(6) < 0.6, ON_HOST, 0).tolist()
+            view = view_of(made.row(tickets, {e: 0 for e in range(6) if tickets[e] == 0}, [], 0))
+            index = torch.tensor(generator.permutation(7)[None, :3] % 7, device=DEVICE)  # 6 is nobody's
+            block.restart(job)
+            foretell(index, view, view_lane, 5)
+            word = int(lane.mailbox.foretold[0]) if not ON_GPU else _synchronised(lane)
+            assert word >> JOB_SHIFT == job and (word >> LAYER_SHIFT) & NOBODY == 5
+            expert = word & NOBODY
+            named.add(expert)
+            block.upload(0, rates)
+            group_pairs(index, torch.tensor([1], device=DEVICE), view, view_lane)
+            shares = view_lane.share.tolist()
+            missing = [e for e in index[0].tolist() if e < 6 and tickets[e] == ON_HOST]
+            if not missing:
+                assert expert == NOBODY
+            else:
+                assert expert in missing and shares[expert] == max(shares) > 0
+                turns = [(e - job * 7) % 6 for e in missing]
+                assert (expert - job * 7) % 6 == min(turns)
+        block.restart(0)
+    assert named == {*range(6), NOBODY}
+
+
+def _synchronised(lane: CpuLane) -> int:
+    torch.cuda.synchronize()
+    return int(lane.mailbox.foretold[0])
 
 
 def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> None:
