@@ -151,7 +151,8 @@ def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.con
     return share
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles", "num_landing"])
+# what a simulation routes lies in another tensor, with rows further apart
+@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing"])
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,

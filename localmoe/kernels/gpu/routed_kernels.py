@@ -229,7 +229,7 @@ def _await_answer(words, answer, patience, counts):
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index_stride"])  # see grouping
 def combine_kernel(
     out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
     shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
