@@ -58,7 +58,7 @@ class DeviceExpertMemory(SlotTable):
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._queue, self._closed = CopyQueue(), False
-        block.settle(store.addresses())
+        block.settle(store.device_addresses())
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured

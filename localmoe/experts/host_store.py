@@ -20,6 +20,7 @@ from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.core.units import format_bytes
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
+from localmoe.kernels.cuda_driver import DriverCallError, device_address
 
 
 class HostStore:
@@ -30,6 +31,7 @@ class HostStore:
         self.num_experts = num_experts
         self.dtype = dtype
         self._registered: dict[int, int] = {}  # layer -> address
+        self._shifts: dict[int, int] = {}  # layer -> from its address on the host to that on the device
         self._layers = [self._allocate(layout) for layout in layouts]
 
     def _allocate(self, layout: RecordLayout) -> Tensor:
@@ -53,10 +55,14 @@ class HostStore:
         raw = self._layers[key.layer][key.expert, : layout.num_bytes(self.dtype)]
         return raw.view(self.dtype)
 
-    def addresses(self) -> NDArray[np.int64]:
-        """int64 (L, E): where each expert's record begins."""
+    def device_address(self, key: ExpertKey) -> int:
+        """Where kernels find a record: its address in host memory, unless the device sees that elsewhere."""
+        return self.record(key).data_ptr() + self._shifts.get(key.layer, 0)
+
+    def device_addresses(self) -> NDArray[np.int64]:
+        """int64 (L, E): where kernels find each record, once all are pinned."""
         rows = [
-            [self.record(ExpertKey(layer, expert)).data_ptr() for expert in range(self.num_experts)]
+            [self.device_address(ExpertKey(layer, expert)) for expert in range(self.num_experts)]
             for layer in range(self.num_layers)
         ]
         return np.array(rows, dtype=np.int64).reshape(self.num_layers, self.num_experts)
@@ -85,13 +91,20 @@ class HostStore:
         memory = self._layers[layer]
         code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
         if code != 0:
-            wanted = format_bytes(self.num_bytes)
-            self.close()
-            raise HardwareError(
-                f"The CUDA driver refused to pin {wanted} of host memory "
-                f"(error {code}): close other programs or choose a smaller model."
-            )
+            raise self._refused(code)
         self._registered[layer] = memory.data_ptr()
+        try:
+            self._shifts[layer] = device_address(memory.data_ptr()) - memory.data_ptr()
+        except DriverCallError as error:
+            raise self._refused(error.code) from error
+
+    def _refused(self, code: int) -> HardwareError:
+        wanted = format_bytes(self.num_bytes)
+        self.close()
+        return HardwareError(
+            f"The CUDA driver refused to pin {wanted} of host memory "
+            f"(error {code}): close other programs or choose a smaller model."
+        )
 
     def close(self) -> None:
         """Unregister pinned memory and let go of the records; memory in use elsewhere goes with its last
@@ -99,6 +112,7 @@ class HostStore:
         for pointer in self._registered.values():
             torch.cuda.cudart().cudaHostUnregister(pointer)
         self._registered.clear()
+        self._shifts.clear()
         self._layers = []
 
     def __enter__(self) -> HostStore:

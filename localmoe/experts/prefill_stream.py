@@ -93,7 +93,7 @@ class DryStream:
 
     def layer(self, layer: int) -> Iterator[ExpertGroup]:
         """The layer's first expert."""
-        yield ExpertGroup([0], [self._memory.store.record(ExpertKey(layer, 0)).data_ptr()])
+        yield ExpertGroup([0], [self._memory.store.device_address(ExpertKey(layer, 0))])
 
     def close(self) -> None:
         """Nothing was taken."""

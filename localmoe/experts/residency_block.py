@@ -47,7 +47,7 @@ class ResidencyBlock:
         return sum(tensor.nbytes for tensor in tensors)
 
     def settle(self, addresses: NDArray[np.int64]) -> None:
-        """Where the host's records lie, int64 (L, E), for good."""
+        """Where kernels find the host's records, int64 (L, E), for good."""
         self._home = addresses
         self.home.copy_(torch.from_numpy(addresses))
 

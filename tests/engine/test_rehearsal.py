@@ -123,7 +123,7 @@ def test_a_twin_is_small_beside_its_model(tmp_path: Path) -> None:
     store = twin._store()
     record = store.layouts[0].num_bytes(store.dtype)
     assert (store.num_layers, store.num_experts) == (2, 8)
-    assert {int(at) for at in store.addresses().ravel()} == {
+    assert {int(at) for at in store.device_addresses().ravel()} == {
         store._layers[layer].data_ptr() for layer in range(2)
     }
     assert all(layer.untyped_storage().nbytes() == record for layer in store._layers)

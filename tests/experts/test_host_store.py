@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
+from localmoe.experts import host_store
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
 from localmoe.experts.slots import DeviceSlots
+from localmoe.kernels.cuda_driver import DriverCallError, device_address
 
 layouts = st.builds(
     lambda h, i, transposed: RecordLayout(
@@ -91,10 +93,13 @@ def test_a_slot_shows_a_record_exactly_also_in_a_wider_type(
 
 
 class Driver:
-    """Stands in for the CUDA driver; refuses the n-th registration."""
+    """Stands in for the CUDA driver, on a system where the device has addresses of its own; refuses the n-th
+    registration."""
 
     def __init__(self, refuse: int | None) -> None:
         self.refuse = refuse
+        self.elsewhere = 0  # from host addresses to the device's, other ones for each layer
+        self.knows_addresses = True
         self.registered: dict[int, int] = {}
         self.calls = 0
 
@@ -105,6 +110,12 @@ class Driver:
         self.registered[pointer] = size
         return 0
 
+    def device_address(self, pointer: int) -> int:
+        if not self.knows_addresses or pointer not in self.registered:
+            raise DriverCallError("cuMemHostGetDevicePointer", 1)
+        self.elsewhere += 1 << 40
+        return pointer + self.elsewhere
+
     def cudaHostUnregister(self, pointer: int) -> int:
         del self.registered[pointer]
         return 0
@@ -113,6 +124,7 @@ class Driver:
 def with_driver(monkeypatch: pytest.MonkeyPatch, refuse: int | None) -> tuple[Driver, HostStore]:
     driver = Driver(refuse)
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver))
+    monkeypatch.setattr(host_store, "device_address", driver.device_address)
     return driver, HostStore([RecordLayout((4, 2), (2, 2), False)] * 3, 2, torch.float32)
 
 
@@ -125,6 +137,40 @@ def test_pinning_registers_every_layer_and_closing_unregisters_it_once(
         assert sum(driver.registered.values()) == store.num_bytes
     assert driver.registered == {}
     store.close()
+
+
+def test_kernels_get_the_devices_addresses_and_the_host_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = with_driver(monkeypatch, None)[1]
+    own = {key: store.record(key).data_ptr() for key in keys(store)}
+    assert {key: store.device_address(key) for key in own} == own, "nothing is registered"
+    store.pin()
+    wanted = {key: address + ((key.layer + 1) << 40) for key, address in own.items()}
+    assert {key: int(store.device_addresses()[key]) for key in own} == wanted
+    assert {key: store.device_address(key) for key in own} == wanted
+    assert {key: store.record(key).data_ptr() for key in own} == own
+    store.close()
+
+
+def test_memory_that_the_device_cannot_find_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, store = with_driver(monkeypatch, None)
+    driver.knows_addresses = False
+    with pytest.raises(HardwareError, match=r"refused to pin .* \(error 1\)"):
+        store.pin()
+    assert driver.calls == 1 and driver.registered == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device was found")
+def test_the_driver_knows_where_the_device_finds_pinned_records() -> None:
+    with HostStore([RecordLayout((4, 2), (2, 2), False)] * 2, 3, torch.float32) as store:
+        with pytest.raises(DriverCallError):
+            device_address(store.record(ExpertKey(0, 0)).data_ptr())
+        store.pin()
+        assert device_address(store.record(ExpertKey(1, 2)).data_ptr()) == store.device_address(
+            ExpertKey(1, 2)
+        )
 
 
 def test_a_layer_is_registered_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ options waits for all of that by itself.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Mapping
 from functools import cache
 
@@ -17,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localmoe.kernels.cuda_driver import driver_version
 
 _FIRST_CAPABILITY = (9, 0)
 _FIRST_DRIVER = 12_040  # CUDA 12.4: older drivers cannot capture such launches in a graph
@@ -29,17 +29,9 @@ def after_previous(device: torch.device) -> Mapping[str, bool]:
         device.type == "cuda"
         and torch.version.hip is None
         and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
-        and _driver_version() >= _FIRST_DRIVER
+        and driver_version() >= _FIRST_DRIVER
     )
     return {"DEPENDENT": True, "launch_pdl": True} if capable else {"DEPENDENT": False}
-
-
-def _driver_version() -> int:
-    """The newest CUDA that the driver knows, 1000 * major + 10 * minor; 0 if it does not say."""
-    version = ctypes.c_int(0)
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    return version.value
 
 
 @triton.jit

@@ -1,0 +1,42 @@
+"""Questions to the CUDA driver that PyTorch does not ask for us; there has to be one. Decides nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+
+class DriverCallError(Exception):
+    """The driver refused; `code` is its CUresult."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call} failed with error {code}")
+        self.code = code
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def driver_version() -> int:
+    """The newest CUDA that the driver knows, 1000 * major + 10 * minor; 0 if it does not say."""
+    version = ctypes.c_int(0)
+    _driver().cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def device_address(host_address: int) -> int:
+    """Where the current device finds host memory that is registered. On Linux that is the host's own address;
+    where Windows manages the GPU's memory (WDDM) it is another one, and kernels that use the host's fail.
+
+    Raises:
+        DriverCallError: the memory is not registered, or no context is current in this thread.
+    """
+    found = ctypes.c_uint64(0)  # CUdeviceptr
+    call = _driver().cuMemHostGetDevicePointer_v2
+    code = int(call(ctypes.byref(found), ctypes.c_void_p(host_address), ctypes.c_uint(0)))
+    if code != 0:
+        raise DriverCallError("cuMemHostGetDevicePointer", code)
+    return found.value
