@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localmoe.kernels.lanes import FAILED, LANE_WORDS, POSTED, WAITED, LaneView
+from localmoe.kernels.lanes import FAILED, FORETOLD, LANE_WORDS, POSTED, WAITED, LaneView
 from localmoe.kernels.mailbox import Mailbox
 from localmoe.kernels.mirror import Mirror
 
@@ -87,6 +87,7 @@ class LaneBlock:
         """Go on after job number `job`, which is answered, as is all before."""
         self.words.zero_()
         self.words[POSTED] = job
+        self.words[FORETOLD] = -1
 
     def numbers(self) -> Tensor:
         """int32 (3,), for `read`."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from localmoe.kernels.mailbox import MailboxLayout
 
 # places in `words`
-POSTED, FAILED, WAITED, ARRIVED = range(4)
-LANE_WORDS = 4
+POSTED, FAILED, WAITED, ARRIVED, FORETOLD = range(5)
+LANE_WORDS = 5
 HANDOVER_US, FIRST_US, FURTHER_US, LINK_US = range(4)  # places in `rates`
 
 
@@ -25,7 +25,8 @@ class LaneView:
         inner: I. quantum: inner columns that an expert is split by; 0: experts stay whole.
         words: int64 (LANE_WORDS,): number of the last job; not 0 once a job was not answered (no more are
             posted);
-            jobs that the GPU had to wait for; programs of `post` that are done.
+            jobs that the GPU had to wait for; programs of `post` that are done; the expert that was foretold
+            last, as layer << LAYER_SHIFT | expert, or -1.
         issued: int64 (1,), number of the last copy that was issued when the pass began.
         rates: float32 (4,), microseconds: to hand a job over; of an expert on the CPU for one token, and for
             each further one; of an expert over the link.

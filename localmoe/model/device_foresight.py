@@ -43,8 +43,8 @@ class Foresight:
         if gate is None or hidden.shape[0] != 1:
             return False
         with self._side:
-            _, experts = gate(hidden)
-            foretell(experts if forced is None else forced, residency, lane, layer)
+            weights, experts = gate(hidden)
+            foretell(experts if forced is None else forced, weights, residency, lane, layer)
         return True
 
     def join(self) -> None:

@@ -87,9 +87,10 @@ def _machines(results: Results) -> list[str]:
         s = run.subject
         routing = f"; synthetic: {s.synthetic}" if s.synthetic else ""
         busy = f"; {run.load}" if s.kind == "measured" else ""
-        asked = f"{s.prompts} prompts of each of {', '.join(s.datasets)}"
+        count = f"{s.prompts} prompt{'' if s.prompts == 1 else 's'}"
+        asked = f"{count} of each of {', '.join(s.datasets)}"
         if s.synthetic:
-            asked = f"{s.prompts} prompts of random tokens"
+            asked = f"{count} of random tokens"
         lines.append(
             f"{number}. **{s.label}**: {s.machine}; {s.dtype}, link: {s.link}, draft: {s.draft}, "
             f"{s.passes}{routing}; {asked}, "

@@ -15,6 +15,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
 
 
@@ -83,7 +84,8 @@ def group_pairs(
         residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
-        groups.skipped, *_lane_arguments(lane), R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
+        groups.skipped, *_lane_arguments(lane),
+        LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
         ONE_TOKEN=tokens == 1,
         **after_previous(index.device), num_warps=4 if padded_pairs <= 256 else 16,
@@ -92,11 +94,13 @@ def group_pairs(
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
-    """share, count, words, issued, rates, address of the job's entries, inner columns, quantum of a split."""
+    """share, count, words, issued, rates, address of the job's entries, layer, inner columns, quantum of a
+    split."""
     if lane is None:
-        return (None, None, None, None, None, 0, 0, 0)
+        return (None, None, None, None, None, 0, 0, 0, 0)
     entries = lane.box + lane.layout.entry
-    return (lane.share, lane.count, lane.words, lane.issued, lane.rates, entries, lane.inner, lane.quantum)
+    numbers = (lane.layer, lane.inner, lane.quantum)
+    return (lane.share, lane.count, lane.words, lane.issued, lane.rates, entries, *numbers)
 
 
 @triton.jit
@@ -108,10 +112,11 @@ def _shares(
 
     Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
     the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
-    same. Of equals another expert comes first each time (`rotation`), so that none is always left to the CPU,
-    and never kept. `busy` copies hold the link up. rates: microseconds to hand a job over, of an expert on
-    the CPU for one token, for each further one, and of an expert over the link. shares: int32 (E,), to put
-    results from that order back into that of the experts.
+    same. Of equals the one that was foretold comes first, for the CPU has begun to fetch it, else another one
+    each time (`rotation`), so that none is always left to the CPU, and never kept. `busy` copies hold the
+    link up. rates: microseconds to hand a job over, of an expert on the CPU for one token, for each further
+    one, and of an expert over the link. shares: int32 (E,), to put results from that order back into that of
+    the experts.
     """
     e = tl.arange(0, E_PAD)
     first, further = tl.load(rates + 1), tl.load(rates + 2)
@@ -152,13 +157,13 @@ def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.con
 
 
 # what a simulation routes lies in another tensor, with rows further apart
-@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing"])
+@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer"])
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
-    skips, shares, job_count, lane_words, issued, rates, entries, I: tl.constexpr, Q: tl.constexpr,
-    R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
+    LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
+    E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     p = tl.arange(0, P_PAD)
@@ -186,7 +191,10 @@ def _group(
         posted = tl.load(lane_words)
         if tl.load(lane_words + 1) == 0:  # nobody has failed to answer
             busy = tl.maximum(tl.load(issued) - done, 0).to(tl.int32)
-            rotation = (posted * 7 % E).to(tl.int32)
+            told = tl.load(lane_words + 4)
+            is_told = told >> LAYER_SHIFT == layer
+            rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
+            tl.store(lane_words + 4, tl.full([], -1, tl.int64))
             share = _shares(miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, ONE_TOKEN)
         by_cpu = share == I
         job = share > 0

@@ -27,6 +27,7 @@ from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.lane_kernels import foretell, post_job
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
@@ -171,7 +172,8 @@ def router() -> None:
 
 
 def grouping() -> None:
-    """A window's choices, divided between GPU and CPU; of one token, and of several with many experts."""
+    """A window's choices, divided between GPU and CPU; of one token, and of several with many experts. What
+    the CPU is told."""
     for tokens, experts, top_k in ((1, 60, 4), (9, 512, 10)):
         words = torch.empty(experts, dtype=torch.int64)
         numbers, whole = torch.empty(experts), torch.empty(experts, dtype=torch.int32)
@@ -179,7 +181,9 @@ def grouping() -> None:
         lane = LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole)
         residency = ResidencyView(words, words, words, numbers, words, words, whole)
         index = torch.empty(tokens, top_k, dtype=torch.int64)
-        group_pairs(index, words[:1], residency, lane)
+        groups = group_pairs(index, words[:1], residency, lane)
+        post_job(torch.empty(tokens, 2048, dtype=torch.bfloat16), groups, words[:1], lane, top_k)
+        foretell(index[:1], numbers[None, :top_k].bfloat16(), residency, lane, 1)
 
 
 def choices() -> None:
