@@ -15,10 +15,23 @@ from localmoe.model.skeleton import Skeleton
 Gate = Callable[[Tensor], tuple[Tensor, Tensor]]  # (T, H) -> weights and experts, (T, K) each
 
 
+@torch.inference_mode()
 def find_gates(skeleton: Skeleton) -> list[Gate | None]:
-    """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts). None
-    where there is no such module, or it does not read what the experts read."""
-    return [_gate_beside(skeleton, experts.path) for experts in skeleton.experts]
+    """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts), as a
+    trial shows; its weights have to be there. None where there is no such module, or it does not read what
+    the experts read."""
+    gates = [_gate_beside(skeleton, experts.path) for experts in skeleton.experts]
+    return [gate if gate is not None and _answers(gate, skeleton) else None for gate in gates]
+
+
+def _answers(gate: Gate, skeleton: Skeleton) -> bool:
+    model, size = skeleton.model, int(skeleton.text_config.hidden_size)
+    trial = torch.zeros(1, size, dtype=model.dtype, device=next(model.parameters()).device)
+    try:
+        weights, experts = gate(trial)
+        return weights.shape == experts.shape == (1, experts.shape[1]) and not experts.is_floating_point()
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):  # a router of another form
+        return False
 
 
 def _gate_beside(skeleton: Skeleton, path: str) -> Gate | None:

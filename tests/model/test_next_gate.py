@@ -26,9 +26,9 @@ def test_the_gate_of_every_layer_is_found_and_asked(
 ) -> None:
     folder, model = tiny(family)
     skeleton = build_skeleton(Checkpoint.open(folder), torch.float32)
+    skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
     gates = find_gates(skeleton)
     assert len(gates) == len(skeleton.experts) and None not in gates
-    skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
     hidden = torch.randn(3, skeleton.text_config.hidden_size, generator=torch.Generator().manual_seed(1))
     for layer, experts in enumerate(skeleton.experts):
         parent = model.get_submodule(experts.path.rpartition(".")[0])
@@ -42,6 +42,29 @@ def test_the_gate_of_every_layer_is_found_and_asked(
         assert dict(zip(found.experts, found.weights, strict=True)) == pytest.approx(wanted, rel=1e-5)
         assert list(found.weights) == sorted(found.weights, reverse=True)
     assert guess(gates, len(gates), hidden) is None and guess([None], 0, hidden) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x,
+        lambda x: (x, x[:, :2]),
+        lambda x: (x, x[:, :2], None),
+        lambda x: (x, x[:, :2], x[:, :2]),
+        lambda x: (x, x[:, :2], torch.zeros(1, 3, dtype=torch.int64)),
+        lambda x: (x, x[0, :2], torch.zeros(2, dtype=torch.int64)),
+    ],
+)
+def test_a_router_that_answers_otherwise_is_none(
+    answer: Callable[[torch.Tensor], object], tiny: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, model = tiny("mixtral")
+    skeleton = build_skeleton(Checkpoint.open(folder), torch.float32)
+    skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
+    parent = skeleton.model.get_submodule(skeleton.experts[1].path.rpartition(".")[0])
+    parent.gate.forward = answer
+    gates = find_gates(skeleton)
+    assert gates[1] is None and gates[0] is not None
 
 
 def test_guesses_are_made_for_decoding_only_and_change_no_token(
