@@ -194,7 +194,6 @@ def _group(
             told = tl.load(lane_words + 4)
             is_told = told >> LAYER_SHIFT == layer
             rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
-            tl.store(lane_words + 4, tl.full([], -1, tl.int64))
             share = _shares(miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, ONE_TOKEN)
         by_cpu = share == I
         job = share > 0
@@ -206,7 +205,9 @@ def _group(
         tl.store(at + 2 * E, begin + count, mask=job)
         tl.store(at + 3 * E, share, mask=job)
         tl.store(job_count, num_jobs)
+        tl.debug_barrier()  # every warp has read both words
         tl.store(lane_words, posted + (num_jobs > 0).to(tl.int64))
+        tl.store(lane_words + 4, tl.full([], -1, tl.int64))
         tl.store(shares + e, share, mask=exists)
         miss = miss & (share < I)
     num_miss = tl.sum(miss.to(tl.int32), 0)
