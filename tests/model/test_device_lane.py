@@ -137,7 +137,7 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
 
 def test_an_interrupted_pass_lets_the_lane_go_on(lane: DeviceLane) -> None:
     lane.open_pass(DeviceRig(3).memory)
-    lane.block.words[:] = torch.tensor([7, 0, 2, 0])
+    lane.block.words[:] = torch.tensor([7, 0, 2, 0, -1])
     lane.abandon_pass()
     assert lane.waited == 2 and not lane.failure
     lane.block.words[1] = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import triton.language as tl
 from dense_cases import DEVICE, DTYPES, normal
 from triton.compiler.errors import CompilationError
 
+from localmoe.kernels import cuda_driver
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.launch import CompilingStopped, _forget_failed, compiling, launch
@@ -106,7 +106,7 @@ def test_only_devices_and_drivers_that_can_launch_kernels_behind_each_other(
             return 0
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver)
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: Driver)
     choose = after_previous.__wrapped__
     assert choose(torch.device("cuda"))["DEPENDENT"] == dependent
     assert ("launch_pdl" in choose(torch.device("cuda"))) == dependent
