@@ -112,10 +112,12 @@ class DeviceSteps:
         step, self._step = self._step, None
         assert step is not None, "begin comes first"
         try:
+            decides = step.window is None
             ready = self._hear_drafts(step)
+            if decides:
+                self._passes.scheduler.notify(DraftFinished(step.count))
             decided = step.window is None
             if decided:
-                self._passes.scheduler.notify(DraftFinished(step.count))
                 self._issue_verify(step)
             assert step.window is not None
             _, done = self._runner.land_window(step.window, lambda: self._issue_anew(step))
@@ -222,9 +224,12 @@ class DeviceSteps:
             self._passes.memory.times.place(timeline, began, began_s)
 
     def _hear_drafts(self, step: _Step) -> float:
-        """Tell the policy token by token, while later ones are drafted; when the last one was heard of."""
-        ready = time.perf_counter()
+        """Tell the policy token by token, while later ones are drafted; when the last one was heard of. Where
+        it asks for nothing after that one, the verify pass is issued behind it."""
+        ready, last = time.perf_counter(), len(step.drafts) - 1
         for token, draft in enumerate(step.drafts):
+            if token == last and step.window is None and not self._passes.scheduler.asks_after_drafts:
+                self._issue_verify(step)
             report = draft.wait()
             ready = time.perf_counter()
             self._runner.tell_draft(token, report)

@@ -49,6 +49,11 @@ class Policy(Protocol):
     wants_next_gate: bool  # NextGateGuessed is made only for policies that ask for it
     needs_layers: bool  # decides in the middle of a pass: where whole passes run, only its cache is left
 
+    @property
+    def asks_after_drafts(self) -> bool:
+        """Whether what the last draft routes, or DraftFinished, may give rise to requests; else the verify
+        pass need not wait for the host to hear of them."""
+
     def watch(self, residency: Residency) -> None:
         """Where to look up what is in slots. Called again when the slots are made anew."""
 
@@ -77,6 +82,11 @@ class PolicyBase:
         nothing = np.zeros((shape.num_layers, shape.num_experts), dtype=np.bool_)
         self.shape = shape
         self._residency: Residency = lambda: nothing
+
+    @property
+    def asks_after_drafts(self) -> bool:
+        """It may."""
+        return True
 
     def watch(self, residency: Residency) -> None:
         """Where to look up what is in slots."""

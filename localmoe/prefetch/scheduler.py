@@ -83,6 +83,11 @@ class Scheduler:
         """Whether the policy asks for NextGateGuessed."""
         return self.policy.wants_next_gate
 
+    @property
+    def asks_after_drafts(self) -> bool:
+        """Whether the policy may ask for copies once it has heard of the last draft."""
+        return self.policy.asks_after_drafts
+
     def notify(self, event: Event) -> None:
         """Pass an event on, and queue the prefetches that the policy wants. What was not copied in
         time is withdrawn: a layer's prefetches when the layer is done, all when the step is."""

@@ -25,6 +25,8 @@ from localmoe.core.events import (
     Event,
     PassRouted,
     PrefetchRequest,
+    Rates,
+    RatesMeasured,
     StepFinished,
     StepStarted,
     TokenRouted,
@@ -71,6 +73,19 @@ class HastyPolicy(OnDemandPolicy):
             return ()
         keys = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
         return [PrefetchRequest(key, float(event.step + i)) for i, key in enumerate(keys)]
+
+
+class CpuHelps(MoeSpeqPolicy):
+    """moe-speq beside a CPU that computes what passes miss."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        super().__init__(shape)
+        self._rates = Rates(cpu_helps=True)
+
+    def observe(self, event: Event) -> Sequence[PrefetchRequest]:
+        found = () if isinstance(event, RatesMeasured) else super().observe(event)
+        assert not (found and isinstance(event, DraftFinished))
+        return found
 
 
 def routed(token: int, position: int) -> NDArray[np.int32]:
@@ -226,7 +241,8 @@ class Rig:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 999), st.integers(0, 6), st.integers(1, 13), st.floats(0, 1), st.booleans(),
-    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1), st.booleans(),
+    st.sampled_from([MoeSpeqPolicy, CpuHelps, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1),
+    st.booleans(),
 )  # fmt: skip
 def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
     seed: int, length: int, slots: int, agreement: float, on_device: bool, make: type[Policy], end: set[int],
@@ -487,6 +503,33 @@ def test_a_step_tells_the_policy_its_story_in_order() -> None:
     assert np.array_equal(demanded.demanded, asked)
 
 
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "waits"),
+    [(MoeSpeqPolicy, True), (CpuHelps, False), (OnDemandPolicy, False), (HastyPolicy, False)],
+)
+def test_the_window_waits_for_the_last_draft_only_where_something_is_asked_for_then(
+    make: type[Policy], waits: bool, length: int
+) -> None:
+    rig = Rig(Table(agreement=1.0, seed=6), 5, make)
+    heard: list[int] = []
+    issue = rig.passes.window
+
+    def window(count: int, start: int) -> PassOutput:
+        steps = [i for i, event in enumerate(rig.events) if isinstance(event, StepStarted)]
+        since = rig.events[steps[-1] :] if steps else []
+        heard.append(sum(isinstance(event, TokenRouted) for event in since))
+        return issue(count, start)
+
+    rig.passes.window = window  # type: ignore[method-assign]
+    said = [token for step in rig.loop(length).run(PROMPT, 1 + 4 * (length + 1)) for token in step.tokens]
+    assert said == rig.passes.table.greedy(PROMPT, len(said))
+    assert heard[1:] == [length if waits else length - 1] * 4
+    kinds = [type(event) for event in rig.events if not isinstance(event, PassRouted)]
+    story = [StepStarted, *[TokenRouted] * length, DraftFinished, StepFinished]
+    assert kinds[-4 * len(story) :] == story * 4, "the same story, whenever the pass is issued"
+
+
 def test_what_the_draft_asks_for_is_on_its_way_before_the_window_runs() -> None:
     rig = Rig(Table(agreement=1.0, seed=6), num_slots=LAYERS * EXPERTS)
     list(rig.loop(3).run(PROMPT, 5))
@@ -516,7 +559,7 @@ def test_an_answer_that_is_dropped_while_the_next_step_runs_can_go_on(
     rig.experts.check()
 
 
-@pytest.mark.parametrize("make", [MoeSpeqPolicy, OnDemandPolicy])
+@pytest.mark.parametrize("make", [MoeSpeqPolicy, CpuHelps, OnDemandPolicy])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("broken", range(1, 10))
 def test_an_interrupted_pass_is_undone_and_no_wrong_weights_stay(

@@ -67,6 +67,11 @@ class MoeSpeqPolicy(PolicyBase):
         self._rates: Rates = shape.rates
         self._worth_rows: list[list[float]] | None = None  # what choose_victim goes by; None: to be made
 
+    @property
+    def asks_after_drafts(self) -> bool:
+        """Not where the CPU helps."""
+        return not self._rates.cpu_helps
+
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Collect needs while the draft runs and turn them into requests phase by phase."""
         if not isinstance(event, DraftRouted):

@@ -27,6 +27,11 @@ class OnDemandPolicy(PolicyBase):
         super().__init__(shape)
         self._cache = LruShares(shape.num_layers, shape.num_slots)
 
+    @property
+    def asks_after_drafts(self) -> bool:
+        """Never asks for anything."""
+        return False
+
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Never asks for anything."""
         return ()
