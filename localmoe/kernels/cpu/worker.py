@@ -80,15 +80,14 @@ def _work(
 
     Args:
         me: this thread's number.
-        control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's
-            words.
+        control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's words.
         head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of 16-bit float.
         shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
         records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
             none).
         sizes: int64 (L,): inner size I of each layer.
         x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
-        ready: int64 (A,). claims: int64 (blocks,), see _claim; as many as all threads fetch ahead.
+        ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
         scratch: float32 (threads, 4, n).
         columned, rowed: a number if weights are transposed, or if not; None for the other, whose code is not
             compiled.
