@@ -21,7 +21,13 @@ from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope
 from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
 from localmoe.model.device_linear import KERNEL_DTYPES, KernelMode, join_rows
-from localmoe.model.device_shared_experts import forward_names, has_gated_shared_expert, shared_expert_forward
+from localmoe.model.device_shared_experts import (
+    SharedBeside,
+    forward_names,
+    has_gated_shared_expert,
+    has_plain_shared_experts,
+    shared_expert_forward,
+)
 from localmoe.model.side_stream import SideStream
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
@@ -58,7 +64,9 @@ def install(model: Any, context: int) -> KernelMode:
             _replace_mlp(module, mode)
         if has_gated_shared_expert(module):
             module.forward = partial(shared_expert_forward, module, side)
-    for module in list(model.modules()):  # once the norms are known
+    for module in list(model.modules()):  # once the norms and the shared experts have their kernels
+        if has_plain_shared_experts(module):
+            SharedBeside(module, side)
         if forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
             module.forward = partial(_decoder_forward, module)
     return mode
