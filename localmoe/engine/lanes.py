@@ -3,6 +3,7 @@ pays. Runs no pass."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.records import RecordLayout
 from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.skeleton import Skeleton
@@ -42,7 +44,7 @@ def make_lane(
     """
     from localmoe.model.device_lane import DeviceLane
 
-    reason = _why_not(store, memory, config)
+    reason = why_not(memory.slots.device, store.layouts, config)
     if reason:
         return None, f"VRAM and PCIe ({reason})"
     lane: CpuLane | None = None
@@ -69,14 +71,15 @@ def make_lane(
     return DeviceLane(lane, block, rates, link=link), f"{words} ({lane.num_threads} threads)"
 
 
-def _why_not(store: HostStore, memory: DeviceExpertMemory, config: EngineConfig) -> str:
-    if memory.slots.device.type != "cuda":
+def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
+    """Why no CPU lane is tried, for models with such records; "" if one is."""
+    if device.type != "cuda":
         return "there is no GPU"
     if config.strict:
         return "strict"
     if config.lanes == "vram+link":
         return "as set"
-    if len({layout.hidden for layout in store.layouts}) > 1:
+    if len({layout.hidden for layout in layouts}) > 1:
         return "layers differ in width"
     if config.lanes == "auto" and num_threads(config) < _LEAST_THREADS:
         return "one core is too few for the CPU lane"

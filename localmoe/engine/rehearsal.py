@@ -16,7 +16,7 @@ import torch
 from localmoe.core.config import EngineConfig
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import LoadCancelledError, sentence_of
-from localmoe.engine.lanes import num_threads
+from localmoe.engine.lanes import why_not
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.twin import Twin
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # it needs Triton
     from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 
 _LOG = logging.getLogger(__name__)
-_LEAST_THREADS = 2  # of the CPU lane, unless it is asked for by name
 _POLL_S = 0.1
 
 
@@ -133,11 +132,8 @@ def _draft_form(prepared: PreparedModel, config: EngineConfig) -> DraftForm | No
 
 def lane_is_likely(prepared: PreparedModel, config: EngineConfig) -> bool:
     """Whether make_lane will try a CPU lane; it may still find that none pays."""
-    if config.strict or config.lanes == "vram+link":
-        return False
-    if len({experts.layout.hidden for experts in prepared.skeleton.experts}) > 1:
-        return False
-    return config.lanes != "auto" or num_threads(config) >= _LEAST_THREADS
+    layouts = [experts.layout for experts in prepared.skeleton.experts]
+    return not why_not(prepared.compute.device, layouts, config)
 
 
 def _import_compilers(*, lane: bool) -> None:

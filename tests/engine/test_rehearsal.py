@@ -347,8 +347,10 @@ def test_the_cpu_lanes_code_is_compiled_without_threads(tmp_path: Path) -> None:
 def test_the_cpu_lane_is_rehearsed_where_it_will_be_tried(
     settings: dict[str, Any], likely: bool, tmp_path: Path
 ) -> None:
-    prepared = prepared_for_kernels(tmp_path, "mixtral")
-    assert lane_is_likely(prepared, replace(CONFIG, **{"cpu_threads": 4, **settings})) == likely
+    prepared, config = prepared_for_kernels(tmp_path, "mixtral"), {"cpu_threads": 4, **settings}
+    assert not lane_is_likely(prepared, replace(CONFIG, **config)), "it helps a GPU"
+    prepared = replace(prepared, compute=replace(prepared.compute, device=torch.device("cuda")))
+    assert lane_is_likely(prepared, replace(CONFIG, **config)) == likely
 
 
 REHEARSED = """
