@@ -6,6 +6,7 @@ for a GPU, registered in place so that copies run at full link speed. Decides no
 
 from __future__ import annotations
 
+import logging
 import mmap
 import sys
 from contextlib import suppress
@@ -21,6 +22,8 @@ from localmoe.core.types import ExpertKey
 from localmoe.core.units import format_bytes
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
 from localmoe.kernels.cuda_driver import DriverCallError, device_address
+
+_LOG = logging.getLogger(__name__)
 
 
 class HostStore:
@@ -91,20 +94,17 @@ class HostStore:
         memory = self._layers[layer]
         code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
         if code != 0:
-            raise self._refused(code)
+            wanted = format_bytes(self.num_bytes)
+            self.close()
+            raise HardwareError(
+                f"The CUDA driver refused to pin {wanted} of host memory "
+                f"(error {code}): close other programs or choose a smaller model."
+            )
         self._registered[layer] = memory.data_ptr()
         try:
             self._shifts[layer] = device_address(memory.data_ptr()) - memory.data_ptr()
         except DriverCallError as error:
-            raise self._refused(error.code) from error
-
-    def _refused(self, code: int) -> HardwareError:
-        wanted = format_bytes(self.num_bytes)
-        self.close()
-        return HardwareError(
-            f"The CUDA driver refused to pin {wanted} of host memory "
-            f"(error {code}): close other programs or choose a smaller model."
-        )
+            _LOG.warning("the GPU is taken to find pinned memory where the host does: %s", error)
 
     def close(self) -> None:
         """Unregister pinned memory and let go of the records; memory in use elsewhere goes with its last
