@@ -53,7 +53,11 @@ class Clock:
         return self._points[0]
 
     def seconds(self) -> list[float]:
-        """From each point to the next; all must have been reached."""
+        """From each point to the next. What comes before the last point is over; that the point itself is
+        reached shows a moment later, which is waited for."""
+        last = self._points[-1]
+        if not isinstance(last, float):
+            last.synchronize()
         pairs = zip(self._points, self._points[1:], strict=False)
         return [_between(a, b) for a, b in pairs]
 
