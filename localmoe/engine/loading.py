@@ -18,6 +18,7 @@ from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
 from localmoe.engine.draft_models import OtherDraft, load_draft_model
 from localmoe.engine.drafts import DraftInfo, DraftLayers
+from localmoe.engine.failed_load import giving_back
 from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
@@ -104,10 +105,9 @@ def assemble(
     """Load everything that the plan foresees, and compile meanwhile.
 
     Raises:
-        LocalMoeError: damaged files, a foreign draft, a refused device, or a cancelled load. Nothing is
-            left behind.
+        LocalMoeError: damaged files, a foreign draft, a refused device, or a cancelled load; nothing is left.
     """
-    with rehearsing(prepared, config) as rehearsal:
+    with giving_back(prepared.skeleton, prepared.compute.device), rehearsing(prepared, config) as rehearsal:
         return _assemble(prepared, config, rehearsal, progress, cancel)
 
 

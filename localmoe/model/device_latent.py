@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from localmoe.kernels.gpu.latent_attention import MOST_RANK, MOST_ROPE, latent_attention
+from localmoe.model.device_linear import KernelMode
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
 _TRIAL_ROWS = 5
@@ -90,13 +91,16 @@ def _expands_alike(expand: Any, latent: Latent, rope: int) -> bool:
     vectors, turned = trial(weight.shape[1]), trial(rope)
     keys, values = latent.weights()
     try:
-        found = expand(vectors, turned)
+        with KernelMode():
+            found = [part.cpu() for part in expand(vectors, turned)]
     except (RuntimeError, TypeError, ValueError):  # of another form
         return False
-    wanted_keys = vectors.float() @ keys.float().mT
+    # on the CPU: PyTorch's library would take 32 MiB of the GPU for good, for each thread that asks it
+    vectors, turned, keys, values = (part.float().cpu() for part in (vectors, turned, keys, values))
+    wanted_keys = vectors @ keys.mT
     wanted = (
-        torch.cat((wanted_keys, turned.float().expand(-1, latent.heads, -1, -1)), -1),
-        vectors.float() @ values.float().mT,
+        torch.cat((wanted_keys, turned.expand(-1, latent.heads, -1, -1)), -1),
+        vectors @ values.mT,
     )
     return all(
         a.shape == b.shape and bool((a.float() - b).norm() <= _SAME * b.norm())

@@ -6,6 +6,7 @@ recognised keeps its own code. Knows no architecture by name.
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +35,6 @@ _SAME = 2e-2  # relative error of two roundings to 16 bits
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _MLP_NAMES = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _SILU = Activation("silu")
-_OURS = ("forward", "expand_kv", "localmoe_latent", "localmoe_norm", "localmoe_window", "localmoe_layer")
 _TRIAL_ROWS = 5
 
 
@@ -70,13 +70,6 @@ def install(model: Any, context: int) -> KernelMode:
         if forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
             module.forward = partial(_decoder_forward, module)
     return mode
-
-
-def uninstall(model: Any) -> None:
-    """Undo `install` and the takeover, so that nothing keeps the replaced weights."""
-    for module in model.modules():
-        for name in _OURS:
-            vars(module).pop(name, None)
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
@@ -146,14 +139,16 @@ def _decoder_forward(
 def _tabulate_rotary(module: nn.Module, context: int, dtype: torch.dtype) -> None:
     """Angles of all positions once. An embedding that depends on the length of the text so becomes that of
     the engine's context, for every token alike."""
-    original = module.forward
+    on_host = copy.deepcopy(module).cpu()  # as of routers
     tables: dict[tuple[Any, ...], Any] = {}
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         key = (x.device, *args, *sorted(kwargs.items()))
         if key not in tables:
-            every = torch.arange(context, device=x.device)[None]
-            tables[key] = original(torch.empty(0, dtype=dtype, device=x.device), every, *args, **kwargs)
+            found = on_host(torch.empty(0, dtype=dtype), torch.arange(context)[None], *args, **kwargs)
+            parts = found if isinstance(found, tuple) else (found,)
+            parts = tuple(part.to(x.device) for part in parts)
+            tables[key] = parts if isinstance(found, tuple) else parts[0]
         found = tables[key]
         if isinstance(found, tuple):
             return tuple(part.index_select(1, position_ids[0]) for part in found)
@@ -202,7 +197,9 @@ def _replace_router(module: Any) -> None:
         return
     x = _trial((64, weight.shape[1]), weight)
     try:
-        wanted = module(x)
+        # on the CPU: the first product of every thread that uses PyTorch's library would take 32 MiB for good
+        found = copy.deepcopy(module).cpu()(x.cpu())
+        wanted = tuple(part.to(x.device) for part in found)
         if len(wanted) != 3 or wanted[2].shape != (64, top_k) or wanted[1].shape != (64, top_k):
             return
     except (RuntimeError, TypeError, ValueError):

@@ -21,9 +21,9 @@ from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
-from localmoe.model.device_modules import uninstall
 from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.step_graphs import PassOutput, StepGraphs
+from localmoe.model.uninstall import uninstall
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart

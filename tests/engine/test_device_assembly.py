@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.tiny_models import tiny_model, write_model
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -32,7 +35,7 @@ class Lane:
 
 
 @pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt, torch.OutOfMemoryError])
-def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_no_lane(
+def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_nothing(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path / "odd", tiny_model("mixtral", dtype=torch.float16, num_hidden_layers=1))
@@ -41,7 +44,11 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_no_l
     compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
     prepared = replace(prepared, skeleton=prepared.source.skeleton(torch.float16), compute=compute)
 
+    made: list[weakref.ref[Tensor]] = []
+
     def broken(self: DeviceRunner) -> None:
+        held = [self.passes.memory.slots._arena, self.passes.memory.block.home]
+        made.extend(weakref.ref(tensor) for tensor in [*held, *self.issue._model.parameters()])
         raise error("'NoneType' object has no attribute 'window'")
 
     lane = Lane()
@@ -53,9 +60,13 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_no_l
         KeyboardInterrupt: (KeyboardInterrupt, "'window'"),
     }
     kind, words = told[error]
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as told_error:
         assemble(prepared, config, progress=None, cancel=None)
     assert lane.closed == 1
+    gc.collect()
+    left = [tensor() for tensor in made]
+    assert len(left) > 5 and all(tensor is None or tensor.is_meta for tensor in left)
+    assert told_error.value.__traceback__ is not None, "somebody still holds the error"
 
 
 @pytest.mark.parametrize(

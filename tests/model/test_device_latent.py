@@ -18,9 +18,9 @@ from localmoe.kernels.gpu import latent_attention as kernels
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_latent import attend_in_latent_space
 from localmoe.model.device_linear import KernelMode
-from localmoe.model.device_modules import uninstall
 from localmoe.model.device_takeover import DEVICE_ATTENTION, Visible, _attention
 from localmoe.model.device_window import DeviceWindow
+from localmoe.model.uninstall import uninstall
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
