@@ -1,7 +1,7 @@
 """Decoding by all lanes (VRAM, PCIe, CPU) beside two of them, each figure beside what the lanes' rates allow.
 
 python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform popular]
-[--lengths 0] [--refill on off] [--foresight on off]
+[--lengths 0] [--refill on off] [--foresight on cpu off]
 
 Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
 bytes and hit rates are measured. The limit is the experts that were not in VRAM, in bytes, over the rates
@@ -23,10 +23,15 @@ from localmoe.core.config import EngineConfig, GenerationRequest, parse_draft_le
 from localmoe.core.errors import BudgetError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
+from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.host_store import HostStore
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.device_runner import DeviceRunner
+
+COPIED_BYTES = 24 << 30  # while both lanes are busy
 
 
 def captured_s(engine: Engine) -> float:
@@ -89,23 +94,26 @@ def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, flo
     )
 
 
-FORESIGHT = []  # what foretells, while it is taken away
+class Foreseen:
+    """Which of what is done ahead is left in: "on", all of it; "cpu", nothing is copied ahead over the link;
+    "off", nothing is foretold to the CPU either."""
 
+    def __init__(self, engine: Engine) -> None:
+        runner = engine._loaded.runner
+        assert isinstance(runner, DeviceRunner)
+        self._runner, self._kind = runner, "on"
+        self._foresight = runner.passes.foresight
+        self._stage = None if self._foresight is None else self._foresight._stage
 
-def foresee(engine: Engine, wanted: bool) -> None:
-    """Tell the CPU lane ahead which expert it will likely get, or not."""
-    runner = engine._loaded.runner
-    assert isinstance(runner, DeviceRunner)
-    state = runner.passes
-    if wanted == (state.foresight is not None) or state.lane is None:
-        return
-    if wanted:
-        state.foresight = FORESIGHT.pop()
-    else:
-        print("synthetic: nothing is foretold to the CPU lane")
-        FORESIGHT.append(state.foresight)
-        state.foresight = None
-    runner.forget_graphs()
+    def set(self, kind: str) -> None:
+        """Once it is another one, passes are captured anew."""
+        if kind == self._kind or self._foresight is None:
+            return
+        self._kind = kind
+        self._runner.passes.foresight = None if kind == "off" else self._foresight
+        self._foresight._stage = self._stage if kind == "on" else None
+        self._runner.forget_graphs()
+        print(f"synthetic: looking ahead: {kind}")
 
 
 def prompt_speed(engine: Engine, length: int) -> None:
@@ -147,8 +155,34 @@ def measured_rates(engine: Engine) -> dict[str, float]:
         lane.block.restart(int(cpu.mailbox.posted[0]))
         rates["cpu"] = (after.num_bytes - before.num_bytes) / (after.busy_s - before.busy_s)
         print(f"measured at load: {lane.measured}; {engine.info().lanes}")
+        at_once(cpu, store)
+        lane.block.restart(int(cpu.mailbox.posted[0]))
     print("synthetic: rates alone: " + ", ".join(f"{k} {v / 1e9:.1f} GB/s" for k, v in rates.items()))
     return rates
+
+
+def at_once(cpu: CpuLane, store: HostStore) -> None:
+    """Bytes a second of link and CPU while both are kept busy with nothing else: both read one memory."""
+    keys = [ExpertKey(layer, e) for layer in range(store.num_layers) for e in range(store.num_experts)]
+    keys = keys[: 1 + COPIED_BYTES // store.record(keys[0]).nbytes]
+    target = torch.empty_like(store.record(keys[0]), device="cuda")
+    x = torch.full((1, cpu.layout.hidden), 0.5, dtype=store.dtype)
+    count, stream = min(store.num_experts, 16), torch.cuda.Stream()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before = cpu.counters()
+    with torch.cuda.stream(stream):
+        begin.record()
+        for key in keys:
+            target.copy_(store.record(key), non_blocking=True)
+        end.record()
+    layer = store.num_layers  # other experts than those that are copied first
+    while not end.query():
+        layer = (layer - 1) % store.num_layers
+        cpu.compute(layer, x, [(e, [0], store.layouts[layer].inner) for e in range(count)])
+    after = cpu.counters()
+    link = len(keys) * target.nbytes / begin.elapsed_time(end) * 1e3
+    cpu_rate = (after.num_bytes - before.num_bytes) / (after.busy_s - before.busy_s)
+    print(f"synthetic: rates at once: link {link / 1e9:.1f} GB/s, cpu {cpu_rate / 1e9:.1f} GB/s")
 
 
 def main() -> None:
@@ -163,7 +197,7 @@ def main() -> None:
     parser.add_argument("--lanes", default="auto")
     parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--no-strict", action="store_true")
-    parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "off"])
+    parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "cpu", "off"])
     parser.add_argument("--refill", nargs="*", default=["on"], choices=["on", "off"])
     args = parser.parse_args()
     usual, never = DeviceRunner.may_refill, property(lambda self: False)
@@ -176,7 +210,7 @@ def main() -> None:
     started = time.perf_counter()
     with Engine.load_shape(args.shape, config, settings) as engine:
         print(f"synthetic: {args.shape}, ready in {time.perf_counter() - started:.1f} s")
-        rates = measured_rates(engine)
+        rates, foreseen = measured_rates(engine), Foreseen(engine)
         for gib in args.budgets:
             try:
                 plan = engine.resize(int(gib * 2**30))
@@ -193,8 +227,8 @@ def main() -> None:
                 print(f"synthetic: routing {routing}")
                 for length in lengths if plan.drafting else [n for n in lengths if n == 0]:
                     for strict in (True, False) if not args.no_strict else (False,):
-                        for foresight in args.foresight if not strict and length == 0 else ("on",):
-                            foresee(engine, foresight == "on")
+                        for kind in args.foresight:
+                            foreseen.set(kind)
                             for refill in args.refill if not strict and length == 0 else ("on",):
                                 DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore
                                 if refill == "off":

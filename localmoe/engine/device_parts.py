@@ -19,6 +19,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.link_speed import measure_copy_s
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
+from localmoe.experts.stage_block import StageBlock
 from localmoe.experts.transfers import CudaTransfers, HostTransfers, Transfers
 from localmoe.hardware.needs import kv_positions
 from localmoe.kernels.activations import Activation, detect_activation
@@ -99,10 +100,11 @@ def make_runner(
     Raises:
         UnsupportedModelError: the architecture does not let its attention or experts be replaced.
     """
-    from localmoe.kernels.gpu.routed_experts import ExpertShape
+    from localmoe.kernels.gpu.routed_experts import ExpertShape, stage_block
     from localmoe.model.device_cache import DeviceKVCache
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
     from localmoe.model.device_foresight import Foresight
+    from localmoe.model.device_linear import KernelMode
     from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
     from localmoe.model.device_runner import DeviceRunner
     from localmoe.model.device_stamp import form_of, stamp_of
@@ -115,13 +117,20 @@ def make_runner(
     rows = RowPadding(1, WINDOW_BUCKETS[-1])
     lookahead = LookaheadBuffer(len(skeleton.experts))
     passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, lane, synthetic=synthetic)
-    if lane is not None:
-        passes.foresight = Foresight(find_gates(skeleton), device)
-    layers = []
+    layers, shapes = [], []
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout
         shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
+        shapes.append(shape)
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
+    stage, block = None, min(stage_block(shape) for shape in shapes)
+    if block and memory.may_prefetch and len({shape.hidden for shape in shapes}) == 1:
+        inner, dtype = [shape.inner for shape in shapes], prepared.compute.dtype
+        stage = StageBlock(inner, shapes[0].hidden, block, dtype, device)
+    if lane is not None or stage is not None:
+        with KernelMode():  # products of PyTorch's library would take memory of the GPU for good
+            gates = find_gates(skeleton)
+        passes.foresight = Foresight(gates, device, stage)
     take_over_device(skeleton, layers, window)
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
     stamp = stamp_of(

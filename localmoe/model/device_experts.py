@@ -49,7 +49,8 @@ class DevicePassState:
     draft: list[LowBitExperts] | None = None
     lane: DeviceLane | None = None  # None: no expert is computed on the CPU
     lanes: str = "VRAM and PCIe"  # for people: where experts come from
-    foresight: Foresight | None = None  # None: the CPU lane is told of no expert before it is needed
+    foresight: Foresight | None = None  # None: nothing is foretold of a layer before it begins
+    ahead: bool = False  # whether that is worth it in the pass at hand: an expert may be missing
     phase: Phase = "prefill"
     stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
     forced: Tensor | None = None  # int64 (T, L, K) in place of the routers' choices
@@ -94,24 +95,28 @@ class DeviceRoutedExperts:
             return self._streamed(state.stream, hidden, index, top_k_weights)
         residency = state.memory.block.view(layer)
         lane = state.lane.block.view(layer) if state.lane is not None and state.lane.on else None
-        groups = group_pairs(index, state.window.live, residency, lane)
-        foretold = lane is not None and self._foretell_next(hidden, lane)
+        foresight = state.foresight if state.ahead and hidden.shape[0] == 1 else None
+        stage = None if foresight is None or lane is not None else foresight.stage_of(layer)
+        groups = group_pairs(index, state.window.live, residency, lane, stage)
+        if foresight is not None:
+            self._foretell_next(foresight, hidden, lane)
         out = routed_experts(
             hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
             lane=lane,
         )  # fmt: skip
-        if foretold and state.foresight is not None:
-            state.foresight.join()
+        if foresight is not None:
+            foresight.use_link()
         return out
 
-    def _foretell_next(self, hidden: Tensor, lane: LaneView) -> bool:
-        """Beside this layer's experts, tell the CPU lane of the next layer's."""
+    def _foretell_next(self, foresight: Foresight, hidden: Tensor, lane: LaneView | None) -> None:
+        """Beside this layer's experts."""
         state, following = self._state, self._layer + 1
-        if state.foresight is None or following >= state.memory.store.num_layers:
-            return False
-        forced = None if state.foretold is None else state.foretold[:, following]
-        return state.foresight.tell(following, hidden, state.memory.block.view(following), lane, forced)
+        if self._layer == 0:
+            foresight.begin()
+        if following < state.memory.store.num_layers:
+            forced = None if state.foretold is None else state.foretold[:, following]
+            foresight.tell(following, hidden, state.memory.block.view(following), lane, forced)
 
     def _streamed(
         self, stream: PrefillStream | DryStream, hidden: Tensor, index: Tensor, weights: Tensor

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import Phase
-from localmoe.experts.lane_block import LaneBlock, LaneReport
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
@@ -24,31 +22,13 @@ from localmoe.model.device_linear import KernelMode
 from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 from localmoe.model.uninstall import uninstall
+from localmoe.model.window_report import WindowReport, read_window
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
 _DRY_PROMPTS = (130, 144)
 _LONG_TEXT_ROWS = (1, 8)  # windows whose attention is cut in other ways over a long text
 _LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
-
-
-@dataclass(frozen=True, slots=True)
-class WindowReport:
-    """What a window's pass tells the host.
-
-    Attributes:
-        log: int (L, E), how each expert was found, see kernels.residency.
-        experts: int (L, T, K), what the routers chose.
-        choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
-        tokens: the tokens after the first, as the pass read them.
-        lane: what became of the CPU lane's jobs; None of a pass without it.
-    """
-
-    log: NDArray[np.int32]
-    experts: NDArray[np.int32]
-    choices: list[int]
-    tokens: list[int]
-    lane: LaneReport | None = None
 
 
 class DevicePasses:
@@ -103,16 +83,19 @@ class DevicePasses:
             torch.cuda.synchronize()
 
     def _run_windows(self) -> PassOutput:
-        """Each size of window, without and with the CPU lane; what the last one left."""
-        self._state.phase = "verify"
-        for lane_is_on in (False, True) if self._state.lane is not None else (False,):
-            if self._state.lane is not None:
-                self._state.lane.on = lane_is_on
-            if not lane_is_on:
+        """Each size of window, without and with looking ahead and the CPU lane; what the last one left."""
+        state, lane = self._state, self._state.lane
+        state.phase = "verify"
+        kinds = ((False, False), (True, False), (True, True))
+        for state.ahead, lane_is_on in kinds if lane is not None else kinds[:2]:
+            if lane is not None:
+                lane.on = lane_is_on
+            if not state.ahead:
                 self._run_long_texts()
-            self._state.window.visible = self._visible(WINDOW_BUCKETS[-1])
+            state.window.visible = self._visible(WINDOW_BUCKETS[-1])
             for rows in WINDOW_BUCKETS:
-                output = self._window_body(rows)
+                if rows == 1 or lane_is_on == state.ahead:  # no others look ahead
+                    output = self._window_body(rows)
         return output
 
     def _run_draft(self) -> None:
@@ -201,12 +184,11 @@ class DevicePasses:
         """The window's `count` tokens, at positions from `start` on, through the target; logits (rows, V)
         with rows at least `count`."""
         self._state.phase = "verify"
+        kind = (self._state.lane_is_on, self._state.ahead, self.choice.kind)
         key = self._graphs.cheapest(
-            ("window", rows, self._visible(start + rows), self._state.lane_is_on, self.choice.kind)
-            for rows in WINDOW_BUCKETS
-            if rows >= count
+            ("window", rows, self._visible(start + rows), *kind) for rows in WINDOW_BUCKETS if rows >= count
         )
-        rows, self._state.window.visible = key[1], key[2]
+        rows, self._state.window.visible = key[1:3]
         return self._graphs.run(key, lambda: self._window_body(rows))
 
     def advance(self, output: PassOutput) -> None:
@@ -232,17 +214,7 @@ class DevicePasses:
 
     def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
         """The report of a window of `count` tokens whose logits had `rows` rows."""
-        layers, experts = self._num_layers, self._num_experts
-        log, routed, choices, tokens, lane = np.split(
-            report, np.cumsum([layers * experts, layers * rows * self._top_k, rows, rows])
-        )
-        return WindowReport(
-            log.reshape(layers, experts),
-            routed.reshape(layers, rows, self._top_k)[:, :count],
-            choices[:count].tolist(),
-            tokens[1:count].tolist(),
-            LaneBlock.read(lane) if lane.size else None,
-        )
+        return read_window(report, (self._num_layers, self._num_experts, self._top_k), count, rows)
 
     # -- a long prompt
 

@@ -21,9 +21,10 @@ from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_clock import Landing
 from localmoe.model.device_experts import DevicePassState
-from localmoe.model.device_passes import DevicePasses, WindowReport
+from localmoe.model.device_passes import DevicePasses
 from localmoe.model.pass_counts import count_window
 from localmoe.model.step_graphs import PassOutput
+from localmoe.model.window_report import WindowReport
 
 STREAM_FROM = 65  # tokens of a prompt from which nearly every expert is asked for
 
@@ -159,6 +160,7 @@ class DeviceRunner:
             memory.open_pass()
         if lane is not None:
             lane.open_pass(memory)
+        self.passes.ahead = memory.may_copy and memory.copies_beside
         output = self.issue.window(count, start)
         return PendingWindow(count, start, output, Landing(output.report))
 

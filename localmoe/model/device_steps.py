@@ -16,8 +16,8 @@ from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.timeline import Timeline
 from localmoe.model.device_choice import check_chosen
 from localmoe.model.device_clock import Clock, Landing
-from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
+from localmoe.model.window_report import WindowReport
 
 RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others are expected
 

@@ -40,13 +40,13 @@ class Rig:
         """The expert of layer 1, or None where nothing is told."""
         self.box.foretold[0] = NOBODY
         hidden = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
-        told = foresight.tell(layer, hidden, self.view, self.block.view(0), forced)
-        foresight.join()
+        foresight.begin()
+        foresight.tell(layer, hidden, self.view, self.block.view(0), forced)
+        foresight.use_link()
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
         word = int(self.box.foretold[0])
-        assert told == bool(word >> LAYER_SHIFT)
-        return word & NOBODY if told else None
+        return word & NOBODY if word >> LAYER_SHIFT else None
 
 
 def test_the_next_layers_router_names_what_is_missing() -> None:
@@ -58,9 +58,8 @@ def test_the_next_layers_router_names_what_is_missing() -> None:
     assert rig.told(foresight, 1, 1, torch.tensor([[0, 1]], device=DEVICE)) == NOBODY
 
 
-def test_nothing_is_told_without_a_router_or_of_long_windows() -> None:
+def test_nothing_is_told_without_a_router() -> None:
     rig = Rig()
     assert rig.told(Foresight([rig.gate, None], DEVICE), 1, 1) is None
-    assert rig.told(Foresight([None, rig.gate], DEVICE), 1, 2) is None
     assert rig.told(Foresight([rig.gate], DEVICE), 1, 1) is None
     assert not rig.seen

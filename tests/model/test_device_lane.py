@@ -18,9 +18,9 @@ from speculative.table_model import Table
 from localmoe.core.types import ExpertKey
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.model.device_lane import DeviceLane
-from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
 from localmoe.model.step_graphs import PassOutput
+from localmoe.model.window_report import WindowReport
 
 RATES = LaneRates(30.0, 150.0, 10.0, 350.0)
 

@@ -42,11 +42,11 @@ from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_draft_steps import DeviceDraftSteps
 from localmoe.model.device_experts import DevicePassState
-from localmoe.model.device_passes import WindowReport
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
 from localmoe.model.device_steps import RUN_BEHIND_AFTER, DeviceSteps
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.step_graphs import PassOutput
+from localmoe.model.window_report import WindowReport
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import CacheShape, Policy

@@ -17,6 +17,7 @@ from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
+from localmoe.kernels.stage import StageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Groups:
         ticket: int64 (A,), the copy to wait for, or 0.
         landing: int64 (A,), slot that the weights are also written to while they are read, or 0.
         skipped: int32 (A,), inner columns that the CPU computes instead, from 0 on; None where there is no
-            CPU
-            lane.
+            CPU lane.
+        stage: where a part of one expert may lie ahead of need; None where nothing is brought there.
     """
 
     pairs: Tensor
@@ -44,23 +45,15 @@ class Groups:
     ticket: Tensor
     landing: Tensor
     skipped: Tensor | None = None
-
-    @staticmethod
-    def empty(num_pairs: int, num_tiles: int, device: torch.device, *, lane: bool = False) -> Groups:
-        """Room for the groups of `num_pairs` pairs."""
-
-        def make(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
-
-        begin, end, expert = (make(num_tiles, torch.int32) for _ in range(3))
-        address, ticket, landing = (make(num_tiles, torch.int64) for _ in range(3))
-        skipped = make(num_tiles, torch.int32) if lane else None
-        pairs = make(num_pairs, torch.int32)
-        return Groups(pairs, begin, end, expert, address, ticket, landing, skipped)
+    stage: StageView | None = None
 
 
 def group_pairs(
-    index: Tensor, live: Tensor, residency: ResidencyView, lane: LaneView | None = None
+    index: Tensor,
+    live: Tensor,
+    residency: ResidencyView,
+    lane: LaneView | None = None,
+    stage: StageView | None = None,
 ) -> Groups:
     """Group the choices of a window's router.
 
@@ -71,11 +64,12 @@ def group_pairs(
             what they are once the layer has run.
         lane: takes its part of what is missing; its `share` and `count` are written, and the entries of a
             job into its mailbox (`post` makes the job known).
+        stage: of this layer; what is copied into it ends here.
     """
     tokens, top_k = index.shape
     num_experts = residency.address.shape[0]
     num_pairs = tokens * top_k
-    groups = Groups.empty(num_pairs, min(num_experts, num_pairs), index.device, lane=lane is not None)
+    groups = _empty(num_pairs, min(num_experts, num_pairs), index, lane, stage)
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
     launch(
         _group, (1,),
@@ -84,13 +78,24 @@ def group_pairs(
         residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
-        groups.skipped, *_lane_arguments(lane),
+        groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
         ONE_TOKEN=tokens == 1,
         **after_previous(index.device), num_warps=4 if padded_pairs <= 256 else 16,
     )  # fmt: skip
     return groups
+
+
+def _empty(
+    num_pairs: int, num_tiles: int, index: Tensor, lane: LaneView | None, stage: StageView | None
+) -> Groups:
+    pairs, begin, end, expert = (
+        index.new_empty(size, dtype=torch.int32) for size in (num_pairs, num_tiles, num_tiles, num_tiles)
+    )
+    address, ticket, landing = (index.new_empty(num_tiles, dtype=torch.int64) for _ in range(3))
+    skipped = None if lane is None else torch.empty_like(expert)
+    return Groups(pairs, begin, end, expert, address, ticket, landing, skipped, stage)
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
@@ -101,6 +106,11 @@ def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
     entries = lane.box + lane.layout.entry
     numbers = (lane.layer, lane.inner, lane.quantum)
     return (lane.share, lane.count, lane.words, lane.issued, lane.rates, entries, *numbers)
+
+
+def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
+    """words, staged, layer."""
+    return (None, None, 0) if stage is None else (stage.words, stage.staged, stage.layer)
 
 
 @triton.jit
@@ -156,12 +166,22 @@ def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.con
     return share
 
 
+@triton.jit
+def _begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
+    """Copying ahead ends; what was foretold of the layer is kept while the next one is foretold."""
+    place, number = tl.load(words), tl.load(words + 1)
+    tl.store(staged, tl.where(place >> LAYER_SHIFT == layer, place & ((1 << LAYER_SHIFT) - 1), -1))
+    tl.store(staged + 1, number)
+    tl.store(words + 2, number)
+
+
 # what a simulation routes lies in another tensor, with rows further apart
-@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer"])
+@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer"])
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
+    stage_words, staged, stage_layer,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
     E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -187,6 +207,8 @@ def _group(
     hit = asked & (ticket >= 0) & (ticket <= done)
     share = tl.zeros_like(count)
     by_cpu = asked & (count < 0)  # none
+    if stage_words is not None:
+        _begin_layer(stage_words, staged, stage_layer, LAYER_SHIFT)
     if shares is not None:
         posted = tl.load(lane_words)
         if tl.load(lane_words + 1) == 0:  # nobody has failed to answer

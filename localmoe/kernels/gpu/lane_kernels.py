@@ -1,5 +1,5 @@
-"""The GPU's side of the CPU lane: make a job known to the threads that wait for it, and say which expert the
-next one will likely ask for. grouping says what is in the job, routed_experts' combine takes the answer in.
+"""The GPU's side of the CPU lane: make a job known to the threads that wait for it. grouping says what is in
+the job, routed_experts' combine takes the answer in.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
-from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
-from localmoe.kernels.residency import ResidencyView
 
 
 def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int) -> None:
@@ -64,45 +62,3 @@ def _post(
         if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
             tl.store(words + 3, tl.zeros([], tl.int64))
             tl.store(flag.to(tl.pointer_type(tl.int64)), tl.load(words))
-
-
-def foretell(index: Tensor, weights: Tensor, residency: ResidencyView, lane: LaneView, layer: int) -> None:
-    """Tell the threads, and the layer to come, which expert the CPU is to get first if one token chooses
-    `index`: of those that are missing, the one with the largest weight.
-
-    Args:
-        index: int64 (1, K), an index outside the experts means "none". weights: (1, K), the router's.
-        residency: of that layer. lane: of the layer at hand, whose job is counted already.
-        layer: number of that layer.
-    """
-    num_experts = residency.ticket.shape[0]
-    assert index.shape == weights.shape and index.shape[0] == 1
-    assert num_experts < NOBODY and layer < NOBODY
-    launch(
-        _foretell, (1,),
-        index, index.stride(1), weights, weights.stride(1), residency.ticket, lane.words,
-        lane.box + lane.layout.foretold, layer,
-        K=index.shape[1], K_PAD=triton.next_power_of_2(index.shape[1]), E=num_experts,
-        JOB_SHIFT=JOB_SHIFT, LAYER_SHIFT=LAYER_SHIFT, NOBODY=NOBODY,
-        **after_previous(index.device), num_warps=1,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["layer"])
-def _foretell(
-    index, index_stride, weights, weight_stride, tickets, words, word_out, layer,
-    K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr,
-    JOB_SHIFT: tl.constexpr, LAYER_SHIFT: tl.constexpr, NOBODY: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    wait_for_previous(DEPENDENT, SMALL=True)
-    k = tl.arange(0, K_PAD)
-    chosen = tl.load(index + k * index_stride, mask=k < K, other=-1)
-    weight = tl.load(weights + k * weight_stride, mask=k < K, other=0.0).to(tl.float32)
-    exists = (chosen >= 0) & (chosen < E)
-    missing = exists & (tl.load(tickets + chosen, mask=exists, other=0) < 0)
-    best = tl.argmax(tl.where(missing, weight, float("-inf")), 0)
-    found = tl.sum((missing & (k == best)).to(tl.int32), 0) > 0
-    expert = tl.sum(tl.where(k == best, chosen, 0), 0)
-    place = (layer.to(tl.int64) << LAYER_SHIFT) | tl.where(found, expert, NOBODY)
-    tl.store(words + 4, tl.where(found, place, -1))
-    tl.store(word_out.to(tl.pointer_type(tl.int64)), (tl.load(words) << JOB_SHIFT) | place)

@@ -22,6 +22,7 @@ from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
 from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ def split_quantum(inner: int) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
     aligned; 0: not at all."""
     return next((quantum for quantum in (64, 16) if inner % quantum == 0), 0)
+
+
+def stage_block(shape: ExpertShape) -> int:
+    """Inner columns that are copied ahead at a time, as gate_up reads them; 0: its records do not come in
+    such pieces."""
+    block = gate_up_launch(shape, 1).block_n
+    scattered = shape.transposed or shape.activation.interleaved or block * shape.hidden % (8 * PARTS)
+    return 0 if scattered else block
 
 
 def _block_k(length: int) -> int:
@@ -129,6 +138,7 @@ def run_groups(
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, gate_up_bias, inner,
+        *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
@@ -175,6 +185,15 @@ def combine(
         **after_previous(out.device), num_warps=4,
     )  # fmt: skip
     return result
+
+
+def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
+    """staged, memory, progress, columns."""
+    return (
+        (None, None, None, 0)
+        if stage is None
+        else (stage.staged, stage.memory, stage.progress, stage.columns)
+    )
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:

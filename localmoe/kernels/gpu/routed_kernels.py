@@ -9,37 +9,21 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
-
-
-@triton.jit
-def _wait_for(done, ticket):
-    """Until the copy `ticket` is complete. The copy engine writes `done`, so waiting programs cannot keep it
-    from being written."""
-    if ticket > 0:
-        seen = tl.atomic_add(done, 0, sem="acquire", scope="sys")
-        while seen < ticket:
-            seen = tl.atomic_add(done, 0, sem="acquire", scope="sys")
-
-
-@triton.jit
-def _at(anchor, address):
-    """Pointer to an address of 16-byte alignment. Going by way of an aligned argument of the kernel tells the
-    compiler of the alignment, which it loses in a plain cast, and with it all wide loads."""
-    element_bytes: tl.constexpr = anchor.dtype.element_ty.primitive_bitwidth // 8
-    return anchor + tl.multiple_of((address - anchor.to(tl.int64)) // element_bytes, 8)
+from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
 
 
 @triton.jit
 def _gate_up_tile(
-    x, x_stride, rows, ok, w, keep, nb,
+    x, x_stride, rows, ok, w, to_up, keep, nb,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """gate and up, float32 (BM, BN) each; with KEEP the weights are written to `keep` as they are read."""
+    """gate and up, float32 (BM, BN) each; with KEEP the weights are written to `keep` as they are read.
+    to_up: how far up's rows are behind gate's."""
     WIDTH: tl.constexpr = 2 * BN if INTERLEAVED else BN
     COLUMNS: tl.constexpr = 2 * I if INTERLEAVED else I
     advance: tl.constexpr = 2 * I if TRANSPOSED else 1  # from a column of the sum to the next
-    to_up: tl.constexpr = I if TRANSPOSED else I * H
+    kept_up: tl.constexpr = I if TRANSPOSED else I * H
     n = nb * WIDTH + tl.arange(0, WIDTH)
     inside = n < COLUMNS
     # rows of weights past the end read the first and are not stored; as columns they are masked, since the
@@ -73,7 +57,7 @@ def _gate_up_tile(
         if KEEP:
             tl.store(keep + at + start * advance, g, mask=kept)
             if not INTERLEAVED:
-                tl.store(keep + to_up + at + start * advance, u, mask=kept)
+                tl.store(keep + kept_up + at + start * advance, u, mask=kept)
         gate = tl.dot(a, g if TRANSPOSED else tl.trans(g), gate)
         if not INTERLEAVED:
             up = tl.dot(a, u if TRANSPOSED else tl.trans(u), up)
@@ -85,6 +69,8 @@ def _gate_up_tile(
 @triton.jit
 def gate_up_kernel(
     x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, inner,
+    staged, stage, progress, COLUMNS: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
+    NUMBER_SHIFT: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -99,11 +85,23 @@ def gate_up_kernel(
             if (nb + 1) * BN <= tl.load(skips + tile):
                 end = begin  # the CPU computes these columns
     if begin < end:
-        _wait_for(done, tl.load(tickets + tile))
+        wait_for_copy(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
-        w = _at(x, tl.load(addresses + tile))
+        address = tl.load(addresses + tile)
+        in_record: tl.constexpr = I if TRANSPOSED else I * H
+        to_up = in_record
+        if staged is not None:
+            to_up = tl.full([], in_record, tl.int64)
+            turn = blocks - 1 - nb
+            if turn < COLUMNS // BN:
+                address, to_up = source_of_block(
+                    address, tl.load(experts + tile), staged, stage, progress, turn, H, I, COLUMNS, TURNS,
+                    PARTS, NUMBER_SHIFT,
+                )  # fmt: skip
+            to_up = tl.multiple_of(to_up, 8)
+        w = record_at(x, address)
         landing = tl.load(landings + tile)
-        keep = _at(x, landing)
+        keep = record_at(x, landing)
         n = nb * BN + tl.arange(0, BN)
         first = begin
         while first < end:
@@ -113,13 +111,30 @@ def gate_up_kernel(
             rows = (pair // K).to(tl.int64)
             if (landing != 0) & (first == begin):
                 gate, up = _gate_up_tile(
-                    x, x_stride, rows, ok, w, keep, nb, H, I, TRANSPOSED, INTERLEAVED, True, BM, BN, BK
+                    x, x_stride, rows, ok, w, to_up, keep, nb, H, I, TRANSPOSED, INTERLEAVED, True, BM, BN, BK
                 )
                 tl.debug_barrier()  # from here on this program's part is read from the slot
                 w = keep
+                if staged is not None:
+                    to_up = tl.multiple_of(tl.full([], in_record, tl.int64), 8)
             else:
                 gate, up = _gate_up_tile(
-                    x, x_stride, rows, ok, w, keep, nb, H, I, TRANSPOSED, INTERLEAVED, False, BM, BN, BK
+                    x,
+                    x_stride,
+                    rows,
+                    ok,
+                    w,
+                    to_up,
+                    keep,
+                    nb,
+                    H,
+                    I,
+                    TRANSPOSED,
+                    INTERLEAVED,
+                    False,
+                    BM,
+                    BN,
+                    BK,
                 )
             if bias is not None:
                 row = bias + tl.load(experts + tile).to(tl.int64) * (2 * I)
@@ -179,9 +194,9 @@ def down_kernel(
     nb = tl.program_id(0) % blocks
     begin, end = tl.load(begins + tile), tl.load(ends + tile)
     if begin < end:  # gate_up has waited for the copy
-        w = _at(inner, tl.load(addresses + tile)) + 2 * I * H
+        w = record_at(inner, tl.load(addresses + tile)) + 2 * I * H
         landing = tl.load(landings + tile)
-        keep = _at(inner, landing) + 2 * I * H
+        keep = record_at(inner, landing) + 2 * I * H
         SPLIT: tl.constexpr = skips is not None
         QUANTUM: tl.constexpr = 64 if I % 64 == 0 else 16
         skipped = 0

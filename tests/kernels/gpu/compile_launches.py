@@ -20,22 +20,27 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
+from localmoe.kernels.gpu.copy_ahead import copy_ahead
+from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import group_pairs
-from localmoe.kernels.gpu.lane_kernels import foretell, post_job
+from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
+from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.gpu.router import route
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import MailboxLayout
 from localmoe.kernels.residency import ResidencyView
+from localmoe.kernels.stage import StageView
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
@@ -171,19 +176,51 @@ def router() -> None:
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
 
 
+def lane_of(tokens: int, experts: int, top_k: int) -> tuple[LaneView, ResidencyView, StageView]:
+    """What a layer with experts of Qwen1.5-MoE's size sees."""
+    words, numbers = torch.empty(experts, dtype=torch.int64), torch.empty(experts)
+    whole = torch.empty(experts, dtype=torch.int32)
+    layout = MailboxLayout(tokens, top_k, experts, 2048)
+    stage = StageView(1, 2048, 1408, 32, 768, torch.empty(16, dtype=torch.bfloat16), words, words, words)
+    return (
+        LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole),
+        ResidencyView(words, words, words, numbers, words, words, whole),
+        stage,
+    )
+
+
 def grouping() -> None:
     """A window's choices, divided between GPU and CPU; of one token, and of several with many experts. What
-    the CPU is told."""
+    is foretold, and copied ahead."""
     for tokens, experts, top_k in ((1, 60, 4), (9, 512, 10)):
-        words = torch.empty(experts, dtype=torch.int64)
-        numbers, whole = torch.empty(experts), torch.empty(experts, dtype=torch.int32)
-        layout = MailboxLayout(tokens, top_k, experts, 2048)
-        lane = LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole)
-        residency = ResidencyView(words, words, words, numbers, words, words, whole)
-        index = torch.empty(tokens, top_k, dtype=torch.int64)
-        groups = group_pairs(index, words[:1], residency, lane)
-        post_job(torch.empty(tokens, 2048, dtype=torch.bfloat16), groups, words[:1], lane, top_k)
-        foretell(index[:1], numbers[None, :top_k].bfloat16(), residency, lane, 1)
+        lane, residency, stage = lane_of(tokens, experts, top_k)
+        index, live = torch.empty(tokens, top_k, dtype=torch.int64), lane.words[:1]
+        groups = group_pairs(index, live, residency, lane)
+        post_job(torch.empty(tokens, 2048, dtype=torch.bfloat16), groups, live, lane, top_k)
+        group_pairs(index, live, residency, None, stage)
+        for told in ({"lane": lane}, {"stage": stage}):
+            foretell(index[:1], torch.empty(1, top_k, dtype=torch.bfloat16), residency, 1, **told)
+        copy_ahead(stage, residency)
+
+
+def routed() -> None:
+    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's."""
+    lane, residency, stage = lane_of(9, 60, 4)
+    x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
+    shape, live, shares = (
+        ExpertShape(2048, 1408, False, Activation("silu")),
+        lane.words[:1],
+        torch.empty(9, 4),
+    )
+    for both in ((lane, None), (None, stage)):
+        groups = group_pairs(index, live, residency, *both)
+        routed_experts(x, groups, index, shares, live, live, shape, 60, lane=both[0])
+    oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
+    x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
+    groups = group_pairs(index, live, residency)
+    routed_experts(
+        x, groups, index, shares, live, live, oai, 32, gate_up_bias=biases, down_bias=biases[:, :2880]
+    )
 
 
 def choices() -> None:
@@ -205,6 +242,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "latent_loop": lambda: latent(1024),
     "router": router,
     "grouping": grouping,
+    "routed": routed,
     "choices": choices,
 }
 

@@ -32,7 +32,8 @@ OTHERS = {
     "_best_of_chunk",
     "_choose",
 }
-LANE = {"_group", "_post", "_foretell"}
+LANE = {"_group", "_post", "_foretell", "_copy_ahead"}
+ROUTED = {"gate_up_kernel", "down_kernel", "combine_kernel"}
 ALONE = {"_best_of_chunk", "_choose"}  # they wait for all that was issued before, as kernels usually do
 
 WHOLE = {80: EVERYTHING, 120: NEWEST}  # capabilities for which every kernel is compiled: oldest and newest
@@ -45,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     cache = tmp_path_factory.mktemp("triton")
     wishes = [f"{capability}={','.join(names)}" for capability, names in WHOLE.items()]
-    wishes += [f"{capability}=prompt,grouping" for capability in PROMPTS]
+    wishes += [f"{capability}=prompt,grouping,routed" for capability in PROMPTS]
     done = subprocess.run(
         [sys.executable, str(HERE / "compile_launches.py"), *wishes],
         env={**kept, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)},
@@ -67,7 +68,11 @@ def test_kernels_compile_and_fit(capability: int, compiled: list[dict[str, Any]]
 @pytest.mark.parametrize("capability", PROMPTS)
 def test_products_of_prompts_compile_and_fit(capability: int, compiled: list[dict[str, Any]]) -> None:
     check(
-        [report for report in compiled if report["capability"] == capability and report["kernel"] not in LANE]
+        [
+            report
+            for report in compiled
+            if report["capability"] == capability and report["kernel"] not in LANE | ROUTED
+        ]
     )
 
 
@@ -75,9 +80,18 @@ def test_products_of_prompts_compile_and_fit(capability: int, compiled: list[dic
 def test_a_window_s_division_compiles_for_many_experts(compiled: list[dict[str, Any]]) -> None:
     reports = [report for report in compiled if report["kernel"] in LANE]
     assert {report["kernel"] for report in reports} == LANE
-    groups = [report for report in reports if report["kernel"] == "_group"]
-    assert [report["launch"]["E_PAD"] for report in groups] == [64, 1024]
+    groups = [report["launch"]["E_PAD"] for report in reports if report["kernel"] == "_group"]
+    assert groups[:4] == [64, 64, 1024, 1024]
     assert all(report["shared"] <= 48 * 1024 and not report["mma"] for report in reports)
+
+
+@pytest.mark.slow
+def test_routed_experts_compile_and_fit(compiled: list[dict[str, Any]]) -> None:
+    reports = [report for report in compiled if report["kernel"] in ROUTED]
+    assert [report["kernel"] for report in reports] == 3 * ["gate_up_kernel", "down_kernel", "combine_kernel"]
+    for report in reports:
+        assert report["shared"] <= 99 * 1024 and not report["other_mma"]
+        assert report["mma"] == (report["kernel"] != "combine_kernel")
 
 
 def check(reports: list[dict[str, Any]]) -> None:

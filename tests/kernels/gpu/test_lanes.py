@@ -27,8 +27,8 @@ from test_routed_experts import (
 
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import group_pairs
-from localmoe.kernels.gpu.lane_kernels import foretell
 from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
 from localmoe.kernels.lanes import FORETOLD
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
@@ -157,7 +157,7 @@ def test_the_cpu_gets_the_foretold_expert_first_and_else_another_one_each_time()
             weights = torch.tensor(generator.random((1, 3)), device=DEVICE, dtype=DTYPES[0])
             block.restart(job)
             of_this_layer = job % 3 > 0
-            foretell(index, weights, view, view_lane, 0 if of_this_layer else 5)
+            foretell(index, weights, view, 0 if of_this_layer else 5, lane=view_lane)
             word = _foretold(lane)
             assert word >> JOB_SHIFT == job and (word >> LAYER_SHIFT) & NOBODY == (0 if of_this_layer else 5)
             named.add(word & NOBODY)

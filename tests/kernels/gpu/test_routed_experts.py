@@ -154,9 +154,9 @@ def assert_close(out: Tensor, exact: Tensor, live: int) -> None:
     assert (error <= TOLERANCE[out.dtype] * size)[:live].all(), (error / size)[:live].max()
 
 
-def inputs(tokens: int, dtype: torch.dtype = DTYPES[0]) -> Tensor:
+def inputs(tokens: int, dtype: torch.dtype = DTYPES[0], hidden: int = HIDDEN) -> Tensor:
     generator = torch.Generator().manual_seed(7)
-    return in_nan(torch.randn(tokens, HIDDEN, generator=generator).to(DEVICE, dtype))
+    return in_nan(torch.randn(tokens, hidden, generator=generator).to(DEVICE, dtype))
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -1,0 +1,59 @@
+"""Copy a part of the expert that was foretold into the stage, while the link has nothing else to do: from the
+end of one layer's experts to the begin of the next one's. Chooses nothing; routed_experts' products read what
+is complete by then.
+
+From the last column on, since the CPU lane computes an expert's first ones. A program writes its part of a
+block and then, in `progress`, that it has: who sees the number also sees the weights.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.mailbox import LAYER_SHIFT
+from localmoe.kernels.residency import ResidencyView
+from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
+
+
+def copy_ahead(stage: StageView, residency: ResidencyView) -> None:
+    """Copy until all of the stage is full or the layer begins. stage, residency: of the layer to come."""
+    size = stage.block * stage.hidden // PARTS
+    launch(
+        _copy_ahead, (TURNS * PARTS,),
+        stage.words, residency.home, stage.memory, stage.progress,
+        H=stage.hidden, I=stage.inner, COLUMNS=stage.columns, BN=stage.block,
+        SIZE=size, SIZE_PAD=triton.next_power_of_2(size), TURNS=TURNS, PARTS=PARTS,
+        LAYER_SHIFT=LAYER_SHIFT, NUMBER_SHIFT=NUMBER_SHIFT,
+        **after_previous(stage.memory.device), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _copy_ahead(
+    words, homes, memory, progress, H: tl.constexpr, I: tl.constexpr, COLUMNS: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
+    LAYER_SHIFT: tl.constexpr, NUMBER_SHIFT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous(DEPENDENT)
+    place, number = tl.load(words), tl.load(words + 1)
+    if place >= 0:
+        home = tl.load(homes + (place & ((1 << LAYER_SHIFT) - 1)))
+        element_bytes: tl.constexpr = memory.dtype.element_ty.primitive_bitwidth // 8
+        weights = memory + tl.multiple_of((home - memory.to(tl.int64)) // element_bytes, 8)
+        turn, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+        i = tl.arange(0, SIZE_PAD)
+        mine = i < SIZE
+        for block in range(turn, COLUMNS // BN, TURNS):
+            if tl.load(words + 2, volatile=True) < number:
+                at = (COLUMNS - (block + 1) * BN) * H + part * SIZE
+                at = tl.multiple_of(at, 8) + i
+                gate = tl.load(weights + (I - COLUMNS) * H + at, mask=mine)
+                up = tl.load(weights + (2 * I - COLUMNS) * H + at, mask=mine)
+                tl.store(memory + at, gate, mask=mine)
+                tl.store(memory + COLUMNS * H + at, up, mask=mine)
+                tl.debug_barrier()
+                done = (number << NUMBER_SHIFT) + block // TURNS + 1
+                tl.atomic_xchg(progress + tl.program_id(0), done, sem="release", scope="gpu")

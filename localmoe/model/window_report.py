@@ -1,0 +1,46 @@
+"""What a window's pass on the GPU tells the host, and how its numbers are read. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.experts.lane_block import LaneBlock, LaneReport
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """What a window's pass tells the host.
+
+    Attributes:
+        log: int (L, E), how each expert was found, see kernels.residency.
+        experts: int (L, T, K), what the routers chose.
+        choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
+        tokens: the tokens after the first, as the pass read them.
+        lane: what became of the CPU lane's jobs; None of a pass without it.
+    """
+
+    log: NDArray[np.int32]
+    experts: NDArray[np.int32]
+    choices: list[int]
+    tokens: list[int]
+    lane: LaneReport | None = None
+
+
+def read_window(
+    report: NDArray[np.int32], shape: tuple[int, int, int], count: int, rows: int
+) -> WindowReport:
+    """From the numbers of a pass of `rows` rows, of which `count` are the window's. shape: L, E and K."""
+    layers, experts, top_k = shape
+    log, routed, choices, tokens, lane = np.split(
+        report, np.cumsum([layers * experts, layers * rows * top_k, rows, rows])
+    )
+    return WindowReport(
+        log.reshape(layers, experts),
+        routed.reshape(layers, rows, top_k)[:, :count],
+        choices[:count].tolist(),
+        tokens[1:count].tolist(),
+        LaneBlock.read(lane) if lane.size else None,
+    )
