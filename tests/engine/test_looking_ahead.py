@@ -16,7 +16,7 @@ from localmoe.kernels.stage import BEGUN, NUMBER, NUMBER_SHIFT, StageView
 from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-TOKENS, SLOTS, LAYERS = [5, 17, 40, 8, 3], 6, 3
+TOKENS, LAYERS = [5, 17], 2
 
 
 def logits_of(runner: DeviceRunner, ahead: bool) -> torch.Tensor:
@@ -31,19 +31,15 @@ def logits_of(runner: DeviceRunner, ahead: bool) -> torch.Tensor:
         runner.passes.foresight = foresight
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe"])
-def test_logits_are_the_same_and_the_stage_is_used(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_the_same_and_the_stage_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are not interpreted here")
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 1000)))
-    prepared = prepared_for_kernels(tmp_path, architecture)
+    prepared = prepared_for_kernels(tmp_path, "mixtral", num_hidden_layers=LAYERS, vocab_size=256)
     parts = assemble(prepared, PLAIN, progress=None, cancel=None)
-    runner, stages, full = parts.runner, [], 0
+    runner, stages = parts.runner, []
     try:
         assert isinstance(runner, DeviceRunner) and runner.passes.foresight is not None
-        runner.passes.memory.reserve(max(0, runner.passes.memory.slots.num_slots - SLOTS))
         plain = logits_of(runner, ahead=False)
         launch = copying.launch
 
@@ -60,8 +56,7 @@ def test_logits_are_the_same_and_the_stage_is_used(
         number = int(view.words[NUMBER])
         assert len(stages) == number == (LAYERS - 1) * len(TOKENS)
         assert int(view.words[BEGUN]) == number
-        full = sum(int(word) >> NUMBER_SHIFT > 0 for word in view.progress)
-        assert full == len(view.progress), "what was named was copied"
+        assert all(int(word) >> NUMBER_SHIFT for word in view.progress), "what was named was copied"
         # a window of several tokens takes no notice
         logits = runner.run([1, 2], "verify", last_only=True)
         assert int(view.words[NUMBER]) == number and torch.isfinite(logits).all()
