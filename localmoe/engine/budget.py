@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
-from localmoe.engine.loading import EngineParts
+from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_plan
 from localmoe.engine.planning import replan
 
@@ -49,7 +51,8 @@ class BudgetKeeper:
         """Divide another budget; None: what is free.
 
         Raises:
-            BudgetError: what is loaded does not fit; all is as before.
+            BudgetError: what is loaded does not fit; all is as before. Or the GPU has less than was free
+                when it was planned; then slots are as many as before, and empty.
         """
         with self._dividing:
             parts = self._parts()
@@ -62,7 +65,11 @@ class BudgetKeeper:
                 rest = max(1, plan.budget_bytes - self.reserved_bytes)
                 rest_config = replace(config, vram_budget_bytes=rest)
                 plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
-            self._new_slots(plan.num_slots)
+            try:
+                self._new_slots(plan.num_slots)
+            except torch.OutOfMemoryError:
+                self._new_slots(self.plan.num_slots)  # empty, in the memory of those that made room
+                raise out_of_memory(plan.budget_bytes, "changing the budget") from None
             self.config, self.plan = config, plan
             log_plan(plan, parts.prepared.footprint)
             return plan

@@ -24,7 +24,8 @@ class DeviceSlots:
         return self._arena.numel() * self._arena.element_size()
 
     def release(self) -> None:
-        """Give the memory back; the slots hold nothing from here on."""
+        """Give the memory back; no slot is left."""
+        self.num_slots = 0
         self._arena = self._arena.new_empty(0, 0)
 
     def write(self, slot: int, record: Tensor) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.engines import (
@@ -25,7 +26,8 @@ from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError, EngineBusyError, LocalMoeError
 from localmoe.core.units import parse_bytes
-from localmoe.engine import Engine, plan_model
+from localmoe.engine import Engine, loading, plan_model
+from localmoe.experts.slots import DeviceSlots
 
 Tiny = Callable[[str], tuple[Path, Any]]
 PROMPT = "Hello there, how are"
@@ -129,6 +131,31 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(
     assert engine.plan == plan and engine.config.vram_budget_bytes == bounds[1]
     again = ask(engine, PROMPT, draft_length=4)
     assert again.tokens == answer.tokens and again.stats.misses == 0, "what was in slots is still there"
+
+
+def test_memory_that_runs_out_in_a_resize_leaves_as_many_slots_as_before(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs may take between plan and allocation what was free."""
+    with load_with_slots(tiny("mixtral")[0], 8) as engine:
+        before = ask(engine, PROMPT, 10)
+        plan, num_slots = engine.plan, engine.plan.num_slots
+
+        class NoMore(DeviceSlots):
+            def __init__(self, count: int, *others: Any) -> None:
+                if count > num_slots:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                super().__init__(count, *others)
+
+        monkeypatch.setattr(loading, "DeviceSlots", NoMore)
+        with pytest.raises(BudgetError, match="ran out while changing the budget") as refusal:
+            engine.resize(None)
+        assert refusal.value.budget_bytes, "what to try instead"
+        assert engine.plan == plan and engine.config.vram_budget_bytes == plan.budget_bytes
+        assert engine.device_memory()["slots"] == plan.num_slots * plan.slot_bytes
+        after = ask(engine, PROMPT, 10)
+        assert after.tokens == before.tokens
+        check_consistent(engine)
 
 
 def test_without_a_budget_all_experts_of_a_small_model_stay_resident(engine: Engine) -> None:
