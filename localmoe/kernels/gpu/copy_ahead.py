@@ -2,8 +2,8 @@
 end of one layer's experts to the begin of the next one's. Chooses nothing; routed_experts' products read what
 is complete by then.
 
-From the last column on, since the CPU lane computes an expert's first ones. A program writes its part of a
-block and then, in `progress`, that it has: who sees the number also sees the weights.
+A program writes its part of a block and then, in `progress`, that it has: who sees the number also sees the
+weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _copy_ahead(
         i = tl.arange(0, SIZE_PAD)
         mine = i < SIZE
         for block in range(turn, COLUMNS // BN, TURNS):
-            if tl.load(words + 2, volatile=True) < number:
+            # by one thread for all: warps that each looked for themselves might not agree
+            if tl.atomic_add(words + 2, 0, sem="relaxed", scope="gpu") < number:
                 at = (COLUMNS - (block + 1) * BN) * H + part * SIZE
                 at = tl.multiple_of(at, 8) + i
                 gate = tl.load(weights + (I - COLUMNS) * H + at, mask=mine)

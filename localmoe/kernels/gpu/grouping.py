@@ -172,7 +172,7 @@ def _begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
     place, number = tl.load(words), tl.load(words + 1)
     tl.store(staged, tl.where(place >> LAYER_SHIFT == layer, place & ((1 << LAYER_SHIFT) - 1), -1))
     tl.store(staged + 1, number)
-    tl.store(words + 2, number)
+    tl.atomic_xchg(words + 2, number, sem="relaxed", scope="gpu")
 
 
 # what a simulation routes lies in another tensor, with rows further apart
