@@ -65,14 +65,21 @@ class BudgetKeeper:
                 rest = max(1, plan.budget_bytes - self.reserved_bytes)
                 rest_config = replace(config, vram_budget_bytes=rest)
                 plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
-            try:
-                self._new_slots(plan.num_slots)
-            except torch.OutOfMemoryError:
+            if not self._has_room_for(plan.num_slots):
                 self._new_slots(self.plan.num_slots)  # empty, in the memory of those that made room
-                raise out_of_memory(plan.budget_bytes, "changing the budget") from None
+                raise out_of_memory(plan.budget_bytes, "changing the budget")
             self.config, self.plan = config, plan
             log_plan(plan, parts.prepared.footprint)
             return plan
+
+    def _has_room_for(self, num_slots: int) -> bool:
+        """Make the slots, if the memory suffices. On return nothing refers to what was made of them before it
+        ran out, as the error does."""
+        try:
+            self._new_slots(num_slots)
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def reserve(self, num_bytes: int) -> None:
         """Lend so much to a draft build (0: it is over); only between answers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -141,16 +142,20 @@ def test_memory_that_runs_out_in_a_resize_leaves_as_many_slots_as_before(
         before = ask(engine, PROMPT, 10)
         plan, num_slots = engine.plan, engine.plan.num_slots
 
+        made: list[weakref.ref[torch.Tensor]] = []
+
         class NoMore(DeviceSlots):
             def __init__(self, count: int, *others: Any) -> None:
-                if count > num_slots:
-                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                assert all(arena() is None for arena in made), "two at once would not fit"
                 super().__init__(count, *others)
+                made.append(weakref.ref(self._arena))
+                if count > num_slots:  # as if for what is made after them
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
 
         monkeypatch.setattr(loading, "DeviceSlots", NoMore)
         with pytest.raises(BudgetError, match="ran out while changing the budget") as refusal:
             engine.resize(None)
-        assert refusal.value.budget_bytes, "what to try instead"
+        assert refusal.value.budget_bytes and len(made) == 2, "what to try instead"
         assert engine.plan == plan and engine.config.vram_budget_bytes == plan.budget_bytes
         assert engine.device_memory()["slots"] == plan.num_slots * plan.slot_bytes
         after = ask(engine, PROMPT, 10)
