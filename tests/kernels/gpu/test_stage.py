@@ -59,7 +59,6 @@ class Rig:
     def run(self, tokens: int, stage: StageView | None, landing: list[int]) -> Tensor:
         view = view_of(self.made.row([ON_HOST] * EXPERTS, {}, landing, 0))
         index, weights = routing(tokens, 3, EXPERTS)
-        index[0, 0] = CHOSEN if CHOSEN not in index[0].tolist() else index[0, 0]
         live = torch.tensor([tokens], device=DEVICE)
         x = inputs(tokens, self.made.host.dtype, HIDDEN)
         groups = group_pairs(index, live, view, None, stage)
