@@ -122,13 +122,20 @@ class StepFinished:
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Seconds, of which each may be unknown (None): to copy one expert to the device, to draft one token (all
-    layers), for one layer of a target pass when nothing is waited for. cpu_helps: the CPU computes part of
-    what a pass misses while the link brings the rest, so that the link has no time for copies then."""
+    layers), for one layer of a target pass when nothing is waited for, of the host to ask for one copy.
+    cpu_helps: the CPU computes part of what a pass misses while the link brings the rest, so that the link
+    has no time for copies then."""
 
     copy_s: float | None = None
     draft_token_s: float | None = None
     target_layer_s: float | None = None
     cpu_helps: bool = False
+    issue_s: float | None = None
+
+    @property
+    def copies_pay(self) -> bool:
+        """Whether a copy spares the link more time than asking for it takes the host, as far as is known."""
+        return self.copy_s is None or self.issue_s is None or self.issue_s < self.copy_s
 
 
 NOTHING_MEASURED = Rates()

@@ -12,6 +12,8 @@ evicts an expert of the window's unused prefetches. WHICH expert goes is the pol
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,6 +34,9 @@ from localmoe.experts.slot_table import FREE, Scores, SlotTable
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import Mark, Transfers
 from localmoe.kernels.residency import MISS_KEPT, MISS_REPLACED
+
+_TRUSTED_ISSUES = 8  # stretches of copies, of which the first may set things up
+_RECENT_ISSUES = 32
 
 
 class DeviceExpertMemory(SlotTable):
@@ -62,6 +67,7 @@ class DeviceExpertMemory(SlotTable):
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
+        self._issue_s: deque[float] = deque(maxlen=_RECENT_ISSUES)  # of the host for one copy, by stretch
         self.lock = threading.Condition()
         self.times: CopyTimes | None = None  # while somebody wants to know when copies ran
 
@@ -79,6 +85,11 @@ class DeviceExpertMemory(SlotTable):
         """Copies that are wanted and not issued yet."""
         return len(self._queue)
 
+    @property
+    def issue_s(self) -> float | None:
+        """Seconds that the host takes to issue one copy, the least of some stretches; None before those."""
+        return min(self._issue_s) if len(self._issue_s) >= _TRUSTED_ISSUES else None
+
     def drop_prefetches(self, layer: int | None = None) -> None:
         """Withdraw what has not started, of a layer or of all: a window is over, and its unused may go."""
         self._queue.drop_prefetches(layer)
@@ -93,7 +104,10 @@ class DeviceExpertMemory(SlotTable):
             return
         if not self.copies_beside:
             self.transfers.wait_for_compute()
+        began, before = time.perf_counter(), self.transfers.issued
         self._issue()
+        if self.transfers.issued > before:
+            self._issue_s.append((time.perf_counter() - began) / (self.transfers.issued - before))
         if not self.copies_beside:
             self.transfers.drain()
 

@@ -41,12 +41,14 @@ class RateMeter:
             is not known, a stretch of time divided by its copies is; that is too long where the link is not
             what the stretch waited for.
         cpu_busy_s: seconds in which the CPU computed experts so far, where it does.
+        issue_s: seconds that asking for one copy takes the host, where that is on the way of a step.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.copy_s: Callable[[], float | None] | None = None
         self.copies: Callable[[], float] | None = None
         self.cpu_busy_s: Callable[[], float] | None = None
+        self.issue_s: Callable[[], float | None] | None = None
         self._clock = clock
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
         self._target_layer_s: deque[float] = deque(maxlen=_RECENT)
@@ -126,12 +128,14 @@ class RateMeter:
 
     def _news(self) -> Rates | None:
         draft_token_s, layer_s = min(self._draft_token_s, default=None), _median(self._target_layer_s)
-        found = Rates(self._copy_s(), draft_token_s, layer_s, self._cpu_helps)
+        issue_s = None if self.issue_s is None else self.issue_s()
+        found = Rates(self._copy_s(), draft_token_s, layer_s, self._cpu_helps, issue_s)
         told = self._told
         pairs = (
             (found.copy_s, told.copy_s),
             (found.draft_token_s, told.draft_token_s),
             (found.target_layer_s, told.target_layer_s),
+            (found.issue_s, told.issue_s),
         )
         if found.cpu_helps == told.cpu_helps and not any(_differs(new, old) for new, old in pairs):
             return None

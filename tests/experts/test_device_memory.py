@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
+from localmoe.experts import device_memory
 from localmoe.kernels.residency import HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED
 
 K = ExpertKey
@@ -184,6 +187,29 @@ def test_prefetches_are_copied_by_deadline_and_those_without_room_wait_their_tur
     rig.memory._guarded[:] = False
     rig.memory.pump()
     assert K(0, 3) in rig.resident
+
+
+def test_what_issuing_a_copy_takes_is_the_least_of_several_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is slow, since it sets things up; nothing is said before others were seen."""
+    rig, now = DeviceRig(12), [0.0]
+    memory, copy = rig.memory, rig.transfers.copy
+    seconds = iter([9.0, 9.0, *[1.0] * 3, 0.25, 0.75, *[1.0] * 5])
+
+    def slow_copy(*arguments: Any) -> int:
+        now[0] += next(seconds)
+        return copy(*arguments)
+
+    monkeypatch.setattr(rig.transfers, "copy", slow_copy)
+    monkeypatch.setattr(device_memory, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    told = []
+    for first, last in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 7), (7, 8), (8, 9), (9, 10), (10, 11), (11, 12)):
+        for key in rig.keys[first:last]:
+            memory.prefetch(key, 0.0)
+        memory.pump()
+        memory.pump()  # nothing waits: not a stretch
+        now[0] += 100.0
+        told.append(memory.issue_s)
+    assert told == [None] * 7 + [0.5] * 3
 
 
 def test_a_prefetch_never_takes_the_place_of_another_one_of_its_window() -> None:

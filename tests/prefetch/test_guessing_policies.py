@@ -198,6 +198,9 @@ def test_the_cutoff_of_sp_moe_is_the_last_layer_whose_experts_come_in_time(
     shape = CacheShape(10, 8, 2, slots)
     assert cutoff_layers(shape, Rates(copy_s, 10 * layer_s)) == cutoff
     assert cutoff_layers(shape, Rates()) == min(10, slots // 2), "unmeasured, only the slots count"
+    # of the link and the host that asks, the slower counts
+    assert cutoff_layers(shape, Rates(copy_s / 2, 10 * layer_s, issue_s=copy_s)) == cutoff
+    assert cutoff_layers(shape, Rates(copy_s, 10 * layer_s, issue_s=copy_s / 2)) == cutoff
 
 
 def test_sp_moe_asks_for_a_drafted_layers_experts_together_up_to_the_cutoff() -> None:

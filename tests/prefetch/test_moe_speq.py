@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -163,6 +164,19 @@ def test_where_the_cpu_helps_copies_end_before_the_verify_pass() -> None:
     assert wishes(policy, DraftFinished(2)) == []
     policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0)))
     assert wishes(policy, DraftFinished(2)), "without the CPU all of it is in time"
+
+
+def test_nothing_is_asked_for_that_costs_the_host_more_than_it_spares_the_link() -> None:
+    policy = fresh()
+    rates = Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0, issue_s=1.0)
+    policy.observe(RatesMeasured(rates))
+    policy.observe(StepStarted(0, 4))
+    assert wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1))) == []
+    assert not policy.asks_after_drafts and wishes(policy, DraftFinished(4)) == []
+    policy.observe(RatesMeasured(replace(rates, issue_s=0.9)))
+    assert policy.asks_after_drafts and wishes(policy, DraftFinished(4))
+    policy.observe(StepStarted(1, 4))
+    assert wishes(policy, whole_token(0, (2, 3), (2, 3), (2, 3), (2, 3)))
 
 
 def test_a_new_step_asks_afresh() -> None:

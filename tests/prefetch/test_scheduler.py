@@ -218,6 +218,19 @@ def test_rates_of_layers_are_measured_by_their_events_and_told_when_they_change(
     assert policy.rates[-1] == Rates(0.25, 1.0, 1.0) and policy.rates[2].draft_token_s == 3.0
 
 
+def test_what_asking_for_a_copy_takes_is_told_once_it_is_known_and_when_it_changes() -> None:
+    scheduler, policy, _ = timed(copies=[0.0])
+    issue_s: list[float | None] = [None]
+    scheduler.attach(policy.memory, copy_s=lambda: 0.25, issue_s=lambda: issue_s[0])
+    scheduler.notify(StepStarted(0, 2))
+    assert policy.rates[-1] == Rates(0.25) and policy.rates[-1].copies_pay
+    for found in (0.2, 0.23, 0.25):
+        issue_s[0] = found
+        scheduler.notify(StepStarted(1, 2))
+    assert [rates.issue_s for rates in policy.rates] == [None, 0.2, 0.25], "0.23 is about the same"
+    assert [rates.copies_pay for rates in policy.rates] == [True, True, False]
+
+
 def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
     """A prompt of 40 copies in 10 s tells the rate of the link; a pass of 5 s with 8 copies leaves 3 s for
     its 2 layers."""

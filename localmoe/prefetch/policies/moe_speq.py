@@ -9,7 +9,8 @@ runs: what is asked for earlier makes room among experts that later tokens may t
 nothing, since the link is busy anyway. What is held back is asked for when its time comes, or read by the
 layer itself. Copies are ordered by the layer that needs them first. Where the CPU computes part of what a
 pass misses, a pass keeps the link busy by itself, and shares what is missing between the two such that both
-end together: then only what can be copied while drafting is asked for.
+end together: then only what can be copied while drafting is asked for. Where asking for a copy takes the host
+longer than the link needs to read the expert (tiny experts), nothing is.
 
 Eviction: what the window needs stays (Belady's rule within it); beyond it the expert goes that is worth least
 (prefetch.reuse), first from layers that hold more than their share of the slots. With drafting off only these
@@ -69,8 +70,8 @@ class MoeSpeqPolicy(PolicyBase):
 
     @property
     def asks_after_drafts(self) -> bool:
-        """Not where the CPU helps."""
-        return not self._rates.cpu_helps
+        """Not where the CPU helps, nor where copies do not pay."""
+        return not self._rates.cpu_helps and self._rates.copies_pay
 
     def observe(self, event: Event) -> Sequence[PrefetchRequest]:
         """Collect needs while the draft runs and turn them into requests phase by phase."""
@@ -128,6 +129,8 @@ class MoeSpeqPolicy(PolicyBase):
     def _while_drafting(self, token: int, layer: int | None) -> Sequence[PrefetchRequest]:
         """Phases I and II: what is sure, as far as the link can copy it until the next token is heard of."""
         rates, needs = self._rates, self._needs
+        if not rates.copies_pay:
+            return ()
         if rates.cpu_helps and token + 1 >= self._drafting:
             return ()  # what is asked for now would be copied during the verify pass
         if rates.copy_s and rates.draft_token_s is not None:
@@ -157,7 +160,7 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _before_verify(self) -> Sequence[PrefetchRequest]:
         """Phase III: everything else that can be copied before its layer runs."""
-        if self._rates.cpu_helps:
+        if not self.asks_after_drafts:
             return ()
         layers, experts = self._places(self._missing())  # by layer
         rates = self._rates

@@ -6,8 +6,9 @@ The paper applies the TARGET's gate to the draft's attention output. Here draft 
 and attention, so what the draft's router chooses is that very value.
 
 Cutoff layer Lc (3.1.2): the largest L with N <= slots and max{(L - 1) t_comp + k t_io, N t_io} <= L_all
-t_comp, where t_comp is the draft's time for a layer, t_io that of one copy, k the experts that a token uses,
-N = k L. It is solved whenever measured rates drift. Unmeasured, all layers count.
+t_comp, where t_comp is the draft's time for a layer, t_io that of one copy (the link's, or the host's to ask
+for it if that is longer), k the experts that a token uses, N = k L. It is solved whenever measured rates
+drift. Unmeasured, all layers count.
 """
 
 from __future__ import annotations
@@ -84,6 +85,6 @@ def cutoff_layers(shape: CacheShape, rates: Rates) -> int:
     fitting = [L for L in range(layers + 1) if k * L <= shape.num_slots]
     if rates.copy_s is None or rates.draft_token_s is None:
         return fitting[-1]
-    t_io, t_comp = rates.copy_s, rates.draft_token_s / layers
+    t_io, t_comp = max(rates.copy_s, rates.issue_s or 0.0), rates.draft_token_s / layers
     in_time = [L for L in fitting if max((L - 1) * t_comp + k * t_io, k * L * t_io) <= layers * t_comp]
     return in_time[-1] if in_time else 0
