@@ -25,6 +25,7 @@ from localmoe.engine import Engine
 from localmoe.engine.bench_row import Row
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.shapes import find_shape
+from localmoe.model.step_graphs import CAPTURE_AT
 
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -61,10 +62,13 @@ def measure(engine: Engine, policy: str, length: int, link: float, count: int, a
     """One line."""
     vocabulary = engine.footprint.vocab_size
     prompts = np.random.default_rng(0).integers(0, vocabulary, (count, PROMPT)).tolist()
+    # captures the graphs: a short window has its own from the fourth time on, a larger one serves until then
+    steps = 1 if length > 8 else CAPTURE_AT
     warm = GenerationRequest(
-        prompt_token_ids=tuple(prompts[0][:70]), max_new_tokens=length + 2, policy=policy, draft_length=length
-    )
-    list(engine.stream(warm))  # captures the graphs
+        prompt_token_ids=tuple(prompts[0][:70]), max_new_tokens=steps * (length + 1) + 1, policy=policy,
+        draft_length=length,
+    )  # fmt: skip
+    list(engine.stream(warm))
     engine.reset()
     row = Row(policy, length)
     for prompt in prompts:

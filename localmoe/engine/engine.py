@@ -36,6 +36,7 @@ from localmoe.engine.stepping import choose_governor, make_stepper
 from localmoe.engine.switching import apply_switches
 from localmoe.engine.turns import Turns
 from localmoe.experts.counters import TransferCounters
+from localmoe.hardware.cuda import peak_allocated_bytes
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.prefetch.registry import make_policy
@@ -206,9 +207,7 @@ class Engine:
         """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory` (activations are not
         counted)."""
         device = self.prepared.compute.device
-        if device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(device))
-        return self._held_bytes()
+        return peak_allocated_bytes(device) if device.type == "cuda" else self._held_bytes()
 
     def residency(self) -> list[list[int]]:
         """[MoE layer][expert] -> 1 if the expert is in a slot now."""
