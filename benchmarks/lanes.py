@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 import torch
+from link_reads import host_data, plain_rate
 from steps import read_bandwidth
 from synthetic_engine import simulate
 
@@ -83,7 +84,9 @@ def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, flo
     print(
         f"synthetic: {lanes} draft length {length!s:>4}: {s.tokens_per_s or 0:6.1f} tok/s, limit "
         f"{decoded / limit:6.1f}; hit rate {100 * (s.hit_rate or 0):5.1f} %, CPU {s.computed} + link "
-        f"{s.misses} of {s.expert_demands} experts; link {link_bytes / seconds / 1e9:5.1f} GB/s, CPU "
+        f"{s.misses} of {s.expert_demands} experts; link {link_bytes / seconds / 1e9:5.1f} GB/s = "
+        f"{100 * link_bytes / seconds / rates['link']:2.0f} % of copies', "
+        f"{100 * link_bytes / seconds / rates['kernels over the link']:2.0f} % of kernels' rate, CPU "
         f"{s.cpu_bytes / seconds / 1e9:5.1f} (busy {100 * s.cpu_busy_s / seconds:3.0f} %, "
         f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy, "
         f"{100 * s.cpu_ahead_bytes / max(s.cpu_bytes, 1):2.0f} % fetched ahead), together "
@@ -138,11 +141,16 @@ def draft_alone(engine: Engine, tokens: int) -> None:
 
 
 def measured_rates(engine: Engine) -> dict[str, float]:
-    """Bytes a second of each lane alone."""
+    """Bytes a second of each lane alone; of the link, what copies reach, and what kernels that read it do."""
     runner = engine._loaded.runner
     assert isinstance(runner, DeviceRunner)
     link = probe_hardware().gpus[0].h2d_bytes_per_s or 1.0
-    rates = {"link": link, "vram": read_bandwidth(), "cpu": 0.0}
+    rates = {
+        "link": link,
+        "kernels over the link": plain_rate(host_data()),
+        "vram": read_bandwidth(),
+        "cpu": 0.0,
+    }
     lane = runner.passes.lane
     if lane is not None:
         cpu, store = lane.lane, engine._loaded.store
