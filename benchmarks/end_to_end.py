@@ -22,10 +22,9 @@ from synthetic_engine import simulate
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
-from localmoe.engine.bench_row import Row
+from localmoe.engine.benchmark import measure_setting
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.shapes import find_shape
-from localmoe.model.step_graphs import CAPTURE_AT
 
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -62,21 +61,8 @@ def measure(engine: Engine, policy: str, length: int, link: float, count: int, a
     """One line."""
     vocabulary = engine.footprint.vocab_size
     prompts = np.random.default_rng(0).integers(0, vocabulary, (count, PROMPT)).tolist()
-    # captures the graphs: a short window has its own from the fourth time on, a larger one serves until then
-    steps = 1 if length > 8 else CAPTURE_AT
-    warm = GenerationRequest(
-        prompt_token_ids=tuple(prompts[0][:70]), max_new_tokens=steps * (length + 1) + 1, policy=policy,
-        draft_length=length,
-    )  # fmt: skip
-    list(engine.stream(warm))
-    engine.reset()
-    row = Row(policy, length)
-    for prompt in prompts:
-        request = GenerationRequest(
-            prompt_token_ids=tuple(prompt), max_new_tokens=answer, policy=policy, draft_length=length
-        )
-        events = list(engine.stream(request))
-        row.stats.append(events[-1].stats)
+    requests = [GenerationRequest(prompt_token_ids=tuple(p), max_new_tokens=answer) for p in prompts]
+    row = measure_setting(engine, requests, policy, length)
     s = {key: value for key, value in row.summary().items() if isinstance(value, (int, float))}
     rate = s.get("h2d_bytes_per_s", 0.0)
     print(
@@ -84,7 +70,8 @@ def measure(engine: Engine, policy: str, length: int, link: float, count: int, a
         f"TPOT {1e3 * s.get('tpot_s', 0.0):6.1f} ms, hit rate {100 * s.get('hit_rate', 0.0):5.1f} %, "
         f"link {rate / 1e9:5.1f} GB/s = {100 * rate / link:3.0f} %, "
         f"drafts {1e3 * s.get('draft_s_per_step', 0.0):5.1f} ms, "
-        f"verify {1e3 * s.get('verify_s_per_step', 0.0):6.1f} ms a step",
+        f"verify {1e3 * s.get('verify_s_per_step', 0.0):6.1f} ms a step"
+        f"{f', besides {1e3 * row.captured_s:.0f} ms of captures' if row.captured_s else ''}",
         flush=True,
     )
 

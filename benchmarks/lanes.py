@@ -35,13 +35,6 @@ from localmoe.model.device_runner import DeviceRunner
 COPIED_BYTES = 24 << 30  # while both lanes are busy
 
 
-def captured_s(engine: Engine) -> float:
-    """Seconds that capturing passes took so far."""
-    runner = engine._loaded.runner
-    assert isinstance(runner, DeviceRunner)
-    return runner.issue.capture_s
-
-
 def answer(
     engine: Engine, length: int | str, strict: bool, tokens: int, prompt: int = 80
 ) -> tuple[GenerationStats, float]:
@@ -52,10 +45,10 @@ def answer(
         request = GenerationRequest(
             prompt_token_ids=tuple(ids), max_new_tokens=tokens, draft_length=length, strict=strict
         )
-        before = captured_s(engine)
+        before = engine.live.capture_s()
         for event in engine.stream(request):
             stats = event.stats
-    return stats, captured_s(engine) - before
+    return stats, engine.live.capture_s() - before
 
 
 def refill_of(engine: Engine) -> str:

@@ -13,17 +13,20 @@ Summary = dict[str, float | int | str | None]
 
 @dataclass(slots=True)
 class Row:
-    """One setting's answers to all prompts."""
+    """One setting's answers to all prompts. captured_s: seconds between their first and last tokens in which
+    passes were captured."""
 
     policy: str
     draft_length: DraftLength
     stats: list[GenerationStats] = field(default_factory=list)
     tokens: list[tuple[int, ...]] = field(default_factory=list)
+    captured_s: float = 0.0
 
     def summary(self) -> Summary:
-        """Ratios of sums over all prompts, so that long answers weigh more than short ones."""
+        """Ratios of sums over all prompts, so that long answers weigh more than short ones; the time of
+        captures is left out."""
         decode_tokens = sum(max(0, s.new_tokens - 1) for s in self.stats)
-        decode_s = sum((s.tpot_s or 0.0) * max(0, s.new_tokens - 1) for s in self.stats)
+        decode_s = sum((s.tpot_s or 0.0) * max(0, s.new_tokens - 1) for s in self.stats) - self.captured_s
         decode_bytes = sum(s.h2d_bytes - s.prefill_h2d_bytes for s in self.stats)
         demands = sum(s.expert_demands for s in self.stats)
         steps = sum(s.steps for s in self.stats)
@@ -48,6 +51,7 @@ class Row:
             ),
             "h2d_bytes_per_token": share(decode_bytes, decode_tokens),
             "h2d_bytes_per_s": share(decode_bytes, decode_s),
+            "captured_s": self.captured_s,
             "stall_s": _total([s.stall_s for s in self.stats]),
         }
 

@@ -85,6 +85,14 @@ class LiveView:
         fetched = counters.decode_h2d_bytes / self._record_bytes() + counters.computed
         return ReuseBound(demands, reusable, fetched if story.complete else None)
 
+    def capture_s(self) -> float:
+        """Seconds since the load in which answers waited while passes were captured; see model.step_graphs.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        return self._parts().runner.capture_s
+
     def record_timeline(self, steps: int | None = DEFAULT_STEPS) -> None:
         """Keep when things ran in the last `steps` steps; None ends that and forgets them. While it is off
         nothing is timed for it.

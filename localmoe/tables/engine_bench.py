@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ProgressCallback
 from localmoe.engine import Engine
-from localmoe.engine.bench_row import Row, Summary
+from localmoe.engine.bench_row import Summary
+from localmoe.engine.benchmark import measure_setting
 from localmoe.model.shapes import ModelShape
-from localmoe.model.step_graphs import CAPTURE_AT
 from localmoe.tables.cells import Cell, Subject
 from localmoe.tables.datasets import requests
 from localmoe.tables.machine import machine_line
@@ -65,7 +65,6 @@ class EngineBench:
         self._engine = engine
         self._amount = amount
         self._synthetic = synthetic
-        self._warm: set[tuple[str, DraftLength, bool]] = set()  # whose passes were captured
         self._on_gpu = engine.prepared.compute.device.type == "cuda"
         self.subject = self._describe()
 
@@ -118,36 +117,14 @@ class EngineBench:
             self._make_slots(cell.num_slots)
         except BudgetError as error:
             return {"refused": str(error)}
-        wanted = [self._with_setting(request, cell) for request in self._requests(cell)]
-        self._warm_up(wanted, cell)
-        self._engine.reset()
-        row = Row(cell.policy, cell.draft_length)
-        for request in wanted:
-            events = list(self._engine.stream(request))
-            row.stats.append(events[-1].stats)
-            row.tokens.append(tuple(token for event in events for token in event.token_ids))
+        wanted = [replace(request, strict=True, switches=cell.switches) for request in self._requests(cell)]
+        row = measure_setting(self._engine, wanted, cell.policy, cell.draft_length)
         return {**row.summary(), "tokens_sha256": _digest(row.tokens)}
-
-    def _warm_up(self, wanted: Sequence[GenerationRequest], cell: Cell) -> None:
-        """On a GPU a kind of pass is captured when it is wanted for the first few times, which takes time; so
-        are the shorter windows at an answer's end."""
-        kinds = (cell.dataset, cell.draft_length, cell.switches.fused_draft)
-        if self._on_gpu and (cell.draft_length == "auto" or kinds not in self._warm):
-            for request in [*wanted] * CAPTURE_AT:
-                list(self._engine.stream(request))
-            self._warm.add(kinds)
 
     def _make_slots(self, num_slots: int) -> None:
         plan = self._engine.plan
         if plan.num_slots != num_slots:
-            self._warm.clear()  # passes hold the slots' addresses
             self._engine.resize(plan.total_bytes + plan.slot_bytes * (num_slots - plan.num_slots))
-
-    @staticmethod
-    def _with_setting(request: GenerationRequest, cell: Cell) -> GenerationRequest:
-        return replace(
-            request, policy=cell.policy, draft_length=cell.draft_length, strict=True, switches=cell.switches
-        )
 
     def _requests(self, cell: Cell) -> list[GenerationRequest]:
         amount = self._amount

@@ -92,6 +92,9 @@ class FakeLive:
         self._timeline: Timeline | None = None
         self.looks = 0
 
+    def capture_s(self) -> float:
+        return 0.0
+
     def state(self) -> LiveState:
         if self._engine.closed:
             raise EngineClosedError("The engine is closed: load a model first.")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.stats import GenerationCounters
+from localmoe.core.stream import StreamEvent
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine.benchmark import BenchmarkCancelledError, measure_setting, same_tokens
@@ -24,6 +27,42 @@ def test_acceptance_counts_only_tokens_that_were_judged() -> None:
     counts.add(4, 2)  # two, then a refusal
     assert counts.acceptance == 7 / (7 + 3)
     assert Agreement().acceptance is None and Agreement().match is None
+
+
+class Capturing:
+    """An engine whose answers of 5 tokens take 1 s a token after the first, and so long to capture passes:
+    before the first token, and before the third."""
+
+    def __init__(self, *captures_s: tuple[float, float]) -> None:
+        self.live = self
+        self._captures_s = iter(captures_s)
+        self._captured_s = 7.0  # before anything is measured
+
+    def capture_s(self) -> float:
+        return self._captured_s
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    def stream(
+        self, request: GenerationRequest, stop: threading.Event | None = None
+    ) -> Iterator[StreamEvent]:
+        first_s, later_s = next(self._captures_s)
+        counters = GenerationCounters()
+        for token in range(5):
+            self._captured_s += {0: first_s, 2: later_s}.get(token, 0.0)
+            counters.new_tokens, counters.decode_s = token + 1, token + (later_s if token >= 2 else 0.0)
+            counters.decode_h2d_bytes = 8
+            yield StreamEvent("", (token,), 0, None, counters.freeze())
+
+
+def test_time_in_which_passes_are_captured_is_left_out_of_a_setting_s_rates() -> None:
+    engine, request = Capturing((0.5, 3.0), (0.25, 0.0)), GenerationRequest(prompt_token_ids=(1,))
+    row = measure_setting(engine, [request, request], "on-demand", 0)
+    assert [stats.tpot_s for stats in row.stats] == [7.0 / 4, 1.0], "what an answer took is not touched"
+    summary = row.summary()
+    assert row.captured_s == summary["captured_s"] == 3.0
+    assert (summary["tpot_s"], summary["tokens_per_s"], summary["h2d_bytes_per_s"]) == (1.0, 1.0, 2.0)
 
 
 def test_a_loaded_model_is_measured_observed_and_predicted_for_cards() -> None:
