@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from localmoe.tables.section import Bars, Chart, Lines
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
+_LEAST = 1e-300
 _LETTER = 6.2  # average width of a letter at 11 px
 _LABEL_ROOM = 240  # most for the names of groups
 _BAR, _GAP = 12, 10
@@ -23,8 +24,8 @@ def draw(chart: Chart) -> str:
 
 
 def nice_ticks(highest: float) -> list[float]:
-    """From 0 to at least `highest` in 4 to 10 round steps; [0, 1] of nothing."""
-    if not highest > 0:
+    """From 0 to at least `highest` in 4 to 10 round steps; [0, 1] of nothing, and of next to nothing."""
+    if not highest > _LEAST:
         return [0.0, 1.0]
     step = 10.0 ** math.floor(math.log10(highest / 4))
     step *= next((factor for factor in (1, 2, 2.5, 5, 10) if highest / (factor * step) <= 8), 10)

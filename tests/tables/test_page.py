@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from handmade import PAPER_SHAPE, SUBJECT, plain, run_with
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localmoe.tables.page import compose, render
@@ -24,6 +24,7 @@ heights = st.none() | st.floats(0, 1e9)
 
 
 @settings(max_examples=25, deadline=None)
+@example("less than a float divides", [("a", [None, 5e-324, 0.0])])
 @given(names, st.lists(st.tuples(names, st.lists(heights, min_size=3, max_size=3)), max_size=4))
 def test_bars_are_as_long_as_their_numbers(title: str, groups: list[tuple[str, list[float | None]]]) -> None:
     chart = Bars(title, "ms", ("a", "b<", "c&"), tuple((name, tuple(row)) for name, row in groups))
