@@ -28,6 +28,9 @@ class ReuseScores:
     """State, (L, E) each: R and F."""
 
     def __init__(self, num_layers: int, num_experts: int, num_slots: int) -> None:
+        from localmoe.prefetch import loops  # compiles; not needed before there is a policy
+
+        self._loops = loops
         self._recent = np.zeros((num_layers, num_experts))
         self._frequency = np.zeros((num_layers, num_experts))
         self._worth: NDArray[np.float64] | None = None  # as far as it is known
@@ -59,14 +62,9 @@ class ReuseScores:
                 it said nothing at all, every use counts for the last token that was kept.
         """
         self._age(accepted + 1)
-        if not len(routed):
-            return self._use(demanded, accepted, accepted)
-        counts = [(*_use_counts(token - accepted), 1.0) for token in range(len(routed))]
-        used = (routed & demanded).reshape(len(routed), -1).astype(np.float64)
-        recent, frequency, foreseen = (np.array(counts).T @ used).reshape(3, *demanded.shape)
-        self._recent += recent
-        self._frequency += frequency
-        self._use(demanded & (foreseen == 0.0), drafted, accepted)
+        last = drafted if len(routed) else accepted
+        counts = np.array([_use_counts(token - accepted) for token in (*range(len(routed)), last)])
+        self._loops.add_uses(demanded, routed, counts, self._recent, self._frequency)
 
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
@@ -83,13 +81,6 @@ class ReuseScores:
         self._recent *= _TOKEN_DECAY**tokens
         self._frequency *= _FREQUENCY_DECAY**tokens
         self._until_quota -= tokens
-
-    def _use(self, used: Mask, token: int, accepted: int) -> None:
-        """A use by window token `token`, of which tokens 0 .. accepted are text now."""
-        recent, frequency = _use_counts(token - accepted)
-        self._recent += recent * used
-        if frequency:
-            self._frequency += frequency * used
 
 
 def _use_counts(behind: int) -> tuple[float, float]:

@@ -21,11 +21,15 @@ class WindowNeeds:
     """
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
+        from localmoe.prefetch import loops  # compiles; not needed before there is a policy
+
+        self._loops = loops
         self.wanted = np.zeros((num_layers, num_experts), dtype=np.int32)
-        self._first_cells = np.arange(0, num_layers * num_experts, num_experts, dtype=np.intp)[:, None]
         self.sure = np.zeros((num_layers, num_experts), dtype=np.bool_)
         self.routed = np.zeros((0, num_layers, num_experts), dtype=np.bool_)
         self._room = self.routed  # for more tokens; what is not in `routed` is False
+        self._experts = np.zeros((num_layers, 0), dtype=np.int32)  # of a token, as the loops take them
+        self._confidences = np.zeros((num_layers, 0), dtype=np.float32)
 
     def clear(self) -> None:
         """Another window begins."""
@@ -56,20 +60,11 @@ class WindowNeeds:
     def add_token(self, token: int, experts: NDArray[np.integer], confidences: NDArray[np.floating]) -> None:
         """One token's choices at all layers, (L, K) each."""
         self._make_room(token)
-        count = self.wanted.shape[1]
-        cells = self._first_cells + experts
-        exists = None if (experts.astype(np.uintp) < count).all() else (experts >= 0) & (experts < count)
-        cells = cells if exists is None else cells[exists]
-        self.routed[token].reshape(-1)[cells] = True
-        wanted, sure = self.wanted.reshape(-1), self.sure.reshape(-1)  # views
-        if token == 0:
-            wanted[cells] += 1
-            sure[cells] = True
-            return
-        confident = confidences * (2 * experts.shape[1]) >= confidences.sum(axis=1, keepdims=True)
-        tokens = wanted[cells] + 1
-        wanted[cells] = tokens
-        sure[cells] |= (confident if exists is None else confident[exists]) | (tokens > 1)
+        if self._experts.shape != experts.shape:
+            self._experts = np.empty(experts.shape, dtype=np.int32)
+            self._confidences = np.empty(experts.shape, dtype=np.float32)
+        self._experts[:], self._confidences[:] = experts, confidences
+        self._loops.note_token(token, self._experts, self._confidences, self.wanted, self.sure, self.routed)
 
     def layer_done(self, layer: int) -> None:
         """The target needs nothing of this layer any more."""

@@ -45,6 +45,7 @@ from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
 from localmoe.prefetch.reuse import ReuseScores
 from localmoe.prefetch.window_needs import WindowNeeds
 
+_MANY = 1e6
 _OVER_SHARE = 1e3  # more than any worth: experts of layers above their share go first
 
 
@@ -54,7 +55,10 @@ class MoeSpeqPolicy(PolicyBase):
     name = "moe-speq"
 
     def __init__(self, shape: CacheShape) -> None:
+        from localmoe.prefetch import loops  # compiles; not needed before there is a policy
+
         super().__init__(shape)
+        self._loops = loops
         cells = (shape.num_layers, shape.num_experts)
         self._needs = WindowNeeds(*cells)
         self._reuse = ReuseScores(*cells, shape.num_slots)
@@ -66,6 +70,7 @@ class MoeSpeqPolicy(PolicyBase):
         self._shares = np.zeros(cells)  # of a prompt's tokens that use each
         self._prompt_tokens = 0  # of a prompt's pass that is not learnt from yet
         self._rates: Rates = shape.rates
+        self._here = np.zeros(cells, dtype=np.bool_)  # as looked up last
         self._worth_rows: list[list[float]] | None = None  # what choose_victim goes by; None: to be made
 
     @property
@@ -139,58 +144,34 @@ class MoeSpeqPolicy(PolicyBase):
                 return ()
         else:
             room = needs.wanted.size  # nothing is known of the link
+        here = self._look()
         if layer is None:
-            layers, experts = self._places(needs.sure > (self._residency() | self._requested))
-        else:
-            missing = needs.sure[layer] & ~self._residency()[layer] & ~self._requested[layer]
-            experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0]
-            layers = np.full(len(experts), layer)
-        if len(layers) > room:
-            chosen = self._balanced(layers)[:room]
-            layers, experts = layers[chosen], experts[chosen]
-        return self._request(layers, experts)
-
-    def _balanced(self, layers: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Order in which to take requests (sorted by layer) so that layers furthest below their share of the
-        slots are served first: a slot that moves from one layer to another is missed there."""
-        held = self._residency().sum(axis=1) - self._reuse.quota()
-        rank = np.arange(len(layers)) - np.searchsorted(layers, layers)
-        order: NDArray[np.intp] = np.argsort(held[layers] + rank, kind="stable")
-        return order
+            quota = self._reuse.quota()
+            return self._requests(self._loops.pick_sure(needs.sure, here, self._requested, quota, room))
+        missing = needs.sure[layer] > (here[layer] | self._requested[layer])
+        experts = (missing & (needs.wanted[layer] > 0)).nonzero()[0][:room]
+        self._requested[layer, experts] = True
+        return self._requests(layer * needs.wanted.shape[1] + experts)
 
     def _before_verify(self) -> Sequence[PrefetchRequest]:
         """Phase III: everything else that can be copied before its layer runs."""
         if not self.asks_after_drafts:
             return ()
-        layers, experts = self._places(self._missing())  # by layer
-        rates = self._rates
+        rates, copies_per_layer = self._rates, -1.0
         if rates.copy_s and rates.target_layer_s is not None:
-            # the n-th copy is complete after n copies' time, its layer begins after the layers before
-            in_time = self._in_time(layers, rates.target_layer_s / rates.copy_s)
-            layers, experts = layers[in_time], experts[in_time]
-        return self._request(layers, experts)
+            copies_per_layer = min(rates.target_layer_s / rates.copy_s, _MANY)
+        pick = self._loops.pick_in_time
+        return self._requests(pick(self._needs.wanted, self._look(), self._requested, copies_per_layer))
 
-    @staticmethod
-    def _in_time(layers: NDArray[np.intp], copies_per_layer: float) -> NDArray[np.bool_]:
-        """Of copies in the order of their layers: those that meet their deadline, the others left out."""
-        place = np.arange(len(layers))
-        most = (layers * copies_per_layer).astype(np.intp) - place  # taken up to each, less its place
-        taken = np.minimum(np.minimum.accumulate(most), 1) + place
-        return np.diff(taken, prepend=0) > 0
+    def _look(self) -> NDArray[np.bool_]:
+        """(L, E): in a slot, or on its way there."""
+        self._here[:] = self._residency()
+        return self._here
 
-    def _missing(self) -> NDArray[np.bool_]:
-        """(L, E): needed, neither here nor on its way nor asked for."""
-        return (self._needs.wanted > 0) > (self._residency() | self._requested)
-
-    def _places(self, cells: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Layers and experts of an (L, E) mask, as `nonzero` in half the time."""
-        return np.divmod(cells.reshape(-1).nonzero()[0], cells.shape[1])
-
-    def _request(
-        self, layers: NDArray[np.integer], experts: NDArray[np.integer]
-    ) -> Sequence[PrefetchRequest]:
-        self._requested[layers, experts] = True
-        self._num_requested += len(layers)
+    def _requests(self, cells: NDArray[np.int64]) -> Sequence[PrefetchRequest]:
+        """For cells that were marked as asked for, in this order; ordered by the layer that needs them."""
+        self._num_requested += len(cells)
+        layers, experts = np.divmod(cells, self._requested.shape[1])
         keys = map(ExpertKey, layers.tolist(), experts.tolist())
         return [PrefetchRequest(key, float(key.layer)) for key in keys]
 
@@ -198,11 +179,11 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _worth(self) -> NDArray[np.float64]:
         """(L, E): the lowest goes first; infinite for what the window needs."""
-        over = self._residency().sum(axis=1) > self._reuse.quota()
-        worth: NDArray[np.float64] = self._reuse.worth() - (_OVER_SHARE * over)[:, None]
-        if self._pass_runs:
-            worth += self._demanded  # what the pass at hand used is the most recent
-        worth[self._needs.wanted > 0] = np.inf
+        worth = np.empty(self._demanded.shape)
+        self._loops.worth_now(
+            self._reuse.worth(), self._look(), self._reuse.quota(), self._demanded, self._needs.wanted,
+            _OVER_SHARE, worth,
+        )  # fmt: skip
         return worth
 
     def _keep(self, layer: int, experts: Sequence[int]) -> None:
