@@ -15,6 +15,7 @@ from types import FrameType
 
 from app.address import PORT_TAKEN, bind
 from app.engine_status import EngineLike, EngineLoader
+from app.gradio_import import import_gradio
 from app.models.service import ModelsService
 from app.service import ChatService
 from app.settings import check_answers
@@ -124,7 +125,8 @@ def main(
 def _run(
     service: ChatService, models: ModelsService, sock: socket.socket, options: argparse.Namespace, home: Path
 ) -> int:
-    from app.server import serve  # here, because gradio takes seconds
+    import_gradio()  # here, because it takes seconds
+    from app.server import serve
 
     signal.signal(signal.SIGTERM, _end)
     try:
