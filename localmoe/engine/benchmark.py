@@ -66,15 +66,16 @@ def measure_setting(
     engine.reset()  # every setting starts with empty slots
     for request in requests:
         tokens: list[int] = []
-        captured_s: float | None = None  # until the first token
+        captured_s = 0.0  # until the first token
         for event in engine.stream(replace(request, draft_length=draft_length, policy=policy), stop):
-            captured_s = engine.live.capture_s() if captured_s is None else captured_s
+            if not tokens:
+                captured_s = engine.live.capture_s()
             tokens += event.token_ids
             check_stop(stop)
             stats = event.stats
             if on_event is not None:
                 on_event(len(row.stats), len(tokens))
-        row.captured_s += engine.live.capture_s() - (captured_s or 0.0)
+        row.captured_s += engine.live.capture_s() - captured_s
         row.stats.append(stats)
         row.tokens.append(tuple(tokens))
     return row
