@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from localmoe import engine
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "localmoe"
 LAYERS = (
@@ -136,6 +140,24 @@ def test_the_threads_of_the_page_import_the_engine_one_at_a_time() -> None:
     assert set().union(*(at_once(tree_of(path)) for path in files)) == {f"{ENGINE}import_all"}
     heavy |= {"torch", "transformers"}
     assert {name_of(path): needed for path in files if (needed := heavy & set(imported_at_once(path)))} == {}
+
+
+def test_what_policies_import_when_they_are_made_is_imported_with_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(engine, "import_module", names.append)
+    engine.import_all()
+    late = {
+        f"{module}.{alias.name}"
+        for path in sorted((PACKAGE / "prefetch").rglob("*.py"))
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (module := node.module or "").startswith("localmoe")
+        for alias in node.names
+    }
+    assert late == {"localmoe.prefetch.loops"} and late <= set(names)
 
 
 def test_the_rule_for_threads_sees_an_import_that_does_not_wait() -> None:

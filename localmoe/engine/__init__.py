@@ -37,3 +37,4 @@ def import_all() -> None:
     with _IMPORTING:
         for module in iter_modules(__path__):
             import_module(f"{__name__}.{module.name}")
+        import_module("localmoe.prefetch.loops")  # policies do when they are made, in whatever thread
