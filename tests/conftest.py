@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+# some eighty processes are started, which would compile all of the source each
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # before any library starts threads: those of several processes would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -38,6 +41,7 @@ TinyModel = tuple[Path, Any]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    sys.dont_write_bytecode = False
     home = tempfile.mkdtemp(prefix="localmoe-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["LOCALMOE_HOME"] = home

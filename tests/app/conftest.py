@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_engine import FakeLoader
 
+from app.gradio_import import import_gradio
 from app.service import ChatService
 
 if TYPE_CHECKING:  # it imports what stands here
     from browser import PageDriver
 
+import_gradio()  # before a test does, in half of the time
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
