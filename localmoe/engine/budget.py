@@ -52,7 +52,7 @@ class BudgetKeeper:
 
         Raises:
             BudgetError: what is loaded does not fit; all is as before. Or the GPU has less than was free
-                when it was planned; then slots are as many as before, and empty.
+                when it was planned; then slots are empty, and as many as before or as still fit.
         """
         with self._dividing:
             parts = self._parts()
@@ -66,11 +66,21 @@ class BudgetKeeper:
                 rest_config = replace(config, vram_budget_bytes=rest)
                 plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
             if not self._has_room_for(plan.num_slots):
-                self._new_slots(self.plan.num_slots)  # empty, in the memory of those that made room
+                self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "changing the budget")
             self.config, self.plan = config, plan
             log_plan(plan, parts.prepared.footprint)
             return plan
+
+    def _fall_back(self) -> None:
+        """Empty slots in the memory of those that made room; where others have taken of that, too, half as
+        many as often as it takes."""
+        before, footprint = self.plan.num_slots, self._parts().prepared.footprint
+        count, least = before, max(2, footprint.experts_per_token)  # as hardware.needs has it
+        while not self._has_room_for(count) and count > least:
+            count = max(least, count // 2)
+        if count < before:
+            self.plan = replace(self.plan, num_slots=count, resident_share=count / footprint.total_experts)
 
     def _has_room_for(self, num_slots: int) -> bool:
         """Make the slots, if the memory suffices. On return nothing refers to what was made of them before it

@@ -163,6 +163,33 @@ def test_memory_that_runs_out_in_a_resize_leaves_as_many_slots_as_before(
         check_consistent(engine)
 
 
+def test_memory_that_others_take_in_a_resize_leaves_the_slots_that_still_fit(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_with_slots(tiny("mixtral")[0], 8) as engine:
+        before = ask(engine, PROMPT, 10)
+        tried = []
+
+        class Fewer(DeviceSlots):
+            def __init__(self, count: int, *others: Any) -> None:
+                tried.append(count)
+                if count > 5:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                super().__init__(count, *others)
+
+        monkeypatch.setattr(loading, "DeviceSlots", Fewer)
+        with pytest.raises(BudgetError, match="ran out while changing the budget"):
+            engine.resize(None)
+        assert tried[1:] == [8, 4] and engine.plan.num_slots == 4
+        assert engine.plan.resident_share == 4 / engine.footprint.total_experts
+        assert engine.device_memory()["slots"] == 4 * engine.plan.slot_bytes
+        assert ask(engine, PROMPT, 10).tokens == before.tokens
+        check_consistent(engine)
+        monkeypatch.undo()
+        assert engine.resize(None).resident_share == 1.0, "once they have given it back"
+        assert ask(engine, PROMPT, 10).tokens == before.tokens
+
+
 def test_without_a_budget_all_experts_of_a_small_model_stay_resident(engine: Engine) -> None:
     plan = engine.resize(None)
     assert plan.num_slots == 24 and plan.resident_share == 1.0
