@@ -21,8 +21,8 @@ _FLOATS, _SCORES, _CELLS = "float64[::1]", "float64[:,::1]", "int64[::1]"
 
 
 def compiled(result: str, *arguments: str) -> Callable[[_Loop], _Loop]:
-    """A compiler for arguments of these types. Without numba a loop still runs, some ms a step; where there
-    is no place to keep what numba makes, it is compiled at each start."""
+    """A compiler for arguments of these types. Without numba a loop still runs, some ms a step; where what
+    numba makes cannot be kept, or is damaged on disk, it is compiled at each start."""
 
     def compile_loop(loop: _Loop) -> _Loop:
         try:
@@ -33,8 +33,9 @@ def compiled(result: str, *arguments: str) -> Callable[[_Loop], _Loop]:
         signature, made = f"{result}({', '.join(arguments)})", loop
         try:
             made = njit(signature, cache=True)(loop)
-        except RuntimeError:  # no folder can be written to
-            made = njit(signature)(loop)
+        except Exception as error:  # no folder, a full disk, half a file: numba says each in its own way
+            _LOG.warning("What was compiled of moe-speq cannot be kept or read again: %r", error)
+            made = njit(signature)(loop)  # what is wrong with the loop itself is said here
         return made
 
     return compile_loop

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from localmoe.prefetch import loops
 
+ROOT = Path(__file__).parents[2]
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 9), st.integers(1, 4))  # layers, experts, experts a token
 
@@ -32,7 +36,7 @@ def masks(draw: np.random.Generator, *shape: int, share: float = 0.5) -> NDArray
 def test_tokens_are_entered_one_after_the_other(seed: int, size: tuple[int, int, int], tokens: int) -> None:
     draw, (num_layers, num_experts, top_k) = np.random.default_rng(seed), size
     chosen = draw.integers(-1, num_experts + 1, (tokens, num_layers, top_k), dtype=np.int32)
-    weights = draw.random((tokens, num_layers, top_k), dtype=np.float32)
+    weights = draw.integers(1, 65, (tokens, num_layers, top_k)).astype(np.float32) / 64  # sums are exact
     for loop in both(loops.note_token):
         wanted, sure = (
             np.zeros((num_layers, num_experts), np.int32),
@@ -133,20 +137,42 @@ def test_without_numba_a_loop_runs_as_it_is(
     assert "uncompiled" in caplog.text
 
 
-def test_where_nothing_can_be_kept_on_disk_it_is_compiled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "error", [RuntimeError("cannot cache function"), OSError(28, "disk full"), EOFError("half a file")]
+)
+def test_where_nothing_can_be_kept_or_read_again_it_is_compiled_all_the_same(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     njit = numba.njit
 
-    def refuses_to_cache(*arguments: Any, cache: bool = False) -> Any:
+    def cannot_keep(*arguments: Any, cache: bool = False) -> Any:
         if cache:
-            raise RuntimeError("cannot cache function: no locator available for file")
+            raise error
         return njit(*arguments)
 
-    monkeypatch.setattr(numba, "njit", refuses_to_cache)
+    monkeypatch.setattr(numba, "njit", cannot_keep)
 
     def double(number: int) -> int:
         return 2 * number
 
     made = loops.compiled("int64", "int64")(double)
     assert made is not double and made(21) == 42
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_file_that_was_cut_short_does_not_keep_policies_from_being_made(
+    ending: str, tmp_path: Path
+) -> None:
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    make = (
+        "from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy as P; from localmoe.prefetch.policy "
+    )
+    make += "import CacheShape as C; print(P(C(2, 4, 1, 3))._worth().shape)"
+    for kept in ("whole", "cut"):
+        done = subprocess.run(
+            [sys.executable, "-c", make], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100
+        )
+        assert done.stdout == "(2, 4)\n", done.stderr
+        assert ("cannot be kept or read" in done.stderr) == (kept == "cut")
+        for file in tmp_path.rglob(f"*note_token*.{ending}"):
+            os.truncate(file, file.stat().st_size // 2)
