@@ -131,11 +131,12 @@ class EngineHolder:
                 self.improve_draft(True)
 
     def note_memory(self, engine: EngineLike) -> None:
-        """Ask the engine what it holds now. Call this from the thread that uses it, between two steps."""
-        memory, ram = engine.device_memory(), HostMemory.now()
+        """Ask the engine what it holds and is. Call this from the thread that uses it, between two steps."""
+        memory, ram, plan, info = engine.device_memory(), HostMemory.now(), engine.plan, engine.info()
         with self._lock:
-            if self._shows(engine) and (memory, ram) != (self._status.memory, self._status.ram):
-                self._publish(replace(self._status, memory=memory, ram=ram))
+            status = replace(self._status, memory=memory, ram=ram, plan=plan, info=info)
+            if self._shows(engine) and status != self._status:
+                self._publish(status)
 
     def note_out_of_memory(self, engine: EngineLike, failure: BudgetError) -> None:
         """An answer ran out of memory: show what would work."""

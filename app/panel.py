@@ -24,11 +24,15 @@ _OWNER_NAMES = {
     "workspace": "workspace", "reserve": "kept free for activations",
 }  # fmt: skip
 _SPARK_WIDTH, _SPARK_HEIGHT = 240, 44
+_ASIDE = (
+    "The draft is laid aside: answers are faster with experts in its memory. A fixed draft length brings it "
+    "back."
+)
 
 
 _OWNER_HINTS = {
     "shared": "everything but the routed experts: attention, embeddings, routers, shared experts",
-    "draft": "the small copy of the experts that proposes tokens; it stays in device memory as a whole",
+    "draft": "the small copy of the experts that proposes tokens; in device memory whole or not at all",
     "kv": "keys and values of the conversation so far",
     "slots": "room for 16-bit experts; the more, the fewer copies",
     "workspace": "memory for what is computed in between",
@@ -124,6 +128,8 @@ def _draft(status: EngineStatus, job: JobView | None, t: Texts) -> str:
         t("Expert match"), words.percent(stats.expert_match_rate if stats else None), "expert_match",
         t("share of (token, layer) where draft and target chose the same experts"),
     )  # fmt: skip
+    if status.plan is not None and status.plan.draft_aside:
+        facts += f'<p class="lm-muted">{escape(t(_ASIDE))}</p>'
     return card(t("Drafting"), facts + _improvement(status, answering, t), "draft")
 
 

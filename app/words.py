@@ -126,6 +126,8 @@ def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
     """Whether the model drafts, and if not, why."""
     if status.plan is None:
         return ""
+    if status.plan.draft_aside:
+        return t("draft laid aside")
     if status.plan.drafting:
         return t("drafting on")
     reason = status.plan.drafting_reason

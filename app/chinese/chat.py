@@ -118,6 +118,7 @@ CHAT = {
     "{size} budget": "预算 {size}",
     "drafting on": "草稿已开启",
     "drafting off": "草稿已关闭",
+    "draft laid aside": "草稿已搁置",
     "switched off": "已关闭",
     "{done} of {total}": "{done} / {total}",
     "about {time} left": "约剩 {time}",

@@ -17,9 +17,11 @@ LIVE = {
     "everything but the routed experts: attention, embeddings, routers, shared experts": (
         "路由专家以外的一切：注意力、嵌入、路由器、共享专家"
     ),
-    "the small copy of the experts that proposes tokens; it stays in device memory as a whole": (
-        "提出词元的小型专家副本；始终完整地留在设备内存中"
+    "the small copy of the experts that proposes tokens; in device memory whole or not at all": (
+        "提出词元的小型专家副本；要么完整地在设备内存中，要么完全不在"
     ),
+    "The draft is laid aside: answers are faster with experts in its memory. A fixed draft length brings it "
+    "back.": "草稿已搁置：它的内存让给专家后，回答更快。设为固定的草稿长度会让它回来。",
     "keys and values of the conversation so far": "到目前为止对话的键和值",
     "room for 16-bit experts; the more, the fewer copies": "存放 16 位专家的空间；越多，复制越少",
     "memory for what is computed in between": "用于中间计算结果的内存",

@@ -19,6 +19,7 @@ class MemoryPlan:
         slot_bytes, num_slots: size of one expert slot and how many there are.
         resident_share: num_slots / all routed experts, at most 1.
         drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
+        draft_aside: it is, but experts have its device memory for now (engine.draft_place).
         host_bytes: host RAM for the expert records.
     """
 
@@ -34,6 +35,7 @@ class MemoryPlan:
     drafting: bool
     drafting_reason: str
     host_bytes: int
+    draft_aside: bool = False
 
     @property
     def total_bytes(self) -> int:

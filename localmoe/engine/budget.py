@@ -55,22 +55,53 @@ class BudgetKeeper:
                 when it was planned; then slots are empty, and as many as before or as still fit.
         """
         with self._dividing:
-            parts = self._parts()
             config = replace(self.config, vram_budget_bytes=budget)
-            held_bytes = self._held_bytes()
-            if parts.prepared.compute.device.type == "cpu":
-                held_bytes += parts.store.num_bytes
-            plan = replan(parts.prepared, self.plan, config, held_bytes)
+            plan = self._divide(config, self.plan)
             if self.reserved_bytes:
                 rest = max(1, plan.budget_bytes - self.reserved_bytes)
-                rest_config = replace(config, vram_budget_bytes=rest)
-                plan = replan(parts.prepared, self.plan, rest_config, held_bytes)
+                plan = self._divide(replace(config, vram_budget_bytes=rest), self.plan)
             if not self._has_room_for(plan.num_slots):
                 self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "changing the budget")
             self.config, self.plan = config, plan
-            log_plan(plan, parts.prepared.footprint)
+            log_plan(plan, self._parts().prepared.footprint)
             return plan
+
+    def check_draft_fits(self) -> None:
+        """Raises BudgetError: not into the budget of now, that was given while the draft was aside."""
+        with self._dividing:
+            self._divide_same(replace(self.plan, draft_aside=False))
+
+    def lay_draft_aside(self, aside: bool) -> None:
+        """Divide the same budget with the draft's part given to slots, or taken from them again; they start
+        empty. The draft itself has left its memory already, or is there.
+
+        Raises:
+            BudgetError: the GPU has less than was free when it was planned; then there are as many slots as
+                before or as still fit.
+        """
+        with self._dividing:
+            plan = self._divide_same(replace(self.plan, draft_aside=aside))
+            self.plan = replace(self.plan, draft_aside=aside)
+            if not self._has_room_for(plan.num_slots):
+                self._fall_back()
+                raise out_of_memory(plan.budget_bytes, "dividing the budget anew")
+            self.plan = plan
+            log_plan(plan, self._parts().prepared.footprint)
+
+    def _divide_same(self, old: MemoryPlan) -> MemoryPlan:
+        """Its budget, with the draft where it has it."""
+        return self._divide(replace(self.config, vram_budget_bytes=old.budget_bytes), old)
+
+    def _divide(self, config: EngineConfig, old: MemoryPlan) -> MemoryPlan:
+        """The plan of a configuration's budget for what is loaded, with the draft where `old` has it."""
+        parts = self._parts()
+        held_bytes = self._held_bytes()
+        if parts.prepared.compute.device.type == "cpu":
+            held_bytes += parts.store.num_bytes
+        in_vram = old.drafting and not old.draft_aside
+        plan = replan(parts.prepared, replace(old, drafting=in_vram), config, held_bytes)
+        return replace(plan, drafting=old.drafting, draft_aside=old.draft_aside)
 
     def _fall_back(self) -> None:
         """Empty slots in the memory of those that made room; where others have taken of that, too, half as

@@ -88,9 +88,9 @@ def improve_draft(
             basis = DraftBasis(source.model, source.checkpoint, skeleton, parts.store)
             pause = partial(turns.pause, cancel)
             folder = make_draft(basis, None, settings, progress=progress, cancel=cancel, pause=pause)
-        layers = parts.passes.draft
-        assert layers is not None
-        prepared = parts.prepared
+        prepared, layers = parts.prepared, parts.passes.draft
+        if layers is None:  # it is laid aside, and the better one is read when it is taken back
+            return DraftInfo(config.draft_bits, "GPTQ", settings.gptq.group_size)
         base = source.draft_base(prepared.skeleton, parts.store)
         device = prepared.compute.device
         parts.draft = replace_draft(folder, prepared.skeleton, device, layers, base, give_way)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,23 +14,19 @@ from torch import Tensor
 
 from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
+from localmoe.engine.draft_layers import DraftLayers, LayerReader
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_folder import DownloadRecord
-from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
-from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
-from localmoe.model.packed_draft import empty_layer, set_expert
-from localmoe.model.skeleton import ExpertsModule, Skeleton
+from localmoe.model.skeleton import Skeleton
 from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.draft_writer import ExpertMatrices
 from localmoe.quant.expert_names import PROJECTION_NAMES, ExpertNaming, find_naming
 
 GROUP_SIZE = 128
 DRAFT_BITS = 4
-DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +115,11 @@ def load_draft(
             raise LoadCancelledError("Loading the draft was cancelled.")
         if progress is not None:
             progress(Progress("Loading the draft", done, len(skeleton.experts), "layers"))
-        inner, hidden = _sizes(experts)
-        found = draft.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
+        reader = LayerReader(draft, naming, experts, skeleton.num_experts, device)
         if packed:
-            layers.append(_packed_layer(draft, experts, skeleton.num_experts, found, device))
+            layers.append(reader.packed())
         else:
-            concatenated = bool(experts.module.is_concatenated)
-            matrices.append([_draft_expert(expert, concatenated, draft, device, fused) for expert in found])
+            matrices.append(reader.matrices(fused=fused))
     return _info(draft), layers if packed else matrices
 
 
@@ -157,15 +151,12 @@ def replace_draft(
     check_draft(draft, base, naming)
     for layer, experts in enumerate(skeleton.experts):
         tick()
-        inner, hidden = _sizes(experts)
-        found = draft.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
+        reader = LayerReader(draft, naming, experts, skeleton.num_experts, device)
         loaded = layers[layer]
         if isinstance(loaded, LowBitExperts):
-            for expert, (gate, up, down) in enumerate(found):
-                set_expert(loaded, expert, _fuse(gate, up, draft, concatenated=True), down)
+            reader.refill(loaded)
         else:
-            concatenated = bool(experts.module.is_concatenated)
-            loaded[:] = [_draft_expert(expert, concatenated, draft, device, True) for expert in found]
+            loaded[:] = reader.matrices()
     return _info(draft)
 
 
@@ -176,72 +167,3 @@ def _check_room(draft: DraftCheckpoint, loaded: LowBitExperts | list[DraftExpert
             f"The draft in {draft.folder} is {_info(draft)} and cannot take the place of one in groups of "
             f"{loaded.group_size} while the model is loaded: load the model again."
         )
-
-
-def _sizes(experts: ExpertsModule) -> tuple[int, int]:
-    """I and H."""
-    down = experts.layout.down_shape
-    return (down[0], down[1]) if experts.layout.transposed else (down[1], down[0])
-
-
-def _packed_layer(
-    draft: DraftCheckpoint,
-    experts: ExpertsModule,
-    num_experts: int,
-    found: Iterable[ExpertMatrices],
-    device: torch.device,
-) -> LowBitExperts:
-    """All experts of a layer for the GPU's kernels.
-
-    Raises:
-        DraftError: there is no kernel for them.
-    """
-    layer: LowBitExperts | None = None
-    for expert, (gate, up, down) in enumerate(found):
-        if layer is None:
-            ordered = not draft.layout.act_order and gate.columns is None
-            layer = empty_layer(
-                experts, num_experts, draft.bits, draft.group_size, device,
-                indexed=not ordered, codebook=draft.form.codebook,
-            )  # fmt: skip
-        try:
-            set_expert(layer, expert, _fuse(gate, up, draft, concatenated=True), down)
-        except ValueError:
-            raise DraftError(
-                f"The draft in {draft.folder} cannot be used on this device: it says desc_act false, and "
-                f"expert {expert} of layer {experts.decoder_layer} has its columns in another order (g_idx); "
-                "correct its config, or build a draft with 'localmoe draft MODEL'."
-            ) from None
-    assert layer is not None
-    return layer
-
-
-def _draft_expert(
-    matrices: ExpertMatrices, concatenated: bool, draft: DraftCheckpoint, device: torch.device, fused: bool
-) -> DraftExpert:
-    """One expert, its gate_up in the module's own order."""
-    gate, up, down = matrices
-    gate_up = _fuse(gate, up, draft, concatenated=concatenated)
-    return DraftExpert(LowBitLinear(gate_up, device, fused=fused), LowBitLinear(down, device, fused=fused))
-
-
-def _fuse(gate: CodeMatrix, up: CodeMatrix, draft: DraftCheckpoint, *, concatenated: bool) -> CodeMatrix:
-    """One matrix with rows [gate; up], or of each in turn.
-
-    Raises:
-        DraftError: the two have their columns in different orders.
-    """
-    same = gate.columns is up.columns
-    if gate.columns is not None and up.columns is not None:
-        same = torch.equal(gate.columns, up.columns)
-    if not same:
-        raise DraftError(
-            f"The draft in {draft.folder} cannot be used: the gate and up projections of an expert have "
-            "their input features in different orders (g_idx), which no kernel reads; choose a checkpoint "
-            "with desc_act false, or build a draft with 'localmoe draft MODEL'."
-        )
-
-    def join(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cat([a, b]) if concatenated else torch.stack([a, b], dim=1).flatten(0, 1)
-
-    return replace(gate, codes=join(gate.codes, up.codes), scales=join(gate.scales, up.scales))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 import torch
 
 from localmoe.chat.prompt import Encoder
 from localmoe.chat.session import Session
-from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import EngineBusyError, EngineClosedError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationCounters
@@ -23,6 +23,7 @@ from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.answer import write_events
 from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.device_parts import cache_shape
+from localmoe.engine.draft_place import DraftPlace
 from localmoe.engine.draft_upgrade import why_not_better
 from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
@@ -32,7 +33,7 @@ from localmoe.engine.loading import EngineParts, assemble, new_memory, out_of_me
 from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
-from localmoe.engine.stepping import choose_governor, make_stepper
+from localmoe.engine.stepping import make_stepper
 from localmoe.engine.switching import apply_switches
 from localmoe.engine.turns import Turns
 from localmoe.experts.counters import TransferCounters
@@ -40,12 +41,11 @@ from localmoe.hardware.cuda import peak_allocated_bytes
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.prefetch.registry import make_policy
-from localmoe.speculative.governor import AutoGovernor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """A loaded model. One answer at a time; `close()` frees everything. Use `Engine.load`."""
 
     def __init__(self, parts: EngineParts, config: EngineConfig, encoder: Encoder) -> None:
@@ -57,9 +57,8 @@ class Engine:
         self._turns = Turns()
         self._policy = config.policy
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
+        self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self._improver = DraftImprover(self._turns, self._busy, self._budget.reserve)
-        self._longest_draft = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
-        self._governor = AutoGovernor(self._longest_draft)
         self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
@@ -158,20 +157,20 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         parts = self._loaded
         prompt = self._encoder.encode(request, self.plan.context)
-        governor = choose_governor(parts, request, self.config, self.plan, self._governor)
+        self._draft_place.settle(request, lent=self._improver.running)
         self._use_policy(request.policy or self.config.policy)
         apply_switches(parts, request.switches, self.config)
-        budget, approximate = self._budget.budget_bytes, request.draft_only
-        counters = GenerationCounters(vram_budget_bytes=budget, approximate=approximate)
+        approximate = request.draft_only
+        counters = GenerationCounters(vram_budget_bytes=self._budget.budget_bytes, approximate=approximate)
+        governor = self._draft_place.governor(request, counters)
         parts.passes.counters = counters
-        exact = not allow_cpu(parts, not request.strict)
         parts.passes.lookahead.clear()
         self.live.begin_answer()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
         counters.prompt_tokens = len(prompt)
-        counters.reused_tokens = self._session.begin(prompt, exact=exact)
+        counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
         sampler = TokenSampler(request.sampling)
         stepper = make_stepper(parts, request, self.config, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
@@ -217,8 +216,9 @@ class Engine:
     def info(self) -> EngineInfo:
         """A description for people."""
         return describe(
-            self._loaded, self.config, self.plan, self._policy, has_template=self._encoder.has_template
-        )
+            self._loaded, self.config, self.plan, self._policy, self._draft_place.rates,
+            has_template=self._encoder.has_template,
+        )  # fmt: skip
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
         """Divide another budget, without reading the weights again: slots are made anew (and start empty).
@@ -228,7 +228,9 @@ class Engine:
             EngineBusyError: an answer is being written.
         """
         with self._idle("An answer is being written: stop it before changing the VRAM budget."):
-            return self._budget.resize(vram_budget_bytes)
+            plan = self._budget.resize(vram_budget_bytes)
+            self._draft_place.forget()
+            return plan
 
     def why_no_better_draft(self) -> str:
         """Why `improve_draft` has nothing to do; "" if it has."""
@@ -245,7 +247,9 @@ class Engine:
             DraftError: there is nothing to improve, or RAM or disk do not suffice.
             LocalMoeError: it was cancelled, or the engine closed; finished layers are kept.
         """
-        return self._improver.run(self._loaded, self.config, progress, cancel)
+        better = self._improver.run(self._loaded, self.config, progress, cancel)
+        self._draft_place.forget()
+        return better
 
     def reset(self) -> None:
         """Forget the conversation, what was learnt about draft lengths, and which experts were in slots.
@@ -255,7 +259,7 @@ class Engine:
             if self._loaded.other is not None:
                 self._loaded.other.model.forget()
             self._answers = 0
-            self._governor = AutoGovernor(self._longest_draft)
+            self._draft_place.restore()
             self._budget.empty_slots()
 
     @contextmanager
@@ -289,9 +293,6 @@ class Engine:
             self._closing.close()
             self._closing = None
             self._busy.release()
-
-    def __enter__(self) -> Engine:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

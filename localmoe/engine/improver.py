@@ -25,6 +25,11 @@ class DraftImprover:
         self._running = threading.Lock()
         self._closing = threading.Event()  # set when the engine is being closed
 
+    @property
+    def running(self) -> bool:
+        """Whether a build is under way."""
+        return self._running.locked()
+
     def run(
         self,
         parts: EngineParts,

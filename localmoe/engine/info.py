@@ -35,9 +35,9 @@ class EngineInfo:
 
 
 def describe(
-    parts: EngineParts, config: EngineConfig, plan: MemoryPlan, policy: str, *, has_template: bool
+    parts: EngineParts, config: EngineConfig, plan: MemoryPlan, policy: str, rates: str, *, has_template: bool
 ) -> EngineInfo:
-    """What the parts are, under the settings of now."""
+    """What the parts are, under the settings of now. rates: why the draft is laid aside, if it is."""
     prepared = parts.prepared
     device = prepared.compute.device
     return EngineInfo(
@@ -46,7 +46,7 @@ def describe(
         device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
         dtype=str(prepared.compute.dtype).removeprefix("torch."),
         policy=policy,
-        draft=_describe_draft(parts, plan),
+        draft=_describe_draft(parts, plan, rates),
         link=describe_link(config, device),
         context=plan.context,
         has_chat_template=has_template,
@@ -62,7 +62,9 @@ def _what_is_left_of(policy: str, prepared: PreparedModel) -> str:
     return ""
 
 
-def _describe_draft(parts: EngineParts, plan: MemoryPlan) -> str:
+def _describe_draft(parts: EngineParts, plan: MemoryPlan, rates: str) -> str:
+    if plan.draft_aside:
+        return f"{parts.draft}, laid aside for experts in its memory" + (f": {rates}" if rates else "")
     if parts.draft is not None:
         return str(parts.draft)
     if parts.other is not None:

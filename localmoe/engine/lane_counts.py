@@ -17,6 +17,22 @@ def allow_cpu(parts: EngineParts, allowed: bool) -> bool:
     return allowed
 
 
+def missing_expert_s(parts: EngineParts) -> float:
+    """Seconds by which one more missing expert makes a pass longer, at the rates of the lanes that fetch or
+    compute it; 0 while no copy was timed."""
+    if isinstance(parts.runner, ModelRunner):
+        return parts.runner.passes.memory.copy_s() or 0.0
+    passes = parts.runner.passes
+    copy_s, lane = passes.memory.copy_s or 0.0, passes.lane
+    if lane is None or not lane.allowed or lane.failure:
+        return copy_s
+    cpu_s = lane.measured.first_us / 1e6
+    if not lane.link:
+        return cpu_s
+    link_s = lane.measured.link_us / 1e6
+    return link_s * cpu_s / (link_s + cpu_s)
+
+
 def count_transfers(parts: EngineParts) -> TransferCounters:
     """Copies since the slots were made, and what the CPU lane computed since load."""
     totals = parts.passes.memory.counters()

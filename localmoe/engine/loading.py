@@ -16,8 +16,9 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ExpertKey, ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
+from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers, packed_layers
 from localmoe.engine.draft_models import OtherDraft, load_draft_model
-from localmoe.engine.drafts import DraftInfo, DraftLayers
+from localmoe.engine.drafts import DraftInfo
 from localmoe.engine.failed_load import giving_back
 from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
@@ -29,7 +30,6 @@ from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
-from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
 from localmoe.model.kv_cache import KVCache
@@ -55,7 +55,7 @@ class EngineParts:
     store: HostStore
     runner: Runner
     draft: DraftInfo | None
-    draft_bytes: int  # of the low-bit draft
+    draft_bytes: int  # of the low-bit draft; 0 while it is laid aside
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
     drafter: DrafterName = "self"
@@ -153,14 +153,15 @@ def _assemble(
         scheduler = Scheduler(make_policy(config.policy, shape))
         runner: Runner
         if prepared.compute.whole_passes:
-            ready, packed = rehearsal.wait(cancel), _packed(draft)
+            ready, packed = rehearsal.wait(cancel), packed_layers(draft)
             runner = assemble_on_device(prepared, store, packed, scheduler, config, compiled=ready)
             row_padding = runner.row_padding
         else:
             row_padding = _row_padding(prepared, store)
             runner = _assemble_by_layers(
-                prepared, config, store, _matrices(draft), scheduler, row_padding or RowPadding(1, MAX_WINDOW)
-            )
+                prepared, config, store, matrix_layers(draft), scheduler,
+                row_padding or RowPadding(1, MAX_WINDOW),
+            )  # fmt: skip
     except torch.OutOfMemoryError:
         store.close()
         raise out_of_memory(prepared.plan.budget_bytes) from None
@@ -173,7 +174,7 @@ def _assemble(
         store=store,
         runner=runner,
         draft=info,
-        draft_bytes=sum(map(_draft_bytes, draft or ())),
+        draft_bytes=draft_bytes(draft),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=row_padding,
         drafter=config.drafter,
@@ -189,12 +190,6 @@ def out_of_memory(budget_bytes: int, doing: str = "loading") -> BudgetError:
         f"programs use it too: close them, or give a budget of at most {smaller}.",
         budget_bytes=parse_bytes(smaller),
     )
-
-
-def _draft_bytes(layer: list[DraftExpert] | LowBitExperts) -> int:
-    if isinstance(layer, LowBitExperts):
-        return layer.num_bytes
-    return sum(expert.gate_up.num_bytes + expert.down.num_bytes for expert in layer)
 
 
 def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
@@ -221,14 +216,6 @@ def _row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None
             if padding is not None:
                 return padding
     return None
-
-
-def _packed(draft: DraftLayers | None) -> list[LowBitExperts] | None:
-    return None if draft is None else [layer for layer in draft if isinstance(layer, LowBitExperts)]
-
-
-def _matrices(draft: DraftLayers | None) -> list[list[DraftExpert]] | None:
-    return None if draft is None else [layer for layer in draft if not isinstance(layer, LowBitExperts)]
 
 
 def _assemble_by_layers(
@@ -258,17 +245,26 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
     if isinstance(old, DeviceExpertMemory) and old.slots.num_slots == num_slots:
         old.forget()
         return
-    old.close()
-    old.slots.release()  # before the new ones are made: both together might not fit
+    release_slots(parts)  # before the new ones are made: both together might not fit
     scheduler = runner.passes.scheduler
     if isinstance(runner, ModelRunner):
         link = runner.passes.memory.link
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
-        runner.forget_graphs()
         memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
         memory.may_prefetch = runner.passes.lane is None or runner.passes.lane.link
         runner.passes.memory = memory
+
+
+def release_slots(parts: EngineParts) -> None:
+    """Give the slots' memory back, and what passes captured. None can be issued until there are new ones."""
+    runner = parts.runner
+    runner.passes.memory.close()
+    runner.passes.memory.slots.release()
+    if not isinstance(runner, ModelRunner):
+        runner.forget_graphs()
+    if parts.prepared.compute.device.type == "cuda":
+        torch.cuda.empty_cache()  # else what comes next may lie in the way of the new slots
 
 
 def make_link(config: EngineConfig, device: torch.device) -> Link:

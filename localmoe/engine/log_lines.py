@@ -42,6 +42,15 @@ def log_no_draft(reason: str) -> None:
     _LOG.warning("no drafting: %s", reason)
 
 
+def log_draft_moved(reason: str, *, aside: bool) -> None:
+    """Experts have the draft's memory now, or gave it back. reason: the rates that were measured, if any."""
+    _LOG.info(
+        "the draft %s%s",
+        "is laid aside, experts have its memory" if aside else "is back in device memory",
+        f": {reason}" if reason else "",
+    )
+
+
 def log_better_draft(description: str) -> None:
     """A draft was exchanged."""
     _LOG.info("the model drafts with a better draft now: %s", description)

@@ -17,12 +17,12 @@ from localmoe.core.errors import DraftError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.default_drafts import default_form, default_places
+from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafting import DraftBasis, make_draft
 from localmoe.engine.drafts import (
     DRAFT_BITS,
     GROUP_SIZE,
     DraftInfo,
-    DraftLayers,
     HostExpertSource,
     load_draft,
     snapshot_revision,
@@ -82,11 +82,12 @@ class ModelSource(Protocol):
         *,
         packed: bool,
         fused: bool = True,
+        may_build: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
-        """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the
-        GPU's kernels. fused: products by kernels that read codes, where they are not packed."""
+        """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the GPU's
+        kernels. fused: products by kernels that read codes, where not packed. may_build: if it is missing."""
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """What routes and accepts in a trained model's place; None if this is one."""
@@ -171,6 +172,7 @@ class CheckpointSource:
         *,
         packed: bool,
         fused: bool = True,
+        may_build: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
@@ -199,6 +201,8 @@ class CheckpointSource:
         for place in default_places(self.model, base.fingerprint, self.draft_form(None)):
             with suppress(DraftError):
                 return load(place)
+        if not may_build:
+            raise DraftError("The draft is not in its folder any more: load the model again to build it.")
         basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
         settings = DraftSettings("rtn", GptqSettings(self.draft_bits))
         return load(make_draft(basis, None, settings, progress=progress, cancel=cancel))
@@ -268,6 +272,7 @@ class RandomSource:
         *,
         packed: bool,
         fused: bool = True,
+        may_build: bool = True,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError, DraftError, ModelNotFoundError, UnsupportedModelError
 from localmoe.hub.checkpoint import Checkpoint
@@ -133,15 +135,20 @@ class DraftCheckpoint:
         return self._reader(naming).matrix(decoder_layer, expert, projection, shape)
 
     def layer(
-        self, naming: ExpertNaming, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+        self,
+        naming: ExpertNaming,
+        decoder_layer: int,
+        num_experts: int,
+        gate_shape: tuple[int, int],
+        device: torch.device | None = None,
     ) -> Iterator[ExpertMatrices]:
         """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of a layer, in one pass over
-        its part of the files.
+        its part of the files. device: see ExpertReader.layer.
 
         Raises:
             DraftError: as `matrix`.
         """
-        return self._reader(naming).layer(decoder_layer, num_experts, gate_shape)
+        return self._reader(naming).layer(decoder_layer, num_experts, gate_shape, device)
 
     def _reader(self, naming: ExpertNaming) -> ExpertReader:
         return ExpertReader(self.folder, self._checkpoint.tensors, self.layout, naming)

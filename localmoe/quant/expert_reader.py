@@ -59,10 +59,18 @@ class ExpertReader:
             return self._matrix(file, self.naming.module(decoder_layer, expert, projection), shape)
 
     def layer(
-        self, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+        self,
+        decoder_layer: int,
+        num_experts: int,
+        gate_shape: tuple[int, int],
+        device: torch.device | None = None,
     ) -> Iterator[ExpertMatrices]:
         """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of one layer in turn; each file
         is opened once and, as experts lie in order, read from one end to the other.
+
+        Args:
+            device: where codes are unpacked, which takes longer than to read them; None: on the CPU. There
+                they take a byte each. All else is on the CPU.
 
         Raises:
             DraftError: as `matrix`.
@@ -72,11 +80,14 @@ class ExpertReader:
             for expert in range(num_experts):
                 modules = (self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS)
                 gate, up, down = (
-                    self._matrix(file, module, shape) for module, shape in zip(modules, shapes, strict=True)
+                    self._matrix(file, module, shape, device)
+                    for module, shape in zip(modules, shapes, strict=True)
                 )
                 yield gate, up, down
 
-    def _matrix(self, file: _OpenFile, module: str, shape: tuple[int, int]) -> CodeMatrix:
+    def _matrix(
+        self, file: _OpenFile, module: str, shape: tuple[int, int], device: torch.device | None = None
+    ) -> CodeMatrix:
         parts = self.layout.parts(*shape)
         headers = {name: self._header(f"{module}.{name}", part) for name, part in parts.items()}
         found = {
@@ -84,6 +95,8 @@ class ExpertReader:
             for name, header in headers.items()
         }
         self._check_bias(file, f"{module}.bias")
+        if device is not None:
+            found[self.layout.code_part] = found[self.layout.code_part].to(device)
         try:
             return self.layout.unpack(found, shape)
         except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.engines import ask, budget_for_slots
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.draft_config import GptqSettings, nf4_settings
@@ -114,6 +115,31 @@ def test_a_better_draft_takes_over_while_the_engine_answers(
         assert torch.cuda.max_memory_reserved() <= budget
     with Engine.load(str(model), config) as engine:
         assert engine.info().draft == "INT4 GPTQ, group 128" and answers(engine) == expected
+
+
+def test_experts_get_the_drafts_memory_and_give_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
+    model, question = str(own_demo(tmp_path)), "Once upon a time"
+    budget = budget_for_slots(model, 40, device="cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    config = EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True)
+    with Engine.load(model, config) as engine:
+        place, before, expected = engine._draft_place, engine.plan, ask(engine, question, 64).tokens
+        held = engine.device_memory()["draft"]
+        for _ in range(2):
+            place._know_slots()
+            place._worth.drafted_per_s, place._worth.plain_per_s = 50.0, 100.0
+            assert ask(engine, question, 64).tokens == expected
+            assert engine.plan.draft_aside and engine.plan.num_slots > before.num_slots
+            assert engine.device_memory()["draft"] == 0
+            place._worth.plain_per_s = 1.0
+            assert ask(engine, question, 64).tokens == expected and engine.plan == before
+            assert 0 < engine.device_memory()["draft"] == held <= before.draft_bytes
+            assert ask(engine, question, 64, draft_length=4).tokens == expected
+        assert torch.cuda.max_memory_allocated() <= budget
 
 
 def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""The draft is laid aside and taken back between answers, which changes nothing but their speed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engines import ask, budget_for_slots, check_consistent, check_stats, load_with_slots
+from test_vram_budget import check_within_budget
+
+from localmoe.core.errors import BudgetError, DraftError
+from localmoe.engine import Engine, loading
+from localmoe.engine.sources import CheckpointSource
+from localmoe.experts.slots import DeviceSlots
+from localmoe.hub.catalogue import resolve_model
+
+Tiny = Callable[[str], tuple[Path, Any]]
+PROMPT = "Hello there, how are"
+SLOTS = 8
+
+
+@pytest.fixture
+def engine(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))  # with a draft of its own
+    with load_with_slots(tiny("qwen2_moe")[0], SLOTS) as loaded:
+        yield loaded
+
+
+def believe(engine: Engine, *, drafted: float, plain: float) -> None:
+    """Let what was measured be this, in tokens a second."""
+    place = engine._draft_place
+    if not engine.plan.draft_aside:
+        place._know_slots()
+    place._worth.drafted_per_s, place._worth.plain_per_s = drafted, plain
+
+
+def lay_aside(engine: Engine) -> None:
+    believe(engine, drafted=50.0, plain=100.0)
+    ask(engine, PROMPT, 2)
+    assert engine.plan.draft_aside
+
+
+def test_experts_get_the_drafts_memory_and_give_it_back(engine: Engine) -> None:
+    before, budget = engine.plan, engine.plan.budget_bytes
+    tokens = ask(engine, PROMPT, 12).tokens
+    believe(engine, drafted=50.0, plain=100.0)
+    answer = ask(engine, PROMPT, 12)
+    assert answer.tokens == tokens and answer.stats.drafted == 0
+    assert engine.plan.draft_aside and engine.plan.drafting and engine.plan.draft_bytes == 0
+    assert engine.plan.num_slots > before.num_slots and engine.device_memory()["draft"] == 0
+    assert (
+        "laid aside" in engine.info().draft and "100 tokens/s without it, 50 with it" in engine.info().draft
+    )
+    check_within_budget(engine, budget)
+    check_stats(answer)
+    check_consistent(engine)
+    believe(engine, drafted=50.0, plain=40.0)
+    answer = ask(engine, PROMPT, 12)
+    assert answer.tokens == tokens and engine.plan == before
+    assert engine.device_memory()["draft"] == before.draft_bytes
+    check_within_budget(engine, budget)
+    check_consistent(engine)
+
+
+def test_the_conversation_goes_on_where_it_was(engine: Engine) -> None:
+    first = ask(engine, PROMPT, 6)
+    believe(engine, drafted=50.0, plain=100.0)
+    prompt = PROMPT + first.text
+    again = ask(engine, prompt, 6)
+    assert engine.plan.draft_aside and again.stats.reused_tokens > 0
+
+
+@pytest.mark.parametrize("request_of", [{"draft_length": 3}, {"draft_only": True}])
+def test_a_request_for_the_draft_has_it_back_at_once(engine: Engine, request_of: dict[str, Any]) -> None:
+    lay_aside(engine)
+    answer = ask(engine, PROMPT, 8, **request_of)
+    assert answer.stats.drafted > 0 or answer.stats.approximate
+    assert not engine.plan.draft_aside and engine.plan.num_slots == SLOTS
+
+
+def test_a_request_without_drafts_leaves_it_where_it_is(engine: Engine) -> None:
+    believe(engine, drafted=50.0, plain=100.0)
+    ask(engine, PROMPT, 4, draft_length=0)
+    assert not engine.plan.draft_aside
+    lay_aside(engine)
+    believe(engine, drafted=50.0, plain=1.0)
+    ask(engine, PROMPT, 4, draft_length=0)
+    assert engine.plan.draft_aside
+
+
+def test_a_fixed_draft_length_keeps_the_draft(tiny: Tiny) -> None:
+    with load_with_slots(tiny("qwen2_moe")[0], SLOTS, draft_length=2) as engine:
+        believe(engine, drafted=50.0, plain=100.0)
+        assert ask(engine, PROMPT, 8).stats.drafted > 0 and not engine.plan.draft_aside
+
+
+def test_a_reset_brings_it_back(engine: Engine) -> None:
+    before = engine.plan
+    lay_aside(engine)
+    engine.reset()
+    assert engine.plan == before and engine._draft_place.rates == ""
+    assert ask(engine, PROMPT, 8).stats.drafted > 0
+
+
+def test_another_budget_is_divided_without_it_and_then_measured_with_it(engine: Engine, tiny: Tiny) -> None:
+    lay_aside(engine)
+    budget = budget_for_slots(str(tiny("qwen2_moe")[0]), SLOTS + 3)
+    plan = engine.resize(budget)
+    assert plan.draft_aside and plan.draft_bytes == 0
+    check_within_budget(engine, budget)
+    ask(engine, PROMPT, 4)
+    assert not engine.plan.draft_aside and engine.plan.num_slots == SLOTS + 3
+    check_within_budget(engine, budget)
+
+
+def test_where_there_is_no_room_for_it_any_more_answers_go_on_without(engine: Engine) -> None:
+    tokens = ask(engine, PROMPT, 6).tokens
+    lay_aside(engine)
+    without = engine.plan
+    least = without.total_bytes - without.slot_bytes * (without.num_slots - 3)
+    engine.resize(least)
+    assert ask(engine, PROMPT, 6).tokens == tokens and engine.plan.draft_aside
+    with pytest.raises(BudgetError, match=r"too small: .* the low-bit draft"):
+        ask(engine, PROMPT, 6, draft_length=2)
+    assert ask(engine, PROMPT, 6).tokens == tokens
+    check_within_budget(engine, least)
+    check_consistent(engine)
+
+
+def test_a_draft_that_is_gone_is_said_once_and_missed_by_nobody(engine: Engine) -> None:
+    tokens = ask(engine, PROMPT, 6).tokens
+    lay_aside(engine)
+    aside = engine.plan
+    assert isinstance(engine.prepared.source, CheckpointSource)
+    for folder in resolve_model(str(engine.prepared.source.model.folder)).drafts:
+        shutil.rmtree(folder)
+    with pytest.raises(DraftError, match="not in its folder any more: load the model again"):
+        ask(engine, PROMPT, 6, draft_length=2)
+    believe(engine, drafted=50.0, plain=1.0)
+    assert ask(engine, PROMPT, 6).tokens == tokens and engine.plan == aside
+    check_within_budget(engine, aside.budget_bytes)
+    check_consistent(engine)
+
+
+def test_a_gpu_that_others_filled_meanwhile_leaves_fewer_slots_and_an_answer(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ask(engine, PROMPT, 6).tokens
+    make = DeviceSlots.__init__
+
+    def crowded(self: DeviceSlots, num_slots: int, *rest: Any) -> None:
+        if num_slots > 4:
+            raise loading.torch.OutOfMemoryError("made to fail")
+        make(self, num_slots, *rest)
+
+    monkeypatch.setattr(DeviceSlots, "__init__", crowded)
+    believe(engine, drafted=50.0, plain=100.0)
+    assert ask(engine, PROMPT, 6).tokens == tokens
+    assert engine.plan.draft_aside and engine.plan.num_slots == 4
+    monkeypatch.undo()
+    engine.reset()
+    assert engine.plan.num_slots == SLOTS and ask(engine, PROMPT, 6).tokens == tokens
+
+
+def test_it_is_measured_while_it_answers(engine: Engine) -> None:
+    for _ in range(4):
+        ask(engine, PROMPT, 100)
+    worth = engine._draft_place._worth
+    assert worth.drafted_per_s is not None and worth.bound_per_s is not None
+    assert worth.plain_per_s is None or engine.plan.draft_aside
