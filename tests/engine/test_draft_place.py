@@ -170,4 +170,3 @@ def test_it_is_measured_while_it_answers(engine: Engine) -> None:
         ask(engine, PROMPT, 100)
     worth = engine._draft_place._worth
     assert worth.drafted_per_s is not None and worth.bound_per_s is not None
-    assert worth.plain_per_s is None or engine.plan.draft_aside
