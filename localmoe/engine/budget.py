@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -57,6 +58,10 @@ class BudgetKeeper:
         with self._dividing:
             config = replace(self.config, vram_budget_bytes=budget)
             plan = self._divide(config, self.plan)
+            if budget is None and self.plan.draft_aside:  # what is taken has to do for the draft as well
+                with suppress(BudgetError):
+                    whole = self._divide(config, replace(self.plan, draft_aside=False))
+                    plan = self._divide(replace(config, vram_budget_bytes=whole.budget_bytes), self.plan)
             if self.reserved_bytes:
                 rest = max(1, plan.budget_bytes - self.reserved_bytes)
                 plan = self._divide(replace(config, vram_budget_bytes=rest), self.plan)

@@ -90,7 +90,8 @@ def improve_draft(
             folder = make_draft(basis, None, settings, progress=progress, cancel=cancel, pause=pause)
         prepared, layers = parts.prepared, parts.passes.draft
         if layers is None:  # it is laid aside, and the better one is read when it is taken back
-            return DraftInfo(config.draft_bits, "GPTQ", settings.gptq.group_size)
+            parts.draft = DraftInfo(config.draft_bits, "GPTQ", settings.gptq.group_size)
+            return parts.draft
         base = source.draft_base(prepared.skeleton, parts.store)
         device = prepared.compute.device
         parts.draft = replace_draft(folder, prepared.skeleton, device, layers, base, give_way)

@@ -116,6 +116,14 @@ def test_another_budget_is_divided_without_it_and_then_measured_with_it(engine: 
     check_within_budget(engine, budget)
 
 
+def test_a_budget_that_is_left_to_the_engine_has_room_for_it(engine: Engine) -> None:
+    lay_aside(engine)
+    plan = engine.resize(None)
+    assert plan.draft_aside and plan.resident_share == 1
+    ask(engine, PROMPT, 4)
+    assert not engine.plan.draft_aside and engine.plan.resident_share == 1
+
+
 def test_where_there_is_no_room_for_it_any_more_answers_go_on_without(engine: Engine) -> None:
     tokens = ask(engine, PROMPT, 6).tokens
     lay_aside(engine)
