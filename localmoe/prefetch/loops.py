@@ -128,7 +128,7 @@ def pick_in_time(wanted: Any, here: Any, requested: Any, copies_per_layer: float
     return cells[:count].copy()
 
 
-@compiled("void", _SCORES, _MASK, _FLOATS, _MASK, _COUNTS, "float64", _SCORES)
+@compiled("void", _SCORES, _MASK, _FLOATS, _MASK, _COUNTS, "float64", "float32[:,::1]")
 def worth_now(
     reuse: Any, here: Any, quota: Any, demanded: Any, wanted: Any, over_share: float, worth: Any
 ) -> None:

@@ -12,6 +12,8 @@ slots of MoE-SpeQ 3.3.2, which names the idea and leaves the formula open).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,7 +65,7 @@ class ReuseScores:
         """
         self._age(accepted + 1)
         last = drafted if len(routed) else accepted
-        counts = np.array([_use_counts(token - accepted) for token in (*range(len(routed)), last)])
+        counts = _window_counts(len(routed), accepted, last)
         self._loops.add_uses(demanded, routed, counts, self._recent, self._frequency)
 
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
@@ -81,6 +83,12 @@ class ReuseScores:
         self._recent *= _TOKEN_DECAY**tokens
         self._frequency *= _FREQUENCY_DECAY**tokens
         self._until_quota -= tokens
+
+
+@lru_cache(maxsize=1024)
+def _window_counts(routed: int, accepted: int, last: int) -> NDArray[np.float64]:
+    """(routed + 1, 2): `_use_counts` of each of so many tokens, and of token `last`. Not to be written to."""
+    return np.array([_use_counts(token - accepted) for token in (*range(routed), last)])
 
 
 def _use_counts(behind: int) -> tuple[float, float]:

@@ -72,6 +72,9 @@ class MoeSpeqPolicy(PolicyBase):
         self._rates: Rates = shape.rates
         self._here = np.zeros(cells, dtype=np.bool_)  # as looked up last
         self._worth_rows: list[list[float]] | None = None  # what choose_victim goes by; None: to be made
+        # of every cell, since making some thirty a step takes longer than choosing them
+        keys = [ExpertKey(layer, expert) for layer in range(cells[0]) for expert in range(cells[1])]
+        self._request_of = [PrefetchRequest(key, float(key.layer)) for key in keys]
 
     @property
     def asks_after_drafts(self) -> bool:
@@ -121,6 +124,8 @@ class MoeSpeqPolicy(PolicyBase):
 
     def _learn_prompt(self) -> None:
         """What a prompt's last pass used, once it is over."""
+        if not self._pass_runs and not self._prompt_tokens:
+            return
         if self._pass_runs:
             tokens = max(1, self._prompt_tokens)
             shares = self._shares / tokens if self._shares.any() else None
@@ -171,15 +176,13 @@ class MoeSpeqPolicy(PolicyBase):
     def _requests(self, cells: NDArray[np.int64]) -> Sequence[PrefetchRequest]:
         """For cells that were marked as asked for, in this order; ordered by the layer that needs them."""
         self._num_requested += len(cells)
-        layers, experts = np.divmod(cells, self._requested.shape[1])
-        keys = map(ExpertKey, layers.tolist(), experts.tolist())
-        return [PrefetchRequest(key, float(key.layer)) for key in keys]
+        return [self._request_of[cell] for cell in cells.tolist()]
 
     # -- eviction
 
-    def _worth(self) -> NDArray[np.float64]:
+    def _worth(self) -> NDArray[np.float32]:
         """(L, E): the lowest goes first; infinite for what the window needs."""
-        worth = np.empty(self._demanded.shape)
+        worth = np.empty(self._demanded.shape, np.float32)
         self._loops.worth_now(
             self._reuse.worth(), self._look(), self._reuse.quota(), self._demanded, self._needs.wanted,
             _OVER_SHARE, worth,
@@ -210,4 +213,4 @@ class MoeSpeqPolicy(PolicyBase):
 
     def keep_scores(self, last_use: NDArray[np.int64]) -> KeepScores:
         """Worth; what the window needs stays."""
-        return KeepScores(self._worth().astype(np.float32), per_layer=False)
+        return KeepScores(self._worth(), per_layer=False)
