@@ -53,6 +53,15 @@ def fact(html: str, key: str) -> str:
     return found.group(1)
 
 
+def test_a_draft_that_is_laid_aside_is_said_in_header_and_panel() -> None:
+    status = ready()
+    assert status.plan is not None
+    assert "laid aside" not in header_html(status) + panel_html(status, JOB)
+    aside = replace(status, plan=replace(status.plan, draft_aside=True, draft_bytes=0))
+    assert "draft laid aside" in header_html(aside) and "drafting on" not in header_html(aside)
+    assert "A fixed draft length brings it back." in panel_html(aside, JOB)
+
+
 def test_experts_of_the_cpu_have_a_line_where_there_is_such_a_lane() -> None:
     assert "CPU" not in panel_html(ready(), JOB).split("Drafting")[0]
     counters = replace(COUNTERS, computed=1234, cpu_jobs=9, cpu_bytes=3 << 20)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gptq_builds import small
 from support.engines import ask, budget_for_slots, check_consistent, check_stats, load_with_slots
 from test_vram_budget import check_within_budget
 
 from localmoe.core.errors import BudgetError, DraftError
-from localmoe.engine import Engine, loading
+from localmoe.engine import Engine, draft_upgrade, loading
 from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hub.catalogue import resolve_model
@@ -171,6 +172,37 @@ def test_a_gpu_that_others_filled_meanwhile_leaves_fewer_slots_and_an_answer(
     monkeypatch.undo()
     engine.reset()
     assert engine.plan.num_slots == SLOTS and ask(engine, PROMPT, 6).tokens == tokens
+
+
+def test_a_better_draft_that_was_made_meanwhile_is_the_one_that_comes_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_upgrade, "GptqSettings", lambda bits: small(bits=bits).gptq)
+    tokens = ask(engine, PROMPT, 6).tokens
+    lay_aside(engine)
+    assert engine.improve_draft() == "INT4 GPTQ, group 128" and engine.plan.draft_aside
+    assert engine.info().draft.startswith("INT4 GPTQ, group 128, laid aside")
+    assert ask(engine, PROMPT, 6).tokens == tokens  # with it, since nothing is known of this one
+    assert not engine.plan.draft_aside and engine.info().draft == "INT4 GPTQ, group 128"
+    assert engine.why_no_better_draft() == "the draft is INT4 GPTQ, group 128"
+
+
+def test_while_a_better_draft_is_built_it_stays_where_it_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    believe(engine, drafted=50.0, plain=100.0)
+    with engine._improver._running:
+        ask(engine, PROMPT, 4)
+        assert not engine.plan.draft_aside
+    ask(engine, PROMPT, 4)
+    assert engine.plan.draft_aside
+
+
+def test_an_engine_that_is_closed_while_the_draft_is_aside_gives_all_back(engine: Engine) -> None:
+    lay_aside(engine)
+    parts = engine._loaded
+    engine.close()
+    assert sum(parts.device_memory().values()) - parts.shared_bytes == 0
 
 
 def test_it_is_measured_while_it_answers(engine: Engine) -> None:
