@@ -258,3 +258,40 @@ def test_memory_of_the_mailbox_does_not_overlap() -> None:
         assert ranges[0][0] == box.address and ranges[-1][1] <= box.address + box.memory.numel()
         lines = {int(part.ctypes.data) // 128 for part in (box.posted, box.answered, box.foretold, box.head)}
         assert len(lines) == 4 and np.prod(box.out.shape) == TOKENS * TOP_K * 48
+
+
+class Entry:
+    """Stands in for a dispatcher of numba's. overloads: what it has read or compiled."""
+
+    def __init__(self, error: Exception | None, *, read: bool) -> None:
+        self.error, self.overloads, self.calls = error, {"made": 1} if read else {}, 0
+
+    def __call__(self, *arguments: object) -> int:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return len(arguments)
+
+
+def test_compiled_code_that_was_cut_short_on_disk_is_compiled_anew(caplog: pytest.LogCaptureFixture) -> None:
+    made = {True: Entry(EOFError("Ran out of input"), read=False), False: Entry(None, read=True)}
+    run = worker.CompiledEntry(lambda sources, kept: made[kept])
+    assert [run(1, 2, 3), run(1)] == [3, 1]
+    assert made[True].calls == 1 and len(caplog.records) == 1
+    assert "cannot be kept or read again" in caplog.text
+
+
+def test_compiled_code_is_not_kept_where_there_is_no_folder_for_it() -> None:
+    def make(sources: int, *, kept: bool) -> Entry:
+        if kept:
+            raise RuntimeError("cannot cache function: no locator available")
+        return Entry(None, read=True)
+
+    assert worker.CompiledEntry(make)(1, 2) == 2
+
+
+def test_what_goes_wrong_while_it_works_is_not_tried_again() -> None:
+    entry = Entry(ZeroDivisionError("x"), read=True)
+    with pytest.raises(ZeroDivisionError):
+        worker.CompiledEntry(lambda sources, kept: entry)(1)
+    assert entry.calls == 1

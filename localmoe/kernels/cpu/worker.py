@@ -11,7 +11,9 @@ compute itself (fetch_ahead). These are claimed one by one, so that none waits f
 
 from __future__ import annotations
 
+import logging
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ from localmoe.kernels.mailbox import (
     SHARE,
 )
 
+_LOG = logging.getLogger(__name__)
 STOPPED, PARKED = 0, 1
 _SEQUENCE_SHIFT = 24
 _DRAWN = (1 << _SEQUENCE_SHIFT) - 1
@@ -221,11 +224,12 @@ def _prepare(
     store(base + 8 * FINISHED, 0)
 
 
-def _compiled_once(sources: int) -> Any:
-    """The entry to the compiled code, which numba keeps on disk for the next start. numba looks for
-    changes of one file only; a number that stands for all `sources` makes it look at theirs."""
+def _entry(sources: int, *, kept: bool) -> Any:
+    """The entry to the compiled code, which numba keeps on disk for the next start if it is to be `kept`.
+    numba looks for changes of one file only; a number that stands for all `sources` makes it look at
+    theirs."""
 
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=kept)
     def run(*arguments: Any) -> int:
         result: int = _work(*arguments) if sources >= 0 else STOPPED
         return result
@@ -240,7 +244,34 @@ def _sources() -> int:
     return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
-run = _compiled_once(_sources())  # takes what _work takes
+class CompiledEntry:
+    """`_work` for callers in Python. Where what numba kept of it cannot be read again (half a file, after a
+    loss of power), or cannot be kept, it is compiled for this process alone."""
+
+    def __init__(self, entry: Callable[..., Any] = _entry) -> None:
+        """entry: see _entry."""
+        self._make, self._sources = entry, _sources()
+        try:
+            self._entry = entry(self._sources, kept=True)
+        except RuntimeError as error:  # no folder can be written to
+            self._compile_anew(error)
+
+    def __call__(self, *arguments: Any) -> int:
+        """Work, as `_work` does."""
+        try:
+            return int(self._entry(*arguments))
+        except Exception as error:  # numba says what is wrong with its files in many ways
+            if self._entry.overloads:
+                raise  # it was read, so that is not it
+            self._compile_anew(error)
+        return int(self._entry(*arguments))
+
+    def _compile_anew(self, error: Exception) -> None:
+        _LOG.warning("What was compiled of the CPU lane cannot be kept or read again: %r", error)
+        self._entry = self._make(self._sources, kept=False)
+
+
+run = CompiledEntry()  # takes what _work takes
 
 
 @njit
