@@ -6,6 +6,7 @@ aside copies nothing, taking it back reads it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,13 +16,17 @@ from localmoe.core.errors import BudgetError, DraftError, LocalMoeError
 from localmoe.core.stats import GenerationCounters
 from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.draft_layers import draft_bytes, matrix_layers, packed_layers
+from localmoe.engine.draft_memory import Rates, recall, remember
 from localmoe.engine.lane_counts import missing_expert_s
 from localmoe.engine.loading import EngineParts, out_of_memory, release_slots
 from localmoe.engine.log_lines import log_draft_moved, log_no_draft
+from localmoe.engine.sources import CheckpointSource
 from localmoe.engine.stepping import choose_governor
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_worth import DraftWorth, WatchedGovernor
 from localmoe.speculative.governor import AutoGovernor, Governor
+
+_CHANGE = 0.1  # of the logarithm of a rate, from which on it is kept anew
 
 
 class DraftPlace:
@@ -39,6 +44,8 @@ class DraftPlace:
         before the next answer, to be measured."""
         self._worth = DraftWorth(0.0)
         self._slots = 0  # beside the draft, that `_worth` is about
+        self._situation = ""  # by which it is remembered; "": it is not
+        self._kept: Rates | None = None  # what is remembered now
         self._stays = False  # moving it failed
 
     def settle(self, request: GenerationRequest, *, lent: bool) -> None:
@@ -55,6 +62,7 @@ class DraftPlace:
             return self.take_back()
         if length == 0 or lent or not self._may_choose:
             return
+        self._remember()
         if not self._budget.plan.draft_aside:
             self._know_slots()
             if self._worth.wants_aside:
@@ -129,7 +137,41 @@ class DraftPlace:
             return
         missing = footprint.total_experts - plan.num_slots
         more = min(missing, plan.draft_bytes // plan.slot_bytes)
-        self._worth, self._slots = DraftWorth(more / missing if missing > 0 else 0.0), plan.num_slots
+        spared, self._slots = more / missing if missing > 0 else 0.0, plan.num_slots
+        self._situation = self._describe_situation()
+        self._kept = recall(self._situation) if self._situation and spared else None
+        if self._kept is None:
+            self._worth = DraftWorth(spared)
+        else:
+            self._worth = DraftWorth(spared, self._kept.drafted_per_s, self._kept.plain_per_s)
+
+    def _describe_situation(self) -> str:
+        """What decides how fast answers are, but for the text; "" where that is not worth a file: on a CPU,
+        and with random weights."""
+        parts, config = self._parts(), self._budget.config
+        source, compute = parts.prepared.source, parts.prepared.compute
+        if compute.device.type != "cuda" or not isinstance(source, CheckpointSource):
+            return ""
+        twentieths = round(20 * self._slots / parts.prepared.footprint.total_experts)
+        facts = (
+            source.name, source.checkpoint.fingerprint()[:16], torch.cuda.get_device_name(compute.device),
+            compute.dtype, parts.draft, f"{5 * twentieths} % in slots", config.policy, config.lanes,
+            "strict" if config.strict else "not strict", f"{config.cpu_threads or 'all'} threads",
+        )  # fmt: skip
+        return "; ".join(map(str, facts))
+
+    def _remember(self) -> None:
+        """Keep both rates for the next start, once they are known and whenever one has changed by a tenth."""
+        drafted, plain = self._worth.drafted_per_s, self._worth.plain_per_s
+        if not self._situation or drafted is None or plain is None:
+            return
+        found, kept = Rates(drafted, plain), self._kept
+        if kept is None or any(
+            abs(math.log(new / old)) > _CHANGE
+            for new, old in ((drafted, kept.drafted_per_s), (plain, kept.plain_per_s))
+        ):
+            remember(self._situation, found)
+            self._kept = found
 
     def _lay_aside(self) -> None:
         parts = self._parts()

@@ -33,13 +33,19 @@ class DraftWorth:
         bound_per_s: what plain decoding would reach at least; None until a probe has ended.
     """
 
-    def __init__(self, spared: float) -> None:
-        """spared: (S' - S) / (N - S), the share of misses that the draft's memory spares; 0: it holds no
-        further expert."""
+    def __init__(
+        self, spared: float, drafted_per_s: float | None = None, plain_per_s: float | None = None
+    ) -> None:
+        """
+        Args:
+            spared: (S' - S) / (N - S), the share of misses that the draft's memory spares; 0: it holds no
+                further expert.
+            drafted_per_s, plain_per_s: what an earlier run measured, if any did.
+        """
         assert 0.0 <= spared <= 1.0, spared
         self.aside = False
-        self.drafted_per_s: float | None = None
-        self.plain_per_s: float | None = None
+        self.drafted_per_s = drafted_per_s
+        self.plain_per_s = plain_per_s
         self.bound_per_s: float | None = None
         self._spared = spared
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)

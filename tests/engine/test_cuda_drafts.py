@@ -127,7 +127,8 @@ def test_experts_get_the_drafts_memory_and_give_it_back(
     torch.cuda.reset_peak_memory_stats()
     config = EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True)
     with Engine.load(model, config) as engine:
-        place, before, expected = engine._draft_place, engine.plan, ask(engine, question, 64).tokens
+        place, before = engine._draft_place, engine.plan
+        expected = ask(engine, question, 64).tokens
         held = engine.device_memory()["draft"]
         for _ in range(2):
             place._know_slots()
@@ -140,6 +141,9 @@ def test_experts_get_the_drafts_memory_and_give_it_back(
             assert 0 < engine.device_memory()["draft"] == held <= before.draft_bytes
             assert ask(engine, question, 64, draft_length=4).tokens == expected
         assert torch.cuda.max_memory_allocated() <= budget
+    with Engine.load(model, config) as engine:  # goes by what the last one knew
+        assert ask(engine, question, 8).tokens == expected[:8] and not engine.plan.draft_aside
+        assert engine._draft_place.rates == "1 tokens/s without it, 50 with it"
 
 
 def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None:
