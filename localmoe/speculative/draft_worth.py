@@ -15,7 +15,7 @@ from collections.abc import Callable
 from localmoe.core.stats import GenerationCounters
 from localmoe.speculative.governor import Governor
 
-_SETTLE_STEPS = 16  # after a move: slots are empty, lengths are tried
+_SETTLE_STEPS = 40  # after a move: slots are empty, and the governor tries lengths until they are full
 _SETTLE_PLAIN_STEPS = 48  # likewise, where a step is one token and slots are many
 _LEAST_STEPS, _RECENT_STEPS = 32, 128  # that a rate is taken from
 _PROBE_STEPS = 9  # plain steps in a row; the first still has drafting's experts on their way

@@ -16,6 +16,7 @@ from typing import Protocol
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RECENT = 5  # measurements that a time is the lower median of: one disturbed step does not count
 _WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
+_WARM_UP_AT = (0, 24, 96)  # steps: the first ones meet empty slots, which makes long windows look slow
 _FIRST_GUESS, _GUESS_WEIGHT = 0.8, 6  # acceptance before any evidence, and how many tokens it counts as
 _LEARNING_RATE = 0.05  # of acceptance, at least
 _REVISIT_STEPS = (
@@ -61,11 +62,12 @@ class AutoGovernor:
         self._seen = [0] * max_draft_length
 
     def choose(self) -> int:
-        """Warm-up lengths first, then the best, now and then a neighbour of the best. Tokens share experts,
-        so long windows cost less than a straight line says: where the longest tried is best, the next one is
-        tried."""
-        if self._steps < len(_WARM_UP):
-            return min(_WARM_UP[self._steps], self._candidates[-1])
+        """Warm-up lengths first and twice again, else the best, now and then a neighbour of it. Tokens share
+        experts, so long windows cost less than a straight line says: where the longest tried is best, the
+        next one is tried."""
+        tried = next(self._steps - at for at in reversed(_WARM_UP_AT) if self._steps >= at)
+        if tried < len(_WARM_UP):
+            return min(_WARM_UP[tried], self._candidates[-1])
         best = max(self._candidates, key=self._objective())
         longer = next((g for g in self._candidates if g > best), best)
         if best + 1 == max(self._verify_s) < longer + 1:

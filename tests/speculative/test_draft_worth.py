@@ -89,7 +89,7 @@ def test_where_the_drafts_memory_holds_no_further_expert_nothing_is_probed() -> 
 def test_a_probe_that_an_answers_end_interrupts_begins_anew() -> None:
     worth = DraftWorth(0.5)
     machine = Decoding(drafted_s=0.05, plain_s=0.01, aside_s=0.01, misses=20, miss_s=1e-4)
-    machine.answer(worth, 48 + 5)
+    machine.answer(worth, 72 + 5)
     assert worth.wants_probe and worth.bound_per_s is None
     machine.answer(worth, 9)
     assert worth.bound_per_s == pytest.approx(1 / 0.009)
@@ -100,7 +100,7 @@ def test_the_bound_lies_between_the_probes_rate_and_that_without_what_is_spared(
     spared: float, drafted_s: float, plain_s: float, misses: int, miss_s: float
 ) -> None:
     worth = DraftWorth(spared)
-    Decoding(drafted_s, plain_s, plain_s, misses, miss_s).answer(worth, 70)
+    Decoding(drafted_s, plain_s, plain_s, misses, miss_s).answer(worth, 90)
     if spared == 0:
         assert worth.bound_per_s is None
         return

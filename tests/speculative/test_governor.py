@@ -111,6 +111,25 @@ def test_long_windows_are_found_soon_where_their_tokens_share_experts(rate: floa
     assert sorted(shares)[1] >= 0.85, shares
 
 
+@pytest.mark.parametrize("rate", [0.9, 0.97])
+def test_lengths_that_were_tried_while_the_cache_was_empty_are_tried_again(rate: float) -> None:
+    """Whatever was tried first met an empty cache, and what is used most is measured with a full one."""
+    shares = []
+    for seed in range(8):
+        governor, chance, chosen = AutoGovernor(64), random.Random(seed), []
+        best = max(true_rate(g, rate, 1.4e-3, shared_experts) for g in CANDIDATES)
+        for step in range(200):
+            length = governor.choose()
+            chosen.append(true_rate(length, rate, 1.4e-3, shared_experts))
+            cold = 1 + 4 * 0.8**step
+            governor.observe(
+                length, accepted_of(length, rate, chance), 1.4e-3 * length,
+                cold * shared_experts(length + 1) * chance.uniform(0.95, 1.05),
+            )  # fmt: skip
+        shares.append(sum(chosen[60:]) / len(chosen[60:]) / best)
+    assert sorted(shares)[1] >= 0.85, shares
+
+
 def test_it_follows_a_change_of_the_text() -> None:
     governor = AutoGovernor(64)
     simulate(governor, 200, rate=0.98, draft_s=1e-3, verify=flat)
