@@ -90,13 +90,14 @@ def main() -> None:
         print(f"synthetic: {args.shape}; {engine.info().lanes}")
         for gib in args.budgets:
             plan = engine.resize(int(gib * 2**30))
+            if args.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             print(f"synthetic: {gib:g} GiB, {100 * plan.resident_share:.0f} % of the experts in slots")
             for case in args.cases:
                 follow(engine, case, args.answers, args.tokens, args.lengths)
             if args.device == "cuda":
                 peak = torch.cuda.max_memory_reserved() / 2**30
                 print(f"synthetic: peak of the allocator {peak:.2f} of {gib:g} GiB")
-                torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":
