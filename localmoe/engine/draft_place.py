@@ -62,7 +62,7 @@ class DraftPlace:
             return self.take_back()
         if length == 0 or lent or not self._may_choose:
             return
-        self._remember()
+        self.remember()
         if not self._budget.plan.draft_aside:
             self._know_slots()
             if self._worth.wants_aside:
@@ -103,6 +103,19 @@ class DraftPlace:
         self._budget.lay_draft_aside(False)
         self._worth.moved(aside=False)
         log_draft_moved(self.rates, aside=False)
+
+    def remember(self) -> None:
+        """Keep both rates for the next start, once they are known and whenever one has changed by a tenth."""
+        drafted, plain = self._worth.drafted_per_s, self._worth.plain_per_s
+        if not self._situation or drafted is None or plain is None:
+            return
+        found, kept = Rates(drafted, plain), self._kept
+        if kept is None or any(
+            abs(math.log(new / old)) > _CHANGE
+            for new, old in ((drafted, kept.drafted_per_s), (plain, kept.plain_per_s))
+        ):
+            remember(self._situation, found)
+            self._kept = found
 
     def restore(self) -> None:
         """As after a load, where that is possible."""
@@ -159,19 +172,6 @@ class DraftPlace:
             "strict" if config.strict else "not strict", f"{config.cpu_threads or 'all'} threads",
         )  # fmt: skip
         return "; ".join(map(str, facts))
-
-    def _remember(self) -> None:
-        """Keep both rates for the next start, once they are known and whenever one has changed by a tenth."""
-        drafted, plain = self._worth.drafted_per_s, self._worth.plain_per_s
-        if not self._situation or drafted is None or plain is None:
-            return
-        found, kept = Rates(drafted, plain), self._kept
-        if kept is None or any(
-            abs(math.log(new / old)) > _CHANGE
-            for new, old in ((drafted, kept.drafted_per_s), (plain, kept.plain_per_s))
-        ):
-            remember(self._situation, found)
-            self._kept = found
 
     def _lay_aside(self) -> None:
         parts = self._parts()

@@ -210,8 +210,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     def residency(self) -> list[list[int]]:
         """[MoE layer][expert] -> 1 if the expert is in a slot now."""
-        table: list[list[int]] = self.live.resident().astype(int).tolist()
-        return table
+        return [[int(here) for here in row] for row in self.live.resident()]
 
     def info(self) -> EngineInfo:
         """A description for people."""
@@ -282,6 +281,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Stop the transfer worker and free the memory. A second call does nothing."""
         self._improver.close()
         if self._parts is not None:
+            self._draft_place.remember()
             self._closing, self._parts = self._parts, None
             self._closing.passes.memory.close()  # ends an answer that waits for a copy
             self._free_closed()

@@ -31,6 +31,8 @@ class DraftWorth:
         drafted_per_s: tokens a second while it was in VRAM; None until that is known.
         plain_per_s: and while it was not.
         bound_per_s: what plain decoding would reach at least; None until a probe has ended.
+        judged: the rate of where the draft is now was measured since it is there, or by an earlier run.
+            Requests that ask for the draft bring it back at once; it does not leave again between them.
     """
 
     def __init__(
@@ -51,10 +53,11 @@ class DraftWorth:
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
         self._settling = _SETTLE_STEPS
         self._since_probe = 0
+        self.judged = drafted_per_s is not None and plain_per_s is not None
 
     def moved(self, *, aside: bool) -> None:
         """The draft left VRAM, or is back."""
-        self.aside = aside
+        self.aside, self.judged = aside, False
         self._recent.clear()
         self._settling = _SETTLE_PLAIN_STEPS if aside else _SETTLE_STEPS
 
@@ -68,7 +71,7 @@ class DraftWorth:
     @property
     def wants_aside(self) -> bool:
         """Whether the next answer will be faster without the draft in VRAM, or may be: then it is tried."""
-        if self.aside or not self._spared or self.drafted_per_s is None:
+        if self.aside or not self._spared or self.drafted_per_s is None or not self.judged:
             return False
         if self.plain_per_s is not None:
             return self.plain_per_s > _BETTER * self.drafted_per_s
@@ -77,7 +80,7 @@ class DraftWorth:
     @property
     def wants_back(self) -> bool:
         """Whether it turned out that drafting is faster."""
-        if not self.aside or self.plain_per_s is None or self.drafted_per_s is None:
+        if not self.aside or not self.judged or self.plain_per_s is None or self.drafted_per_s is None:
             return False
         return self.plain_per_s < _WORSE * self.drafted_per_s
 
@@ -89,6 +92,7 @@ class DraftWorth:
         self._since_probe += 1
         self._recent.append((tokens, seconds))
         if len(self._recent) >= _LEAST_STEPS:
+            self.judged = True
             rate = sum(n for n, _ in self._recent) / max(1e-9, sum(s for _, s in self._recent))
             if self.aside:
                 self.plain_per_s = rate

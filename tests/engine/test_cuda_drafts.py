@@ -132,11 +132,11 @@ def test_experts_get_the_drafts_memory_and_give_it_back(
         held = engine.device_memory()["draft"]
         for _ in range(2):
             place._know_slots()
-            place._worth.drafted_per_s, place._worth.plain_per_s = 50.0, 100.0
+            place._worth.drafted_per_s, place._worth.plain_per_s, place._worth.judged = 50.0, 100.0, True
             assert ask(engine, question, 64).tokens == expected
             assert engine.plan.draft_aside and engine.plan.num_slots > before.num_slots
             assert engine.device_memory()["draft"] == 0
-            place._worth.plain_per_s = 1.0
+            place._worth.plain_per_s, place._worth.judged = 1.0, True
             assert ask(engine, question, 64).tokens == expected and engine.plan == before
             assert 0 < engine.device_memory()["draft"] == held <= before.draft_bytes
             assert ask(engine, question, 64, draft_length=4).tokens == expected

@@ -80,12 +80,12 @@ def test_a_start_goes_by_what_the_last_one_measured(
         tokens = ask(engine, PROMPT, 6).tokens
         assert not engine.plan.draft_aside
         worth = engine._draft_place._worth
-        worth.drafted_per_s, worth.plain_per_s = 50.0, 100.0
-        ask(engine, PROMPT, 4)  # keeps it
+        worth.drafted_per_s, worth.plain_per_s, worth.judged = 50.0, 100.0, True
     assert recall("here, 8 slots") == Rates(50.0, 100.0)
     with loaded(tiny, monkeypatch) as engine:
         assert ask(engine, PROMPT, 6).tokens == tokens and engine.plan.draft_aside
-        engine._draft_place._worth.plain_per_s = 30.0
+        worth = engine._draft_place._worth
+        worth.plain_per_s, worth.judged = 30.0, True
         ask(engine, PROMPT, 4)
         assert not engine.plan.draft_aside
     with loaded(tiny, monkeypatch) as engine:

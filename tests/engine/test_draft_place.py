@@ -35,7 +35,7 @@ def believe(engine: Engine, *, drafted: float, plain: float) -> None:
     place = engine._draft_place
     if not engine.plan.draft_aside:
         place._know_slots()
-    place._worth.drafted_per_s, place._worth.plain_per_s = drafted, plain
+    place._worth.drafted_per_s, place._worth.plain_per_s, place._worth.judged = drafted, plain, True
 
 
 def lay_aside(engine: Engine) -> None:
@@ -80,6 +80,18 @@ def test_a_request_for_the_draft_has_it_back_at_once(engine: Engine, request_of:
     answer = ask(engine, PROMPT, 8, **request_of)
     assert answer.stats.drafted > 0 or answer.stats.approximate
     assert not engine.plan.draft_aside and engine.plan.num_slots == SLOTS
+
+
+def test_it_does_not_leave_again_between_requests_that_ask_for_it(engine: Engine) -> None:
+    lay_aside(engine)
+    for _ in range(3):
+        ask(engine, PROMPT, 4, draft_length=3)
+        assert not engine.plan.draft_aside
+        ask(engine, PROMPT, 4)
+        assert not engine.plan.draft_aside
+    believe(engine, drafted=50.0, plain=100.0)  # measured since
+    ask(engine, PROMPT, 4)
+    assert engine.plan.draft_aside
 
 
 def test_a_request_without_drafts_leaves_it_where_it_is(engine: Engine) -> None:
