@@ -140,6 +140,19 @@ class BudgetKeeper:
             self.reserved_bytes = before
             raise
 
+    def make_missing_slots(self) -> None:
+        """Where a division left no slots at all, since others had taken even the memory of the fewest: try
+        again.
+
+        Raises:
+            BudgetError: there is still no memory for them.
+        """
+        with self._dividing:
+            if self._parts().passes.memory.slots.num_slots == 0 and not self._has_room_for(
+                self.plan.num_slots
+            ):
+                raise out_of_memory(self.plan.budget_bytes, "making room for experts")
+
     def empty_slots(self) -> None:
         """Make the slots anew."""
         with self._dividing:

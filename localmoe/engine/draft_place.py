@@ -55,8 +55,10 @@ class DraftPlace:
             lent: memory is lent to the build of a better draft, so nothing is decided.
 
         Raises:
-            BudgetError, DraftError: the request asks for the draft, and it cannot be taken back.
+            BudgetError, DraftError: the request asks for the draft, and it cannot be taken back; or there is
+                no memory for any slots.
         """
+        self._budget.make_missing_slots()
         length = self._length(request)
         if request.draft_only or length not in ("auto", 0):
             return self.take_back()

@@ -190,6 +190,28 @@ def test_memory_that_others_take_in_a_resize_leaves_the_slots_that_still_fit(
         assert ask(engine, PROMPT, 10).tokens == before.tokens
 
 
+def test_where_others_took_even_the_memory_of_the_fewest_slots_each_answer_says_so_until_they_give_it_back(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoMemory(DeviceSlots):
+        def __init__(self, count: int, *others: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with load_with_slots(tiny("mixtral")[0], 8) as engine:
+        before = ask(engine, PROMPT, 10)
+        with monkeypatch.context() as taken:
+            taken.setattr(loading, "DeviceSlots", NoMemory)
+            with pytest.raises(BudgetError, match="ran out while changing the budget"):
+                engine.resize(None)
+            assert engine.device_memory()["slots"] == 0
+            for _ in range(2):
+                with pytest.raises(BudgetError, match="ran out while making room for experts") as refusal:
+                    ask(engine, PROMPT, 10)
+                assert refusal.value.budget_bytes
+        assert ask(engine, PROMPT, 10).tokens == before.tokens
+        check_consistent(engine)
+
+
 def test_without_a_budget_all_experts_of_a_small_model_stay_resident(engine: Engine) -> None:
     plan = engine.resize(None)
     assert plan.num_slots == 24 and plan.resident_share == 1.0
