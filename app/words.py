@@ -52,6 +52,8 @@ def answer_line(stats: Mapping[str, Any], finish: str | None, t: Texts = ENGLISH
     ]
     if stats.get("drafted"):
         parts.append(t("accepted {share}", share=percent(stats.get("acceptance_rate"))))
+    if stats.get("draft_aside"):
+        parts.append(t("draft laid aside"))
     if stats.get("approximate"):
         parts.insert(0, t("approximate: written by the draft alone"))
     if str(stats.get("link", "")).startswith("emulated"):

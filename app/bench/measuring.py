@@ -51,6 +51,9 @@ def run_benchmark(engine: EngineLike, plan: BenchmarkPlan, job: BenchmarkJob) ->
     import_all()
     from localmoe.engine.benchmark import measure_setting, same_tokens
 
+    if engine.plan.draft_aside:
+        engine.reset()  # what is said of the engine is of what is measured
+    about = _about(engine, "benchmark")
     requests = _requests(plan.prompts, plan.max_new_tokens)
     settings = [(policy, length) for length in plan.draft_lengths for policy in plan.policies]
     rows = []
@@ -69,7 +72,7 @@ def run_benchmark(engine: EngineLike, plan: BenchmarkPlan, job: BenchmarkJob) ->
         show(0, 0)
         rows.append(measure_setting(engine, requests, policy, length, stop=job.stop, on_event=show))
     return {
-        **_about(engine, "benchmark"),
+        **about,
         "prompts": len(requests),
         "max_new_tokens": plan.max_new_tokens,
         "identical_tokens": same_tokens(rows),

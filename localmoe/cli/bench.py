@@ -17,9 +17,10 @@ from localmoe.cli.bench_report import COLUMNS, cells
 from localmoe.cli.output import ProgressBars, note, percent, print_json, print_table
 from localmoe.core.config import DraftLength, GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.types import Message
-from localmoe.engine import Engine
+from localmoe.engine import Engine, EngineInfo
 from localmoe.engine.bench_row import Row
 from localmoe.engine.benchmark import measure_setting, same_tokens
 from localmoe.prefetch.registry import POLICIES, check_policy
@@ -44,9 +45,10 @@ def run_bench(args: argparse.Namespace) -> None:
             engine = Engine.load_shape(args.shape, config, args.synthetic, progress=progress)
     with engine:
         requests = prompts or _random_requests(args, engine.footprint.vocab_size)
+        loaded = engine.info(), engine.plan  # auto may lay the draft aside
         settings = [(policy, length) for policy in policies for length in args.draft_lengths]
         rows = [_measure(engine, requests, setting, _label(args)) for setting in settings]
-        (_print_json if args.json else _print_table)(args, engine, rows)
+        (_print_json if args.json else _print_table)(args, *loaded, rows)
 
 
 def _label(args: argparse.Namespace) -> str:
@@ -85,8 +87,7 @@ def _identical(args: argparse.Namespace, rows: Sequence[Row]) -> bool | None:
     return same_tokens(rows)
 
 
-def _print_json(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -> None:
-    info = engine.info()
+def _print_json(args: argparse.Namespace, info: EngineInfo, plan: MemoryPlan, rows: Sequence[Row]) -> None:
     print_json(
         {
             "model": info.name,
@@ -95,15 +96,15 @@ def _print_json(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -
             "dtype": info.dtype,
             "draft": info.draft,
             "link": info.link,
-            "plan": engine.plan.as_dict(),
+            "plan": plan.as_dict(),
             "identical_tokens": _identical(args, rows),
             "rows": [row.summary() for row in rows],
         }
     )
 
 
-def _print_table(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) -> None:
-    info, plan, label = engine.info(), engine.plan, _label(args)
+def _print_table(args: argparse.Namespace, info: EngineInfo, plan: MemoryPlan, rows: Sequence[Row]) -> None:
+    label = _label(args)
     print(f"{label}{info.name} on {info.device} ({info.dtype}), {len(rows[0].stats)} prompts")
     print(
         f"{label}link: {info.link}, {plan.num_slots} slots = {percent(plan.resident_share)} of the experts, "
@@ -114,6 +115,13 @@ def _print_table(args: argparse.Namespace, engine: Engine, rows: Sequence[Row]) 
     columns = (label + COLUMNS[0], *COLUMNS[1:])
     lines = [cells(row.summary()) for row in rows]
     print_table(None, columns, [(label + first, *others) for first, *others in lines])
+    for row in rows:
+        aside = sum(stats.draft_aside for stats in row.stats)
+        if aside:
+            print(
+                f"{label}{row.policy}, draft length {row.draft_length}: experts had the draft's memory for "
+                f"{aside} of {len(row.stats)} prompts."
+            )
     identical = _identical(args, rows)
     if identical is not None:
         same = "All settings gave the same tokens." if identical else "THE SETTINGS GAVE DIFFERENT TOKENS."

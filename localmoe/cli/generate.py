@@ -85,6 +85,8 @@ def _summary(stats: GenerationStats, engine: Engine) -> str:
         f"hit rate {percent(stats.hit_rate)}", f"accepted {percent(stats.acceptance_rate)}",
         f"link: {engine.info().link}",
     ]  # fmt: skip
+    if stats.draft_aside:
+        parts.append("draft laid aside")
     if stats.approximate:
         parts.append("APPROXIMATE: by the draft alone")
     return "[" + ", ".join(parts) + "]"

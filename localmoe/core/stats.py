@@ -50,6 +50,7 @@ class GenerationCounters:
     peak_device_bytes: int = 0
     vram_budget_bytes: int = 0
     approximate: bool = False  # by the draft alone
+    draft_aside: bool = False  # experts had the draft's device memory
 
     def freeze(self) -> GenerationStats:
         """The published statistics; a ratio over nothing is None."""
@@ -75,7 +76,7 @@ class GenerationCounters:
             cpu_waited=self.cpu_waited, cpu_ahead_bytes=self.cpu_ahead_bytes,
             draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
             peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
-            approximate=self.approximate,
+            approximate=self.approximate, draft_aside=self.draft_aside,
         )  # fmt: skip
 
 
@@ -133,6 +134,7 @@ class GenerationStats:
     peak_device_bytes: int
     vram_budget_bytes: int
     approximate: bool
+    draft_aside: bool
 
     def as_dict(self) -> dict[str, int | float | None]:
         """Plain values in declaration order."""

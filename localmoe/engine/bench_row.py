@@ -52,6 +52,7 @@ class Row:
             "h2d_bytes_per_token": share(decode_bytes, decode_tokens),
             "h2d_bytes_per_s": share(decode_bytes, decode_s),
             "captured_s": self.captured_s,
+            "draft_aside": share(sum(s.draft_aside for s in self.stats), len(self.stats)),
             "stall_s": _total([s.stall_s for s in self.stats]),
         }
 

@@ -80,6 +80,7 @@ class DraftPlace:
             DraftError: a draft is needed, and none is loaded or can be.
         """
         parts, budget = self._parts(), self._budget
+        counters.draft_aside = budget.plan.draft_aside
         governor = choose_governor(parts, request, budget.config, budget.plan, self._auto)
         if request.draft_only or self._length(request) != "auto" or not self._may_choose:
             return governor

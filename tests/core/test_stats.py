@@ -47,7 +47,7 @@ def test_an_answer_worked_by_hand() -> None:
         "h2d_bytes_per_token": 300.0,  # decode copies only, over the tokens that decode steps made
         "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2, "cpu_ahead_bytes": 300,
         "draft_s": 0.7, "verify_s": 1.3, "stall_s": 0.1, "peak_device_bytes": 123, "vram_budget_bytes": 456,
-        "approximate": False,
+        "approximate": False, "draft_aside": False,
     }  # fmt: skip
     assert stats.as_dict() == pytest.approx(expected)
     assert list(stats.as_dict()) == [field.name for field in fields(GenerationStats)]
