@@ -116,7 +116,8 @@ def _twin(prepared: PreparedModel, config: EngineConfig) -> Twin | None:
     """What to rehearse; None where the budget has no room for it."""
     plan, lane = prepared.plan, lane_is_likely(prepared, config)
     twin = Twin.of(prepared, _draft_form(prepared, config), lane=lane)
-    room = plan.num_slots * plan.slot_bytes + plan.kv_bytes  # is taken when the rehearsal is over
+    # is taken when the rehearsal is over; the draft's codes, unpacked meanwhile, take less than two slots
+    room = (plan.num_slots - 2) * plan.slot_bytes + plan.kv_bytes
     if twin.num_bytes > room:
         _LOG.debug("no room to compile while weights are read: %d of %d bytes", twin.num_bytes, room)
         return None

@@ -266,7 +266,7 @@ def test_a_twin_is_rehearsed_where_kernels_are_missing_and_memory_is_not(
     config = replace(CONFIG, cpu_threads=4)
     prepared = prepared_for_kernels(tmp_path, "mixtral", config)
     compute = replace(prepared.compute, device=torch.device("cuda"))
-    roomy = replace(prepared.plan, num_slots=1, slot_bytes=1 << 30)
+    roomy = replace(prepared.plan, num_slots=3, slot_bytes=1 << 30)
     model = replace(prepared, compute=compute, plan=roomy)
     found = rehearsed(model, config, monkeypatch, fails=True)
     assert found is not None and found.draft == DraftForm() and found.lane
