@@ -83,15 +83,15 @@ class BudgetKeeper:
 
         Raises:
             BudgetError: the GPU has less than was free when it was planned; then there are as many slots as
-                before or as still fit.
+                before, or as were planned or still fit if that is fewer.
         """
         with self._dividing:
-            plan = self._divide_same(replace(self.plan, draft_aside=aside))
-            self.plan = replace(self.plan, draft_aside=aside)
+            before = self.plan.num_slots
+            plan = self.plan = self._divide_same(replace(self.plan, draft_aside=aside))
             if not self._has_room_for(plan.num_slots):
+                self._keep_slots(min(before, plan.num_slots))  # never more than the draft leaves room for
                 self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "dividing the budget anew")
-            self.plan = plan
             log_plan(plan, self._parts().prepared.footprint)
 
     def _divide_same(self, old: MemoryPlan) -> MemoryPlan:
@@ -116,7 +116,11 @@ class BudgetKeeper:
         while not self._has_room_for(count) and count > least:
             count = max(least, count // 2)
         if count < before:
-            self.plan = replace(self.plan, num_slots=count, resident_share=count / footprint.total_experts)
+            self._keep_slots(count)
+
+    def _keep_slots(self, count: int) -> None:
+        share = count / self._parts().prepared.footprint.total_experts
+        self.plan = replace(self.plan, num_slots=count, resident_share=share)
 
     def _has_room_for(self, num_slots: int) -> bool:
         """Make the slots, if the memory suffices. On return nothing refers to what was made of them before it

@@ -84,6 +84,8 @@ class DraftPlace:
         governor = choose_governor(parts, request, budget.config, budget.plan, self._auto)
         if request.draft_only or self._length(request) != "auto" or not self._may_choose:
             return governor
+        if budget.reserved_bytes:
+            return governor  # with slots lent to a build, nothing would be learnt of the budget
         return WatchedGovernor(governor, self._worth, counters, lambda: missing_expert_s(parts))
 
     def take_back(self) -> None:
@@ -103,8 +105,8 @@ class DraftPlace:
         except BaseException:
             self._budget.lay_draft_aside(True)
             raise
-        self._budget.lay_draft_aside(False)
         self._worth.moved(aside=False)
+        self._budget.lay_draft_aside(False)
         log_draft_moved(self.rates, aside=False)
 
     def remember(self) -> None:

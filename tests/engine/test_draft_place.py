@@ -186,6 +186,29 @@ def test_a_gpu_that_others_filled_meanwhile_leaves_fewer_slots_and_an_answer(
     assert engine.plan.num_slots == SLOTS and ask(engine, PROMPT, 6).tokens == tokens
 
 
+def test_a_draft_that_comes_back_to_a_crowded_gpu_has_slots_beside_it_within_the_budget(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory that others took for a moment, and gave back, is not the draft's and the slots' too."""
+    tokens, budget = ask(engine, PROMPT, 6).tokens, engine.plan.budget_bytes
+    lay_aside(engine)
+    make, tried = DeviceSlots.__init__, []
+
+    def crowded(self: DeviceSlots, num_slots: int, *rest: Any) -> None:
+        tried.append(num_slots)
+        if len(tried) == 1:
+            raise loading.torch.OutOfMemoryError("made to fail")
+        make(self, num_slots, *rest)
+
+    monkeypatch.setattr(DeviceSlots, "__init__", crowded)
+    with pytest.raises(BudgetError, match="dividing the budget anew"):
+        ask(engine, PROMPT, 6, draft_length=2)
+    assert tried == [SLOTS, SLOTS] and not engine.plan.draft_aside
+    check_within_budget(engine, budget)
+    assert ask(engine, PROMPT, 6, draft_length=2).tokens == tokens
+    check_consistent(engine)
+
+
 def test_a_better_draft_that_was_made_meanwhile_is_the_one_that_comes_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
