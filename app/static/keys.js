@@ -37,6 +37,11 @@
     if (event.key === 'Enter' && event.isComposing) event.stopImmediatePropagation();
   }, true);
 
+  // Gradio opens a list at any key but Esc. Tab leaves it: it would stay open over what lies below.
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Tab' && event.target.closest?.('[role=combobox]')) event.stopImmediatePropagation();
+  }, true);
+
   // Esc in the search box empties it, and stops no answer.
   document.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape' || !event.target.closest?.('#lm-find')) return;

@@ -28,7 +28,7 @@ _USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The widgets; `saved` says what came of a change."""
+    """The widgets; `saved` says what came of a change of a control."""
 
     system_prompt: gr.Textbox
     draft_mode: gr.Radio

@@ -30,6 +30,7 @@ class PresetRow:
     name: gr.Dropdown
     save: gr.Button
     delete: gr.Button
+    said: gr.HTML  # what came of a click; the form's own place also tells of what the same click kept
 
 
 def create_preset_row(kind: Kind, label: str) -> PresetRow:
@@ -41,7 +42,8 @@ def create_preset_row(kind: Kind, label: str) -> PresetRow:
         )  # fmt: skip
         save = gr.Button("Save preset", elem_id=f"lm-save-{kind}", scale=0, min_width=110, size="sm")
         delete = gr.Button("Delete preset", elem_id=f"lm-delete-{kind}", scale=0, min_width=110, size="sm")
-    return PresetRow(kind, name, save, delete)
+    said = gr.HTML("", apply_default_css=False, elem_id=f"lm-said-{kind}")
+    return PresetRow(kind, name, save, delete, said)
 
 
 def preset_values(row: PresetRow, service: ChatService, chosen: str | None = None) -> Updates:
@@ -57,7 +59,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     def handle_choose(view: View, name: str | None, *values: Any) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
-            return {form.saved: gr.skip()}  # a new name, to be saved
+            return {row.said: gr.skip()}  # a new name, to be saved
         filled = {plain[field]: value for field, value in preset.items()}
         return {**filled, **_said(view, lambda: service.set_answers({**form.settings(values), **preset}))}
 
@@ -88,11 +90,11 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             text, good = act(), True
         except LocalMoeError as error:
             text, good = str(error), False
-        return {form.saved: message_html(texts_for(view.language)(text), good)}
+        return {row.said: message_html(texts_for(view.language)(text), good)}
 
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
-        handle_choose, [screen.view, row.name, *form.fields()], [form.saved, *plain.values()], **quiet
+        handle_choose, [screen.view, row.name, *form.fields()], [row.said, *plain.values()], **quiet
     )
-    row.save.click(handle_save, [screen.view, row.name, *form.fields()], [form.saved, row.name], **quiet)
-    row.delete.click(handle_delete, [screen.view, row.name], [form.saved, row.name], **quiet)
+    row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
+    row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

@@ -248,7 +248,9 @@ def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: S
     page.fill("lm-preset-prompt", "pirate")
     page.page.fill("#lm-system textarea", "Answer like a pirate.")
     page.page.click("#lm-save-prompt")
-    page.wait_text("#lm-saved", "The preset is saved.")
+    page.wait_text("#lm-said-prompt", "The preset is saved.")
+    page.wait_text("#lm-saved", "Saved")  # the same click ended the typing: neither covers the other
+    assert page.page.locator("#lm-preset-prompt [role=option]").count() == 0  # left with Tab, which closes it
     page.fill("lm-system", "")
     wait_for(lambda: prompt_kept(""), 10, "no system prompt")
     page.reload()
@@ -258,6 +260,6 @@ def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: S
     wait_for(lambda: page.value("lm-system") == "Answer like a pirate.", 10, "the chosen prompt")
     wait_for(lambda: prompt_kept("Answer like a pirate."), 10, "the chosen prompt in the settings")
     page.page.click("#lm-delete-prompt")
-    page.wait_text("#lm-saved", "The preset is deleted.")
+    page.wait_text("#lm-said-prompt", "The preset is deleted.")
     page.fill("lm-system", "")
     wait_for(lambda: prompt_kept(""), 10, "no system prompt")
