@@ -40,7 +40,7 @@ class DownloadQueue:
         self._changed = threading.Condition()
         self._downloads = self._file.read()
         self._cancel: threading.Event | None = None  # of the one that runs
-        self._closed = False
+        self._closed = self._handing_over = False
         self._saved = self._shown = 0.0
         self._thread: threading.Thread | None = None
         self.revision = 0
@@ -65,6 +65,12 @@ class DownloadQueue:
         """All entries, in order."""
         with self._changed:
             return tuple(self._downloads)
+
+    def moves(self) -> bool:
+        """Whether something runs or is about to."""
+        with self._changed:
+            begun = any(one.state in ("queued", "running", "cancelled") for one in self._downloads)
+            return begun or self._handing_over
 
     def find(self, repo_id: str) -> Download | None:
         """The open entry of a repo."""
@@ -191,8 +197,13 @@ class DownloadQueue:
             cancelled = found.state == "cancelled"  # too late to stop it: the model is here, and listed
             found = self._replace(download_id, state="done", done_bytes=found.total_bytes)
             self._downloads = [one for one in self._downloads if one.id != download_id]
+            self._handing_over = True
             self._save()
-        self._on_done(replace(found, then_chat=found.then_chat and not cancelled))
+        try:
+            self._on_done(replace(found, then_chat=found.then_chat and not cancelled))
+        finally:
+            with self._changed:
+                self._handing_over = False
 
     def _end(self, download_id: str, error: LocalMoeError | None) -> None:
         """It stopped: because the user or the app's end wanted that, or because it failed."""

@@ -49,6 +49,12 @@ class Finder:
         self._found = Found()
         self._known: dict[tuple[str, str | None], ModelFacts] = {}  # what was learnt since the start
         self._generation = 0
+        self._pending = 0  # models that are looked at now, or next
+
+    def moves(self) -> bool:
+        """Whether the view changes soon by itself."""
+        with self._lock:
+            return self._pending > 0 or self._found.phase == "searching"
 
     def view(self) -> Found:
         """How far it is."""
@@ -75,6 +81,7 @@ class Finder:
             facts = {name: known for name, known in self._found.facts.items() if name != repo_id}
             self._found = replace(self._found, facts=facts, revision=self._found.revision + 1)
             generation = self._generation
+            self._pending += 1
         threading.Thread(target=self._look, args=(generation, repo_id, None), daemon=True).start()
 
     def facts_of(self, repo_id: str) -> ModelFacts | None:
@@ -92,13 +99,22 @@ class Finder:
             failure = Failure(type(error).__name__, str(error))
             self._update(generation, phase="failed", failure=failure)
             return
-        self._update(generation, phase="done", hits=hits)
         revision = None if repo is None else repo[1]
         candidates = [hit.repo_id for hit in hits if not hit.refusal][:MAX_LOOKED_AT]
+        with self._lock:
+            self._pending += len(candidates)
+        self._update(generation, phase="done", hits=hits)
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="hub-look") as pool:
             list(pool.map(lambda repo_id: self._look(generation, repo_id, revision), candidates))
 
     def _look(self, generation: int, repo_id: str, revision: str | None) -> None:
+        try:
+            self._learn(generation, repo_id, revision)
+        finally:
+            with self._lock:
+                self._pending -= 1
+
+    def _learn(self, generation: int, repo_id: str, revision: str | None) -> None:
         with self._lock:
             if generation != self._generation:
                 return  # another search began

@@ -210,8 +210,7 @@ class ModelsService:
 
     def moves(self) -> bool:
         """Whether something here changes by itself soon."""
-        running = any(one.state in ("running", "cancelled") for one in self.queue.view())
-        return running or self.finder.view().phase == "searching" or bool(self._opening)
+        return self.queue.moves() or self.finder.moves() or self.shelf.moves() or bool(self._opening)
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read or written."""

@@ -41,6 +41,11 @@ class Shelf:
         self._known: dict[tuple[str, str, int], ModelFacts | Failure] = {}
         self._wanted = self._looking = self._closely = False
 
+    def moves(self) -> bool:
+        """Whether it is looking now."""
+        with self._lock:
+            return self._looking
+
     def view(self) -> ShelfView:
         """As last seen."""
         with self._lock:
@@ -54,7 +59,7 @@ class Shelf:
             if self._looking:
                 return
             self._looking = True
-        threading.Thread(target=self._look, name="shelf", daemon=True).start()
+        threading.Thread(target=self._run, name="shelf", daemon=True).start()
 
     def delete(self, name: str) -> int:
         """Remove a model, its drafts and what an unfinished download of it left; the bytes freed.
@@ -66,6 +71,14 @@ class Shelf:
             return remove_model(name)
         finally:
             self.refresh()
+
+    def _run(self) -> None:
+        try:
+            self._look()
+        except BaseException:  # one that nobody foresaw: the next refresh looks again
+            with self._lock:
+                self._looking = False
+            raise
 
     def _look(self) -> None:
         while True:

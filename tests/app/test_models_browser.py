@@ -19,6 +19,8 @@ from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
 from support.gptq_checkpoints import Model, write_checkpoint
 from support.hub_server import TOKEN, Fault, HubServer, files_of, hub_server
 
+from app.settings import AnswerSettings, SettingsStore
+
 pytestmark = pytest.mark.browser
 MOE, LOCKED, DENSE = "org/tiny-moe", "org/locked-moe", "org/dense"
 LONG, HUGE = "org/long-moe", "org/huge-moe"
@@ -71,8 +73,15 @@ def environment(hub: HubServer) -> dict[str, str]:
 def app_start(hub: HubServer, trap: Trap) -> AppStart:
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), trap.address)
     return AppStart(
-        REAL, ("--model", "demo"), {**environment(hub), **proxies}, ready_s=120, proxy=trap.address
-    )
+        REAL, ("--model", "demo"), {**environment(hub), **proxies}, prepare=answer_briefly, ready_s=120,
+        proxy=trap.address,
+    )  # fmt: skip
+
+
+def answer_briefly(home: Path) -> None:
+    """Random weights never end an answer by themselves."""
+    home.mkdir()
+    SettingsStore(home / "settings.json").save(answers=AnswerSettings(max_new_tokens=24))
 
 
 def open_models(page: PageDriver) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,15 @@ from fake_engine import MIB, SMALLEST, FakeLoader
 
 from app.models.queue_file import Download
 from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
+from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.service import ChatService
 from app.status_html import header_html
 from app.texts import ENGLISH, IN_CHINESE
 from localmoe.core import errors
-from localmoe.core.errors import BudgetError, ConfigError
+from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.model_facts import Fit
+from localmoe.hub.catalogue import LocalModel
 
 EVIL = '<img src=x onerror="alert(1)">'
 
@@ -124,6 +128,93 @@ def test_a_token_tries_again_what_was_refused_without_one(models: ModelsService)
             models.queue._replace(models.queue.view()[-1].id, state="failed", error="x", error_kind=kind)
     models.set_token("hf_a_new_one")
     assert [one.state for one in models.queue.view()] == ["queued", "failed"]
+
+
+class Gate:
+    """Stands for something that takes its time: each call waits to be let through."""
+
+    def __init__(self, result: object = None) -> None:
+        self.result, self._came, self._open = result, threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, *_: object, **__: object) -> object:
+        self._came.release()
+        assert self._open.acquire(timeout=10)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def wait_entered(self) -> None:
+        assert self._came.acquire(timeout=10)
+
+    def let_through(self) -> None:
+        self._open.release()
+
+
+@pytest.mark.parametrize("what", ["search", "token", "download", "shelf"])
+def test_the_tab_moves_while_something_is_looked_at_or_handed_over_and_not_after(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    gate = Gate([] if what == "shelf" else LocalMoeError("No answer."))
+    monkeypatch.setattr(models.finder, "_call", gate)
+    monkeypatch.setattr(models.queue, "_pull", lambda *_, **__: None)
+    monkeypatch.setattr(models.queue, "_on_done", gate)
+    monkeypatch.setattr(models.shelf, "_models", gate)
+    assert not models.moves()
+    if what == "search":
+        models.search("org/moe")
+    elif what == "token":
+        models.finder.look_again("org/moe")
+    elif what == "download":
+        gate.result = None
+        models.queue.start()
+        models.queue.add("org/moe")
+    else:
+        models.shelf.refresh()
+    assert models.moves()
+    gate.wait_entered()
+    assert models.finder.view().phase != "searching" and models.queue.view() == ()
+    assert models.moves()
+    gate.let_through()
+    wait_for(lambda: not models.moves(), what="the end")
+
+
+class SlowLock:
+    """Lets others in for a while before its last holder goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        time.sleep(0.001)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_shelf_is_looked_at_by_one_thread_at_a_time_and_again_after_an_unforeseen_error() -> None:
+    inside, most, looks = 0, 0, 0
+
+    def models() -> list[LocalModel]:
+        nonlocal inside, most, looks
+        inside, looks = inside + 1, looks + 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+        if looks == 1:
+            raise ZeroDivisionError
+        return []
+
+    shelf = Shelf(lambda folder: pytest.fail("nothing is here"), models)
+    shelf._lock = SlowLock()  # type: ignore[assignment]
+    shelf.refresh()
+    wait_for(lambda: looks == 1 and not shelf.moves(), what="the error")
+    for pause in range(200):
+        shelf.refresh()
+        time.sleep(0.0005 * (pause % 8))  # also just as a look ends
+    wait_for(lambda: not shelf.moves(), what="the last look")
+    assert most == 1 and looks > 5 and inside == 0
 
 
 def test_lists_escape_names_and_every_refusal_has_a_way_on() -> None:
