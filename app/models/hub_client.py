@@ -95,6 +95,14 @@ class HubClient:
         finally:
             self._end(process, number)
 
+    def prepare(self) -> None:
+        """Start the process in the background, as something will be asked soon: it takes seconds. It makes
+        no request."""
+        with self._lock:
+            if self._process is not None or self._closed:
+                return
+        threading.Thread(target=self._prepare, name="hub-start", daemon=True).start()
+
     def close(self) -> None:
         """End the process; calls under way fail. Later calls are refused."""
         with self._lock:
@@ -103,6 +111,10 @@ class HubClient:
             if self._idle is not None:
                 self._idle.cancel()
         _stop(process)
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(HubProcessError):  # what is asked next meets it too, and says so
+            self.call("prepare", {})
 
     def _begin(
         self, action: str, given: Mapping[str, Any]

@@ -146,6 +146,9 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
         screen.listen(part.act, handle_act, [*choice, *state], token_outputs)
     for event in (widgets.search.click, widgets.query.submit):
         screen.listen(event, handle_search, [widgets.query, *state], outputs)
+    widgets.query.focus(
+        models.client.prepare, None, None, queue=False, show_progress="hidden", api_visibility="private"
+    )
     screen.listen(widgets.open_folder.click, handle_folder, [widgets.folder, *choice, *state], outputs)
     for event in (widgets.keep_token.click, widgets.token.submit):
         screen.listen(event, handle_token, [widgets.token, *state], token_outputs)

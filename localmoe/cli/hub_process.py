@@ -27,6 +27,10 @@ Report = Callable[[Progress], None]
 Action = Callable[[Mapping[str, Any], Report, threading.Event], Any]
 
 
+def _prepare(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
+    import_all()
+
+
 def _search(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> Any:
     import_all()
     from localmoe.engine.searching import search_runnable
@@ -57,7 +61,8 @@ def _pull(given: Mapping[str, Any], report: Report, cancel: threading.Event) -> 
 
 
 ACTIONS: Mapping[str, Action] = {
-    "search": _search, "repo_facts": _repo_facts, "local_facts": _local_facts, "pull": _pull,
+    "prepare": _prepare, "search": _search, "repo_facts": _repo_facts, "local_facts": _local_facts,
+    "pull": _pull,
 }  # fmt: skip
 
 

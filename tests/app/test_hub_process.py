@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import ROOT, wait_for
 from support.hub_home import REPO, hub_and_home, small_model
@@ -48,8 +49,26 @@ def client(hub: HubServer) -> Iterator[HubClient]:
     assert process is None or process.popen.returncode == 0
 
 
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def home() -> Path:
     return Path(os.environ["LOCALMOE_HOME"])
+
+
+def test_it_is_started_before_it_is_asked_and_asks_nobody(hub: HubServer, client: HubClient) -> None:
+    client.prepare()
+    wait_for(lambda: client._idle is not None, 30, "its libraries")
+    process = client._process
+    assert process is not None and hub.requests == []
+    client.prepare()  # it runs already
+    before = cpu_s(process.popen.pid)
+    assert before > 1
+    client.call("search", {"query": "org/"})
+    assert cpu_s(process.popen.pid) - before < 1  # nothing is left to import
+    assert client._process is process
 
 
 def test_a_download_is_paused_at_the_byte_and_goes_on_while_questions_are_answered(
