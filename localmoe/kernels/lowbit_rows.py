@@ -19,7 +19,7 @@ from torch import Tensor
 from localmoe.kernels.codebook import with_codebook
 from localmoe.kernels.codes import CodeMatrix
 
-_CHUNK_CODES = 1 << 22  # codes that are packed at once: at most about 24 MiB of temporaries
+_CHUNK_CODES = 1 << 22  # codes that are packed at once: at most about 12 MiB of temporaries
 
 
 def codes_per_word(bits: int) -> int:
@@ -122,19 +122,13 @@ class PackedRows:
             self._pack(matrix.codes[rows].to(device), expert, rows)
 
     def _pack(self, codes: Tensor, expert: int, rows: slice) -> None:
-        per_word = codes_per_word(self.bits)
-        width = 2 if self.bits == 3 else self.bits
         # (rows, groups, C, G / C): [..., j, w] is code j of word w
-        codes = codes.view(codes.shape[0], self.scales.shape[2], per_word, -1)
-        words = torch.zeros_like(codes[:, :, 0], dtype=torch.int32)
-        top_bits = torch.zeros_like(words)
-        for j in range(per_word):
-            code = codes[:, :, j].int()
-            words |= (code & ((1 << width) - 1)) << (width * j)
-            top_bits |= (code >> width) << j
-        self.words[expert, rows].copy_(words.flatten(1))
+        codes = codes.view(codes.shape[0], self.scales.shape[2], codes_per_word(self.bits), -1)
         if self.bits == 3:
-            self.top_bits[expert, rows].copy_(top_bits.flatten(1).to(torch.int16))
+            self.top_bits[expert, rows].copy_(_joined(codes >> 2, 1).view(torch.int16).flatten(1))
+            codes = codes & 3
+        width = 2 if self.bits == 3 else self.bits
+        self.words[expert, rows].copy_(_joined(codes, width).view(torch.int32).flatten(1))
 
     def of(self, experts: Tensor) -> PackedRows:
         """A copy of these experts' rows, int64 (n,) on the same device; nothing waits for the device."""
@@ -173,3 +167,14 @@ class PackedRows:
         if self.columns is None:
             return values
         return torch.empty_like(values).index_copy_(1, self.columns[expert].long(), values)
+
+
+def _joined(codes: Tensor, width: int) -> Tensor:
+    """The bytes of little-endian words, uint8 (rows, groups, words, bytes of a word), of codes (rows, groups,
+    C, words) of `width` bits, a word's first in its lowest. Few operations on whole tensors: on a GPU it is
+    issuing them that takes the time."""
+    units = codes.unflatten(2, (-1, 8 // width))  # (rows, groups, bytes of a word, codes of a byte, words)
+    joined: Tensor = units[:, :, :, 0]
+    for i in range(1, 8 // width):
+        joined = joined | units[:, :, :, i] << width * i
+    return joined.transpose(2, 3).contiguous()
