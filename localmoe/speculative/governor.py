@@ -1,10 +1,9 @@
 """Who picks the draft length: fixed, or the one whose expected tokens a second are highest (MoE-SpeQ 3.2,
 equations 2 to 4).
 
-Expected tokens of a step with draft length g: 1 + sum of products of the conditional acceptance rates. Time
-of a step: g draft passes plus one verify pass of g + 1 tokens. Rates and times are running averages of what
-was measured; times of windows not yet seen are interpolated. Output never depends on the choice, only speed
-does.
+Expected tokens of a step with draft length g: those of `acceptance_rates`. Time of a step: g draft passes
+plus one verify pass of g + 1 tokens, as measured lately; times of windows not yet seen are interpolated.
+Output never depends on the choice, only speed does.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from localmoe.speculative.acceptance_rates import AcceptanceRates
+
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RECENT = 5  # measurements that a time is the lower median of: one disturbed step does not count
 _WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
 _WARM_UP_AT = (0, 24, 96)  # steps: the first ones meet empty slots, which makes long windows look slow
-_FIRST_GUESS, _GUESS_WEIGHT = 0.8, 6  # acceptance before any evidence, and how many tokens it counts as
-_LEARNING_RATE = 0.05  # of acceptance, at least
-_REVISIT_STEPS = (
-    48  # every so many steps a neighbour is tried, since an unused length would never be measured again
-)
+# a neighbour is tried now and then, since an unused length would never be measured again: often where it is
+# thought to be nearly as fast as the best
+_REVISIT_STEPS, _RARE_REVISIT_STEPS, _NEAR = 16, 48, 0.85
 
 
 class Governor(Protocol):
@@ -57,9 +56,7 @@ class AutoGovernor:
         self._steps = 0
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
         self._verify_s: dict[int, deque[float]] = {}  # window -> seconds
-        # of drafted token i, given that those before were accepted; and how often that was seen
-        self._acceptance = [_FIRST_GUESS] * max_draft_length
-        self._seen = [0] * max_draft_length
+        self._acceptance = AcceptanceRates(max_draft_length)
 
     def choose(self) -> int:
         """Warm-up lengths first and twice again, else the best, now and then a neighbour of it. Tokens share
@@ -68,14 +65,16 @@ class AutoGovernor:
         tried = next(self._steps - at for at in reversed(_WARM_UP_AT) if self._steps >= at)
         if tried < len(_WARM_UP):
             return min(_WARM_UP[tried], self._candidates[-1])
-        best = max(self._candidates, key=self._objective())
+        speed = self._objective()
+        best = max(self._candidates, key=speed)
         longer = next((g for g in self._candidates if g > best), best)
         if best + 1 == max(self._verify_s) < longer + 1:
             return longer
         if self._steps % _REVISIT_STEPS == 0:
-            index = self._candidates.index(best)
-            direction = 1 if (self._steps // _REVISIT_STEPS) % 2 else -1
-            return self._candidates[min(max(index + direction, 0), len(self._candidates) - 1)]
+            shorter = next((g for g in reversed(self._candidates) if g < best), longer)
+            neighbour = longer if (self._steps // _REVISIT_STEPS) % 2 else shorter
+            if self._steps % _RARE_REVISIT_STEPS == 0 or speed(neighbour) >= _NEAR * speed(best):
+                return neighbour
         return best
 
     def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
@@ -84,12 +83,7 @@ class AutoGovernor:
         self._verify_s.setdefault(drafted + 1, deque(maxlen=_RECENT)).append(verify_s)
         if drafted:
             self._draft_token_s.append(draft_s / drafted)
-        for i in range(min(accepted + 1, drafted)):  # the first rejection is evidence; what follows is not
-            if i and not self._seen[i]:
-                self._acceptance[i] = self._acceptance[i - 1]
-            rate = max(_LEARNING_RATE, 1 / (_GUESS_WEIGHT + self._seen[i]))
-            self._acceptance[i] += rate * ((i < accepted) - self._acceptance[i])
-            self._seen[i] += 1
+        self._acceptance.observe(drafted, accepted)
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
@@ -98,11 +92,7 @@ class AutoGovernor:
     def _objective(self) -> Callable[[int], float]:
         """As a function of the draft length: what all lengths have in common is computed once, for the GPU
         waits meanwhile."""
-        tokens, survives, rate = [1.0], 1.0, _FIRST_GUESS  # tokens of a step, by draft length
-        for known, seen in zip(self._acceptance, self._seen, strict=True):
-            rate = known if seen else rate  # what was never seen is taken to be like the last that was
-            survives *= rate
-            tokens.append(tokens[-1] + survives)
+        tokens = self._acceptance.expected_tokens()
         draft_token_s = _typical(self._draft_token_s) if self._draft_token_s else 0.0
         times = {window: _typical(seconds) for window, seconds in sorted(self._verify_s.items())}
 
