@@ -3,7 +3,8 @@
     python benchmarks/draft_load.py [--shape qwen1.5-moe-a2.7b] [--layers 4] [--device cuda]
 
 The draft is random, of so many layers of the shape; seconds are also given for all of the shape's layers. On
-a GPU codes are unpacked there, and, to compare, on the CPU.
+a GPU codes are unpacked there, and, to compare, on the CPU. Issuing operations is a part of that, so they are
+counted.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localmoe.engine.draft_layers import LayerReader
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_rows import PackedRows
 from localmoe.model.shapes import find_shape
 from localmoe.model.skeleton import ExpertsModule, skeleton_from_config
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
@@ -59,6 +63,29 @@ def sizes(layer: ExpertsModule) -> tuple[int, int]:
     return (down[0], down[1]) if layer.layout.transposed else (down[1], down[0])
 
 
+class Operations(TorchDispatchMode):
+    """How many there are, but for those that only look at a tensor in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one."""
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def operations_to_pack(rows: int, columns: int, bits: int) -> int:
+    """Of one matrix whose codes are on the device already, as they are in `LayerReader.packed`."""
+    codes = torch.randint(0, 1 << bits, (rows, -(-columns // GROUP) * GROUP), dtype=torch.uint8)
+    scales = torch.rand(rows, codes.shape[1] // GROUP).half()
+    packed = PackedRows.empty((1, rows, columns), bits, GROUP, "cpu")
+    with Operations() as operations:
+        packed.set_expert(0, CodeMatrix(codes, scales, columns, GROUP, bits))
+    return operations.count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
@@ -68,6 +95,9 @@ def main() -> None:
     device = torch.device(args.device)
     skeleton = skeleton_from_config(find_shape(args.shape).config(), torch.bfloat16, args.shape)
     layers, num_experts = skeleton.experts[: args.layers], skeleton.num_experts
+    inner, hidden = sizes(layers[0])
+    for bits in (2, 3, 4, 8):
+        print(f"packing gate and up in {bits} bits: {operations_to_pack(2 * inner, hidden, bits)} operations")
     with tempfile.TemporaryDirectory(prefix="localmoe-") as folder:
         path = Path(folder) / "draft"
         write_draft(path, list(layers), num_experts, device)

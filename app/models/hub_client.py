@@ -1,5 +1,5 @@
-"""Calls the Hub's process: starts it when there is something to ask, ends it when it idles. Makes no request
-itself, so that the page's own process stays offline."""
+"""Calls the Hub's process: starts it when something is asked or soon will be, ends it when it idles. Makes no
+request itself, so that the page's own process stays offline."""
 
 from __future__ import annotations
 

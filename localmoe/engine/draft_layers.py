@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import ExpertsModule
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.expert_names import ExpertNaming
+from localmoe.quant.expert_reader import ExpertMatrices
 
 DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
 
@@ -54,8 +56,8 @@ class LayerReader:
     device: torch.device
 
     def packed(self) -> LowBitExperts:
-        """All its experts for the GPU's kernels. Codes are unpacked on the device: for a moment an expert's
-        take seven bytes there for every weight of one of its matrices.
+        """All its experts for the GPU's kernels. Codes are unpacked on the device, which for a moment
+        takes less than two experts' 16-bit weights do (engine.rehearsal leaves room for that).
 
         Raises:
             DraftError: a tensor is damaged, or there is no kernel for them.
@@ -101,8 +103,8 @@ class LayerReader:
         found = self.draft.layer(
             self.naming, self.experts.decoder_layer, self.num_experts, self._sizes, device
         )
-        for gate, up, down in found:
-            yield _fuse(gate, up, self.draft, concatenated=concatenated), down
+        # a map keeps nothing of an expert while the next one is read, as a loop's variables would
+        return map(partial(_fuse, self.draft, concatenated), found)
 
     def _set(self, layer: LowBitExperts, expert: int, gate_up: CodeMatrix, down: CodeMatrix) -> None:
         try:
@@ -122,12 +124,15 @@ class LayerReader:
         return (down[0], down[1]) if layout.transposed else (down[1], down[0])
 
 
-def _fuse(gate: CodeMatrix, up: CodeMatrix, draft: DraftCheckpoint, *, concatenated: bool) -> CodeMatrix:
-    """One matrix with rows [gate; up], or of each in turn.
+def _fuse(
+    draft: DraftCheckpoint, concatenated: bool, expert: ExpertMatrices
+) -> tuple[CodeMatrix, CodeMatrix]:
+    """One matrix with rows [gate; up], or of each in turn; and down.
 
     Raises:
         DraftError: the two have their columns in different orders.
     """
+    gate, up, down = expert
     same = gate.columns is up.columns
     if gate.columns is not None and up.columns is not None:
         same = torch.equal(gate.columns, up.columns)
@@ -141,4 +146,4 @@ def _fuse(gate: CodeMatrix, up: CodeMatrix, draft: DraftCheckpoint, *, concatena
     def join(a: Tensor, b: Tensor) -> Tensor:
         return torch.cat([a, b]) if concatenated else torch.stack([a, b], dim=1).flatten(0, 1)
 
-    return replace(gate, codes=join(gate.codes, up.codes), scales=join(gate.scales, up.scales))
+    return replace(gate, codes=join(gate.codes, up.codes), scales=join(gate.scales, up.scales)), down

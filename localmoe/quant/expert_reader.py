@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,12 +78,20 @@ class ExpertReader:
         shapes = (gate_shape, gate_shape, gate_shape[::-1])
         with _OpenFile(self.folder) as file:
             for expert in range(num_experts):
-                modules = (self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS)
-                gate, up, down = (
-                    self._matrix(file, module, shape, device)
-                    for module, shape in zip(modules, shapes, strict=True)
-                )
-                yield gate, up, down
+                modules = [self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS]
+                yield self._matrices(file, modules, shapes, device)  # and keep none of them meanwhile
+
+    def _matrices(
+        self,
+        file: _OpenFile,
+        modules: Sequence[str],
+        shapes: Sequence[tuple[int, int]],
+        device: torch.device | None,
+    ) -> ExpertMatrices:
+        gate, up, down = (
+            self._matrix(file, module, shape, device) for module, shape in zip(modules, shapes, strict=True)
+        )
+        return gate, up, down
 
     def _matrix(
         self, file: _OpenFile, module: str, shape: tuple[int, int], device: torch.device | None = None
