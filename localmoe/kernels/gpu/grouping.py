@@ -13,11 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.lane_shares import shares_of_cpu
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
+
+_CHUNK = 32  # numbers that all others are compared with at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def group_pairs(
         groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
-        ONE_TOKEN=tokens == 1,
+        CHUNK=min(_CHUNK, padded_pairs), ONE_TOKEN=tokens == 1,
         **after_previous(index.device), num_warps=4 if padded_pairs <= 256 else 16,
     )  # fmt: skip
     return groups
@@ -114,56 +117,29 @@ def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
 
 
 @triton.jit
-def _shares(
-    miss, count, busy, rotation, rates, shares, E: tl.constexpr, I: tl.constexpr, Q: tl.constexpr,
-    E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr,
+def _places(
+    chosen, index, stride, stride_k, pairs, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Inner columns of each missing expert that the CPU computes, such that it ends when the link does.
-
-    Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
-    the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
-    same. Of equals the one that was foretold comes first, for the CPU has begun to fetch it, else another one
-    each time (`rotation`), so that none is always left to the CPU, and never kept. `busy` copies hold the
-    link up. rates: microseconds to hand a job over, of an expert on the CPU for one token, for each further
-    one, and of an expert over the link. shares: int32 (E,), to put results from that order back into that of
-    the experts.
+    """Where each pair is in the order by expert, then by token. chosen: (P_PAD,), E from the first of `pairs`
+    on, which is behind all others. Compared with all others: sorting takes longer, and far longer to compile.
     """
-    e = tl.arange(0, E_PAD)
-    first, further = tl.load(rates + 1), tl.load(rates + 2)
-    num_miss = tl.sum(miss.to(tl.int32), 0)
-    if ONE_TOKEN:  # all are equals, so two sums along the experts do
-        cost = tl.where(miss, first, 0.0)
-        early = miss & (e < rotation)
-        total, before = tl.sum(cost, 0), tl.sum(tl.where(early, cost, 0.0), 0)
-        num_before = tl.sum(early.to(tl.int32), 0)
-        spent = tl.cumsum(cost, 0) - cost + tl.where(e < rotation, total - before, -before)
-        place = tl.cumsum(miss.to(tl.int32), 0) - 1
-        place += tl.where(e < rotation, num_miss - num_before, -num_before)
-        share = _share(place, spent, cost, busy, num_miss, rates, I, Q)
-    else:
-        turn = tl.where(e < rotation, e - rotation + E, e - rotation)
-        key = tl.sort(tl.where(miss, count * E_PAD + turn, 1 << 30))
-        there = e < num_miss  # e is a place in the order here
-        cost = tl.where(there, first + further * (key // E_PAD - 1).to(tl.float32), 0.0)
-        share = _share(e, tl.cumsum(cost, 0) - cost, cost, busy, num_miss, rates, I, Q)
-        tl.store(shares + (key % E_PAD + rotation) % E, share, mask=there)
-        tl.debug_barrier()
-        share = tl.load(shares + e, mask=miss, other=0)
-    return tl.where(miss, share, 0)
+    p = tl.arange(0, P_PAD)
+    key = chosen * P_PAD + p
+    place = tl.maximum(p - pairs, 0)
+    for begin in range(0, pairs, CHUNK):
+        q = begin + tl.arange(0, CHUNK)
+        other = _chosen(index, stride, stride_k, q, q < pairs, K, E)
+        other_key = tl.where(q < pairs, other * P_PAD + q, 1 << 30)
+        place += tl.sum((other_key[None, :] < key[:, None]).to(tl.int32), 1)
+    return place
 
 
 @triton.jit
-def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.constexpr):
-    """Columns for the CPU of the expert at `place`, before which it has spent `spent` microseconds."""
-    handover, link = tl.load(rates), tl.load(rates + 3)
-    left = (busy + num_miss - place).to(tl.float32) * link
-    part = (left - spent - handover) / (cost + link)
-    part = tl.minimum(tl.maximum(part, 0.0), 1.0)
-    if Q > 0:
-        share = tl.minimum(((part * I) / Q + 0.5).to(tl.int32) * Q, I)
-    else:
-        share = tl.where(part >= 0.5, I, 0)
-    return share
+def _chosen(index, stride, stride_k, pair, there, K: tl.constexpr, E: tl.constexpr):
+    """The expert of a pair; E: none."""
+    chosen = tl.load(index + (pair // K) * stride + (pair % K) * stride_k, mask=there, other=E).to(tl.int32)
+    return tl.where((chosen >= 0) & (chosen < E), chosen, E)
 
 
 @triton.jit
@@ -183,17 +159,15 @@ def _group(
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
     stage_words, staged, stage_layer,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
-    E_PAD: tl.constexpr, ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    E_PAD: tl.constexpr, CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     p = tl.arange(0, P_PAD)
-    row = p // K
-    valid = row < tl.minimum(tl.load(live), tokens)
-    chosen = tl.load(index + row * index_stride + (p % K) * index_stride_k, mask=valid, other=E).to(tl.int32)
-    chosen = tl.where((chosen >= 0) & (chosen < E), chosen, E)
-    key = tl.sort(chosen * P_PAD + p)  # by expert, then by token: the order does not depend on padding
-    tl.store(pairs + p, key % P_PAD, mask=p < tokens * K)
-    count = tl.histogram(key // P_PAD, E_PAD)
+    num_pairs = tl.minimum(tl.load(live), tokens) * K
+    chosen = _chosen(index, index_stride, index_stride_k, p, p < num_pairs, K, E)
+    place = _places(chosen, index, index_stride, index_stride_k, num_pairs, K, E, P_PAD, CHUNK)
+    tl.store(pairs + place, p, mask=p < tokens * K)
+    count = tl.histogram(chosen, E_PAD)
     begin = tl.cumsum(count, 0) - count
 
     e = tl.arange(0, E_PAD)
@@ -216,7 +190,9 @@ def _group(
             told = tl.load(lane_words + 4)
             is_told = told >> LAYER_SHIFT == layer
             rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
-            share = _shares(miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, ONE_TOKEN)
+            share = shares_of_cpu(
+                miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, CHUNK, ONE_TOKEN
+            )
         by_cpu = share == I
         job = share > 0
         num_jobs = tl.sum(job.to(tl.int32), 0)

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from triton.compiler import CompiledKernel
 
 _THREADS = 8  # that compile: each takes some 100 MB meanwhile
 
@@ -61,7 +62,7 @@ def compiling(stop: threading.Event | None = None) -> Iterator[None]:
     token = _COMPILED.set(compiled)
     try:
         with _Threads(compiled) as threads:
-            # errors come up where kernels are loaded: Triton's mode would stay on after one
+            # errors come up below: Triton's mode would stay on after one
             with triton.AsyncCompileMode(threads, ignore_errors=True), _ZerosForEmpty():
                 yield
             # None is what its interpreter gives
@@ -76,18 +77,23 @@ def compiling(stop: threading.Event | None = None) -> Iterator[None]:
 
 
 class _Threads(ThreadPoolExecutor):
-    """Begin nothing more once told to stop."""
+    """Load each kernel as soon as it is compiled, and begin nothing more once told to stop."""
 
     def __init__(self, compiled: _Compiled) -> None:
         super().__init__(_THREADS, thread_name_prefix="compile")
         self._compiled = compiled
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As Executor.submit."""
 
         def run() -> Any:
             self._compiled.check()
-            return fn(*args, **kwargs)
+            made = fn(*args, **kwargs)
+            if isinstance(made, CompiledKernel):
+                assert self._device is not None, "only the interpreter runs without a device"
+                _load(self._device, made)
+            return made
 
         return super().submit(run)
 

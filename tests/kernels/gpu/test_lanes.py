@@ -202,6 +202,21 @@ def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> 
     assert seen == {0, 1, 2}
 
 
+@pytest.mark.parametrize("tokens", [11, 40])
+def test_many_missing_experts_are_divided_as_few_are(tokens: int) -> None:
+    made, rates = bench(experts=80), LaneRates(3.0, 1.0, 0.25, 2.0)
+    index = torch.rand(tokens, 80, generator=torch.Generator().manual_seed(tokens)).argsort(dim=1)[:, :6]
+    counts = torch.bincount(index.flatten(), minlength=80).tolist()
+    assert sum(count > 0 for count in counts) > 40, "more than are compared at a time"
+    view, live = view_of(made.row([ON_HOST] * 80, {}, [], 0)), torch.tensor([tokens], device=DEVICE)
+    with lane_of(made, 6) as (_, block):
+        block.restart(5)
+        block.upload(0, rates)
+        group_pairs(index.to(DEVICE), live, view, block.view(0))
+        quantum, inner = split_quantum(made.shape.inner), made.shape.inner
+        assert block.view(0).share.tolist() == divided(counts, 35, rates, inner, quantum)
+
+
 def test_copies_under_way_leave_more_to_the_cpu() -> None:
     made = bench(experts=5)
     x, (index, weights) = inputs(4), routing(4, 4, 5)
