@@ -20,7 +20,7 @@ from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
 
-_CHUNK = 32  # numbers that all others are compared with at a time
+_COMPARED = 64  # numbers that a thread compares at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ def group_pairs(
     num_pairs = tokens * top_k
     groups = _empty(num_pairs, min(num_experts, num_pairs), index, lane, stage)
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
+    padded_experts = triton.next_power_of_2(num_experts + 1)
+    warps = 4 if padded_pairs <= 256 else 16
     launch(
         _group, (1,),
         index, index.stride(0), index.stride(1), live,
@@ -83,11 +85,16 @@ def group_pairs(
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
         groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
-        K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=triton.next_power_of_2(num_experts + 1),
-        CHUNK=min(_CHUNK, padded_pairs), ONE_TOKEN=tokens == 1,
-        **after_previous(index.device), num_warps=4 if padded_pairs <= 256 else 16,
+        K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
+        P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
+        **after_previous(index.device), num_warps=warps,
     )  # fmt: skip
     return groups
+
+
+def _chunk(padded: int, warps: int) -> int:
+    """Of so many numbers those that all are compared with at a time."""
+    return max(1, min(_COMPARED, padded, _COMPARED * 32 * warps // padded))
 
 
 def _empty(
@@ -117,29 +124,23 @@ def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
 
 
 @triton.jit
-def _places(
-    chosen, index, stride, stride_k, pairs, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Where each pair is in the order by expert, then by token. chosen: (P_PAD,), E from the first of `pairs`
-    on, which is behind all others. Compared with all others: sorting takes longer, and far longer to compile.
+def _places(chosen, num_pairs, keys, P_PAD: tl.constexpr, CHUNK: tl.constexpr):
+    """Where each pair is in the order by expert, then by token. chosen: (P_PAD,), E from `num_pairs` on, so
+    that these are behind all others. keys: int32 (num_pairs,), scratch. All are compared with all: sorting
+    takes seconds to compile.
     """
     p = tl.arange(0, P_PAD)
     key = chosen * P_PAD + p
-    place = tl.maximum(p - pairs, 0)
-    for begin in range(0, pairs, CHUNK):
+    tl.store(keys + p, key, mask=p < num_pairs)
+    tl.debug_barrier()
+    place = tl.maximum(p - num_pairs, 0)
+    for begin in range(0, num_pairs, CHUNK):
         q = begin + tl.arange(0, CHUNK)
-        other = _chosen(index, stride, stride_k, q, q < pairs, K, E)
-        other_key = tl.where(q < pairs, other * P_PAD + q, 1 << 30)
-        place += tl.sum((other_key[None, :] < key[:, None]).to(tl.int32), 1)
+        other = tl.load(keys + q, mask=q < num_pairs, other=1 << 30)
+        # summed within each thread
+        place += tl.sum((other[:, None] < key[None, :]).to(tl.int32), 0)
+    tl.debug_barrier()
     return place
-
-
-@triton.jit
-def _chosen(index, stride, stride_k, pair, there, K: tl.constexpr, E: tl.constexpr):
-    """The expert of a pair; E: none."""
-    chosen = tl.load(index + (pair // K) * stride + (pair % K) * stride_k, mask=there, other=E).to(tl.int32)
-    return tl.where((chosen >= 0) & (chosen < E), chosen, E)
 
 
 @triton.jit
@@ -159,14 +160,16 @@ def _group(
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
     stage_words, staged, stage_layer,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
-    E_PAD: tl.constexpr, CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    E_PAD: tl.constexpr, P_CHUNK: tl.constexpr, E_CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     p = tl.arange(0, P_PAD)
-    num_pairs = tl.minimum(tl.load(live), tokens) * K
-    chosen = _chosen(index, index_stride, index_stride_k, p, p < num_pairs, K, E)
-    place = _places(chosen, index, index_stride, index_stride_k, num_pairs, K, E, P_PAD, CHUNK)
-    tl.store(pairs + place, p, mask=p < tokens * K)
+    num_pairs = tl.minimum(tl.load(live), tokens).to(tl.int32) * K
+    at = index + (p // K) * index_stride + (p % K) * index_stride_k
+    chosen = tl.load(at, mask=p < num_pairs, other=E).to(tl.int32)
+    chosen = tl.where((chosen >= 0) & (chosen < E), chosen, E)
+    tl.store(pairs + _places(chosen, num_pairs, pairs, P_PAD, P_CHUNK), p, mask=p < tokens * K)
     count = tl.histogram(chosen, E_PAD)
     begin = tl.cumsum(count, 0) - count
 
@@ -191,7 +194,7 @@ def _group(
             is_told = told >> LAYER_SHIFT == layer
             rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
             share = shares_of_cpu(
-                miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, CHUNK, ONE_TOKEN
+                miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, E_CHUNK, ONE_TOKEN
             )
         by_cpu = share == I
         job = share > 0

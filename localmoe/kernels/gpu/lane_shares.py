@@ -44,10 +44,10 @@ def shares_of_cpu(
         for begin in range(0, num_miss, CHUNK):
             j = begin + tl.arange(0, CHUNK)
             other = tl.load(keys + j, mask=j < num_miss, other=1 << 30)
-            smaller = other[None, :] < key[:, None]
+            smaller = other[:, None] < key[None, :]
             other_cost = first + further * (other // E_PAD - 1).to(tl.float32)
-            place += tl.sum(smaller.to(tl.int32), 1)
-            spent += tl.sum(tl.where(smaller, other_cost[None, :], 0.0), 1)
+            place += tl.sum(smaller.to(tl.int32), 0)
+            spent += tl.sum(tl.where(smaller, other_cost[:, None], 0.0), 0)
         share = _share(place, spent, cost, busy, num_miss, rates, I, Q)
         tl.debug_barrier()  # all keys are read; shares take their place
     return tl.where(miss, share, 0)
