@@ -57,7 +57,7 @@ class Rehearsal:
         device = torch.cuda.current_device() if twin.prepared.compute.device.type == "cuda" else None
         self._begin("passes", lambda: self._compile_passes(twin, device))
         if twin.lane:
-            self._begin("cpu-lane", twin.compile_lane)
+            self._begin("cpu-lane", lambda: twin.compile_lane(self._stop))
 
     def _begin(self, name: str, job: Callable[[], None]) -> None:
         def run() -> None:
@@ -144,4 +144,4 @@ def _import_compilers(*, lane: bool) -> None:
     import localmoe.model.device_takeover
 
     if lane:
-        import localmoe.experts.cpu_lane  # noqa: F401
+        import localmoe.experts.lane_code  # noqa: F401

@@ -97,19 +97,18 @@ class Twin:
             runner.release()
             runner.sequence.release()
 
-    def compile_lane(self) -> None:
-        """Compile what the CPU lane's threads run, for this processor."""
-        from localmoe.experts.cpu_lane import CpuLane
+    def compile_lane(self, stop: threading.Event) -> None:
+        """Compile what the CPU lane's threads run, for this processor. `stop` ends it early."""
+        from localmoe.experts.lane_code import LaneCode
         from localmoe.model.device_passes import WINDOW_BUCKETS
 
-        skeleton, store = self.prepared.skeleton, self._store()
-        activation = detect_activation(skeleton.experts[0].module)
+        experts = self.prepared.skeleton.experts[0]
+        activation = detect_activation(experts.module)
         assert activation is not None, "device_support comes first"
-        lane = CpuLane(
-            store, activation, [(None, None)] * store.num_layers,
-            tokens=WINDOW_BUCKETS[-1], top_k=skeleton.experts_per_token, threads=0, pinned=False,
-        )  # fmt: skip
-        lane.close()
+        LaneCode(
+            experts.layout, self.prepared.source.stored_dtype, activation,
+            tokens=WINDOW_BUCKETS[-1], top_k=self.prepared.skeleton.experts_per_token,
+        ).prepare(stop)  # fmt: skip
 
     def _store(self) -> HostStore:
         skeleton = self.prepared.skeleton

@@ -34,6 +34,7 @@ from localmoe.engine.rehearsal import Rehearsal, lane_is_likely, rehearsing
 from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.twin import Twin
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_code import LaneCode
 from localmoe.kernels.gpu import compiled_stamp
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.gpu.launch import CompilingStopped
@@ -190,7 +191,7 @@ def test_a_stamp_is_left_once_passes_ran_and_spares_the_next_start_compiling(
 
 
 def fake_twin(compile_passes: Callable[[threading.Event], None], lane: bool = False) -> Any:
-    def compile_lane() -> None:
+    def compile_lane(stop: threading.Event) -> None:
         raise RuntimeError("no compiler")
 
     prepared = SimpleNamespace(compute=SimpleNamespace(device=torch.device("cpu")))
@@ -331,10 +332,16 @@ def test_a_load_that_fails_or_is_cancelled_leaves_no_thread(
     assert not rehearsals() and closed and not caplog.records
 
 
-def test_the_cpu_lanes_code_is_compiled_without_threads(tmp_path: Path) -> None:
-    before = threading.active_count()
-    Twin.of(prepared_for_kernels(tmp_path, "gpt_oss"), None, lane=True).compile_lane()
-    assert threading.active_count() == before
+def test_the_cpu_lanes_code_is_prepared_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, found = prepared_for_kernels(tmp_path, "gpt_oss"), []
+    monkeypatch.setattr(LaneCode, "prepare", lambda self, stop: found.append((self, stop)))
+    stop = threading.Event()
+    Twin.of(prepared, None, lane=True).compile_lane(stop)
+    ((code, given),) = found
+    assert code.layout == prepared.skeleton.experts[0].layout and code.layout.transposed and given is stop
+    assert code.activation.interleaved and code.dtype == prepared.source.stored_dtype
 
 
 @pytest.mark.parametrize(
