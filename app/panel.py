@@ -190,8 +190,8 @@ def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> st
         t("the same for each token after the first one: what the link limits the speed by"),
     )  # fmt: skip
     facts += fact(
-        t("Waited for copies"), words.seconds(stats.stall_s if stats else None), "stall",
-        t("time in which the model stood still till a copy was complete; a dash where a GPU waits unseen"),
+        t("Waited for experts"), words.seconds(stats.stall_s if stats else None), "stall",
+        t("time in which the model stood still for experts that were not in device memory"),
     )  # fmt: skip
     if stats and stats.cpu_jobs:
         hint = t("weights that the CPU read to compute experts, beside the copies")

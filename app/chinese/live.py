@@ -33,8 +33,8 @@ LIVE = {
     "the same for each token after the first one: what the link limits the speed by": (
         "首个词元之后每个词元的同一数值：链路以此限制速度"
     ),
-    "time in which the model stood still till a copy was complete; a dash where a GPU waits unseen": (
-        "模型停下等待复制完成的时间；GPU 内部的等待无法看到，显示为短横"
+    "time in which the model stood still for experts that were not in device memory": (
+        "模型因专家不在设备内存中而停等的时间"
     ),
     "the way that experts take from RAM to device memory": "专家从内存到设备内存所经的路径",
     # expert cache

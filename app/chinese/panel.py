@@ -71,7 +71,7 @@ PANEL = {
     "Copied to the device": "复制到设备",
     "This answer": "本次回答",
     "Per token": "每个词元",
-    "Waited for copies": "等待复制",
+    "Waited for experts": "等待专家",
     "Through": "经由",
     "emulated link": "模拟链路",
     "memory copy": "内存复制",

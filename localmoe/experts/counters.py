@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Totals since load; stall_s is None where waiting happens inside kernels and is not measured."""
+    """Totals since load; stall_s is None where waiting happens inside kernels and no clock is there."""
 
     h2d_bytes: int = 0
     prefetched: int = 0

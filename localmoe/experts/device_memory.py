@@ -54,6 +54,7 @@ class DeviceExpertMemory(SlotTable):
         keep_scores)."""
         super().__init__(store, slots, scores)
         self.block = block
+        self._counters = self._nothing_counted()
         self.transfers = transfers
         shape = (store.num_layers, store.num_experts)
         self._landing = LandingSlots(shape[0])
@@ -73,7 +74,15 @@ class DeviceExpertMemory(SlotTable):
 
     def counters(self) -> TransferCounters:
         """A copy of the totals."""
-        return replace(self._counters, stall_s=None)
+        return replace(self._counters)
+
+    def _nothing_counted(self) -> TransferCounters:
+        return TransferCounters(stall_s=None if self.block.clocks is None else 0.0)
+
+    def count_waiting(self, seconds: float) -> None:
+        """Of a pass, for experts that were not in a slot; nothing happens where nobody measures that."""
+        if self._counters.stall_s is not None:
+            self._counters.stall_s += seconds
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
@@ -237,7 +246,7 @@ class DeviceExpertMemory(SlotTable):
     def forget(self) -> None:
         """Empty all slots and start counting anew."""
         self._empty()
-        self._counters = TransferCounters()
+        self._counters = self._nothing_counted()
 
     def _empty(self) -> None:
         self._queue.drop_prefetches()

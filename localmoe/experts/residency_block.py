@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from localmoe.kernels.mirror import Mirror
-from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.kernels.residency import CLOCK_WORDS, ON_HOST, WAITED_NS, ResidencyView
 
 LANDING_SLOTS = 16  # free slots that one layer may fill with its misses in one pass
+_LONGEST_NS = 2**31 - 1
 
 
 class ResidencyBlock:
@@ -23,6 +25,8 @@ class ResidencyBlock:
         home: int64 (L, E) on the device, addresses of the host's records.
         done: int64 (1,) on the device, number of the last complete copy.
         log: int32 (L, E) on the device, how each expert was found in the last pass.
+        clocks: int64 (L, CLOCK_WORDS), by which layers measure what they waited in the last pass; None where
+            there is no GPU, whose clock it is.
     """
 
     def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
@@ -34,6 +38,10 @@ class ResidencyBlock:
         self.home = torch.zeros(shape, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.log = torch.zeros(shape, dtype=torch.int32, device=device)
+        on_gpu = device.type == "cuda"
+        self.clocks = (
+            torch.zeros((num_layers, CLOCK_WORDS), dtype=torch.int64, device=device) if on_gpu else None
+        )
         on_device = self._mirror.words.split(sizes)
         self._address = on_device[0].view(shape)
         self._ticket = on_device[1].view(shape)
@@ -43,8 +51,15 @@ class ResidencyBlock:
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
-        tensors = (self._mirror.words, self.home, self.log, self.done)
-        return sum(tensor.nbytes for tensor in tensors)
+        tensors = (self._mirror.words, self.home, self.log, self.done, self.clocks)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def waited_ns(self) -> Tensor:
+        """int32 (L,) on the device: nanoseconds that each layer waited for experts in the last pass; zeros
+        where nobody measures that."""
+        if self.clocks is None:
+            return self.log.new_zeros(len(self.log))
+        return self.clocks[:, WAITED_NS].clamp(max=_LONGEST_NS).int()
 
     def settle(self, addresses: NDArray[np.int64]) -> None:
         """Where kernels find the host's records, int64 (L, E), for good."""
@@ -91,4 +106,5 @@ class ResidencyBlock:
             self._landing[layer],
             self.done,
             self.log[layer],
+            None if self.clocks is None else self.clocks[layer],
         )

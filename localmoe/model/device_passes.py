@@ -194,7 +194,7 @@ class DevicePasses:
     def advance(self, output: PassOutput) -> None:
         """Move the window, of one token, on to the one that its pass chose."""
         rows = len(output.logits)
-        choices = self._num_layers * (self._num_experts + rows * self._top_k)
+        choices = self._num_layers * (self._num_experts + 1 + rows * self._top_k)
         self._state.window.advance(output.report[choices : choices + 1])
 
     def _window_body(self, rows: int) -> PassOutput:
@@ -206,7 +206,8 @@ class DevicePasses:
         tokens = self.choice.readable(window.tokens[:rows])
         self.choice.note(window.start, tokens, window.live)
         logits = self._forward(tokens, positions, keep=0)
-        numbers = [self._state.memory.block.log.flatten(), self._experts(self._routed())]
+        block = self._state.memory.block
+        numbers = [block.log.flatten(), block.waited_ns(), self._experts(self._routed())]
         numbers += [self.choice.choose(logits, positions).int(), window.tokens[:rows].int()]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())

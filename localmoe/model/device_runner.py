@@ -207,6 +207,7 @@ class DeviceRunner:
     def take_over(self, report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
+        self.passes.memory.count_waiting(report.waited_s)
         if report.experts.shape[1] == 1 and self.passes.lane is not None:
             self.passes.memory.refill.count(found.misses | found.computed, self.passes.lane.whole_from)
         self.passes.scheduler.notify(PassRouted(found.demanded))

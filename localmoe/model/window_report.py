@@ -20,6 +20,7 @@ class WindowReport:
         choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
         tokens: the tokens after the first, as the pass read them.
         lane: what became of the CPU lane's jobs; None of a pass without it.
+        waited_s: for experts that were not in VRAM, see kernels.gpu.waiting.
     """
 
     log: NDArray[np.int32]
@@ -27,6 +28,7 @@ class WindowReport:
     choices: list[int]
     tokens: list[int]
     lane: LaneReport | None = None
+    waited_s: float = 0.0
 
 
 def read_window(
@@ -34,13 +36,13 @@ def read_window(
 ) -> WindowReport:
     """From the numbers of a pass of `rows` rows, of which `count` are the window's. shape: L, E and K."""
     layers, experts, top_k = shape
-    log, routed, choices, tokens, lane = np.split(
-        report, np.cumsum([layers * experts, layers * rows * top_k, rows, rows])
-    )
+    sizes = [layers * experts, layers, layers * rows * top_k, rows, rows]
+    log, waited_ns, routed, choices, tokens, lane = np.split(report, np.cumsum(sizes))
     return WindowReport(
         log.reshape(layers, experts),
         routed.reshape(layers, rows, top_k)[:, :count],
         choices[:count].tolist(),
         tokens[1:count].tolist(),
         LaneBlock.read(lane) if lane.size else None,
+        float(waited_ns.sum(dtype=np.int64)) / 1e9,
     )

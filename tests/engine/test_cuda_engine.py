@@ -156,6 +156,18 @@ def test_a_prompt_leaves_the_same_bits_however_it_is_cut_into_passes(
 
 
 @pytest.mark.parametrize("length", [0, 4])
+def test_what_steps_waited_for_is_measured(length: int) -> None:
+    with load_with_slots("demo", 40, device="cuda", strict=True) as engine:
+        for _ in range(2):  # the first one captures
+            stats = ask(engine, "Once upon a time", 64, draft_length=length).stats
+    assert stats.hit_rate < 0.9 and 0 < stats.stall_s < stats.verify_s
+    with Engine.load("demo", on_gpu()) as engine:
+        assert engine.plan.resident_share == 1
+        ask(engine, "Once upon a time", 64, draft_length=length)
+        assert ask(engine, "Once upon a time", 64, draft_length=length).stats.stall_s == 0.0
+
+
+@pytest.mark.parametrize("length", [0, 4])
 def test_greedy_steps_wait_for_nothing_but_their_own_report(length: int) -> None:
     with Engine.load("demo", on_gpu(190 << 20, context=512)) as engine:
         request = GenerationRequest(prompt="Once upon a time", max_new_tokens=40, draft_length=length)

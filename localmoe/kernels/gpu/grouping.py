@@ -15,6 +15,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.lane_shares import shares_of_cpu
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.waiting import begin_layer
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
@@ -33,11 +34,12 @@ class Groups:
         begin, end: int32 (A,), the tile's range in `pairs`; empty for unused tiles.
         expert: int32 (A,).
         address: int64 (A,), of the weights.
-        ticket: int64 (A,), the copy to wait for, or 0.
+        ticket: int64 (A,), the copy to wait for; 0: the weights are in VRAM; ON_HOST: they are not.
         landing: int64 (A,), slot that the weights are also written to while they are read, or 0.
         skipped: int32 (A,), inner columns that the CPU computes instead, from 0 on; None where there is no
             CPU lane.
         stage: where a part of one expert may lie ahead of need; None where nothing is brought there.
+        clock: see ResidencyView.
     """
 
     pairs: Tensor
@@ -49,6 +51,7 @@ class Groups:
     landing: Tensor
     skipped: Tensor | None = None
     stage: StageView | None = None
+    clock: Tensor | None = None
 
 
 def group_pairs(
@@ -72,7 +75,7 @@ def group_pairs(
     tokens, top_k = index.shape
     num_experts = residency.address.shape[0]
     num_pairs = tokens * top_k
-    groups = _empty(num_pairs, min(num_experts, num_pairs), index, lane, stage)
+    groups = _empty(num_pairs, min(num_experts, num_pairs), index, residency, lane, stage)
     padded_pairs = max(16, triton.next_power_of_2(num_pairs))
     padded_experts = triton.next_power_of_2(num_experts + 1)
     warps = 4 if padded_pairs <= 256 else 16
@@ -83,7 +86,7 @@ def group_pairs(
         residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
-        groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
+        residency.clock, groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
         P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
@@ -98,14 +101,15 @@ def _chunk(padded: int, warps: int) -> int:
 
 
 def _empty(
-    num_pairs: int, num_tiles: int, index: Tensor, lane: LaneView | None, stage: StageView | None
-) -> Groups:
+    num_pairs: int, num_tiles: int, index: Tensor, residency: ResidencyView, lane: LaneView | None,
+    stage: StageView | None,
+) -> Groups:  # fmt: skip
     pairs, begin, end, expert = (
         index.new_empty(size, dtype=torch.int32) for size in (num_pairs, num_tiles, num_tiles, num_tiles)
     )
     address, ticket, landing = (index.new_empty(num_tiles, dtype=torch.int64) for _ in range(3))
     skipped = None if lane is None else torch.empty_like(expert)
-    return Groups(pairs, begin, end, expert, address, ticket, landing, skipped, stage)
+    return Groups(pairs, begin, end, expert, address, ticket, landing, skipped, stage, residency.clock)
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:
@@ -156,7 +160,7 @@ def _begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
 @triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer"])
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
-    pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
+    pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing, clock,
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
     stage_words, staged, stage_layer,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
@@ -164,6 +168,8 @@ def _group(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
+    if clock is not None:
+        begin_layer(clock)
     p = tl.arange(0, P_PAD)
     num_pairs = tl.minimum(tl.load(live), tokens).to(tl.int32) * K
     at = index + (p // K) * index_stride + (p % K) * index_stride_k
@@ -262,7 +268,7 @@ def _group(
     tl.store(ends + rank, begin + count, mask=tiled)
     tl.store(experts + rank, e, mask=tiled)
     tl.store(addresses + rank, address, mask=tiled)
-    tl.store(waits + rank, tl.maximum(ticket, 0), mask=tiled)
+    tl.store(waits + rank, tl.where(hit, 0, ticket), mask=tiled)
     tl.store(landings + rank, landing, mask=tiled)
     if shares is not None:
         tl.store(skips + rank, share, mask=tiled)

@@ -62,3 +62,22 @@ def _post(
         if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
             tl.store(words + 3, tl.zeros([], tl.int64))
             tl.store(flag.to(tl.pointer_type(tl.int64)), tl.load(words))
+
+
+@triton.jit
+def await_answer(words, answer, patience, counts):
+    """Until the CPU has answered the last job that was posted, or nobody will; the latter is noted for all
+    that come later."""
+    job = tl.load(words)
+    at = answer.to(tl.pointer_type(tl.int64))
+    if tl.load(words + 1, volatile=True) == 0:
+        seen = tl.load(at, volatile=True)
+        if counts & (seen != job):
+            tl.store(words + 2, tl.load(words + 2) + 1)
+        looks = 0
+        while (seen >= 0) & (seen < job) & (looks < patience):
+            seen = tl.load(at, volatile=True)
+            looks += 1
+        if seen != job:
+            tl.store(words + 1, tl.full([], 1, tl.int64))
+    tl.debug_barrier()

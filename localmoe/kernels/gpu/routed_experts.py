@@ -114,7 +114,7 @@ def routed_experts(
     inner = x.new_empty(tokens * top_k, shape.inner)
     out = x.new_empty(tokens * top_k, hidden, dtype=torch.float32)
     run_groups(x, groups, top_k, done, shape, inner, out, gate_up_bias, down_bias, block_rows)
-    return combine(out, index, weights, live, num_experts, x.dtype, lane)
+    return combine(out, index, weights, live, num_experts, x.dtype, lane, groups.clock)
 
 
 def run_groups(
@@ -137,7 +137,7 @@ def run_groups(
     blocks = gate_up_launch(shape, block_rows)
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
-        x, x.stride(0), *common, groups.landing, groups.skipped, done, gate_up_bias, inner,
+        x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
@@ -147,7 +147,7 @@ def run_groups(
     blocks = down_launch(shape, block_rows)
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
-        inner, *common, groups.landing, groups.skipped, done, down_bias, out,
+        inner, *common, groups.landing, groups.skipped, done, groups.clock, down_bias, out,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
@@ -162,6 +162,7 @@ def combine(
     num_experts: int,
     dtype: torch.dtype,
     lane: LaneView | None = None,
+    clock: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of each token's experts, in ascending expert order, in float32, rounded once.
 
@@ -169,6 +170,7 @@ def combine(
         out: float32 (T * K, H). index, weights: (T, K); an index outside the experts adds nothing.
         live: int32 (1,).
         lane: waits for its answer and adds it: rows of `out` that it computes all of are not read.
+        clock: of the layer, see ResidencyView.
 
     Returns:
         (T, H) in `dtype`; rows from `live` on are zero.
@@ -180,7 +182,7 @@ def combine(
     launch(
         combine_kernel, (tokens, triton.cdiv(hidden, block)),
         out, index, *index.stride(), weights, *weights.stride(), live, result,
-        *_lane_arguments(lane),
+        clock, *_lane_arguments(lane),
         K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block,
         **after_previous(out.device), num_warps=4,
     )  # fmt: skip

@@ -9,7 +9,9 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
+from localmoe.kernels.gpu.lane_kernels import await_answer
 from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
+from localmoe.kernels.gpu.waiting import begin_kernel, end_layer, end_program, now
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def _gate_up_tile(
 
 @triton.jit
 def gate_up_kernel(
-    x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, inner,
+    x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, inner,
     staged, stage, progress, COLUMNS: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
     NUMBER_SHIFT: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -76,6 +78,8 @@ def gate_up_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
+    if clock is not None:
+        begin_kernel(clock)
     blocks: tl.constexpr = (I + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -85,7 +89,8 @@ def gate_up_kernel(
             if (nb + 1) * BN <= tl.load(skips + tile):
                 end = begin  # the CPU computes these columns
     if begin < end:
-        wait_for_copy(done, tl.load(tickets + tile))
+        ticket = tl.load(tickets + tile)
+        wait_for_copy(done, ticket)
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
         in_record: tl.constexpr = I if TRANSPOSED else I * H
@@ -145,6 +150,8 @@ def gate_up_kernel(
             at = pair[:, None].to(tl.int64) * I + n[None, :]
             tl.store(inner + at, y.to(dtype), mask=ok[:, None] & (n < I)[None, :])
             first += BM
+        if clock is not None:
+            end_program(clock, ticket != 0)
 
 
 @triton.jit
@@ -184,11 +191,13 @@ def _down_tile(
 
 @triton.jit
 def down_kernel(
-    inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
+    inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, out,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
+    if clock is not None:
+        begin_kernel(clock + 3)
     blocks: tl.constexpr = (H + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -223,36 +232,24 @@ def down_kernel(
                 acc += tl.load(row + n, mask=n < H, other=0.0).to(tl.float32)[None, :]
             tl.store(out + pair[:, None] * H + n[None, :], acc, mask=ok[:, None] & (n < H)[None, :])
             first += BM
-
-
-@triton.jit
-def _await_answer(words, answer, patience, counts):
-    """Until the CPU has answered the last job that was posted, or nobody will; the latter is noted for all
-    that come later."""
-    job = tl.load(words)
-    at = answer.to(tl.pointer_type(tl.int64))
-    if tl.load(words + 1, volatile=True) == 0:
-        seen = tl.load(at, volatile=True)
-        if counts & (seen != job):
-            tl.store(words + 2, tl.load(words + 2) + 1)
-        looks = 0
-        while (seen >= 0) & (seen < job) & (looks < patience):
-            seen = tl.load(at, volatile=True)
-            looks += 1
-        if seen != job:
-            tl.store(words + 1, tl.full([], 1, tl.int64))
-    tl.debug_barrier()
+        if clock is not None:
+            end_program(clock + 3, tl.load(tickets + tile) < 0)  # copies are complete since gate_up
 
 
 @triton.jit(do_not_specialize=["index_stride"])  # see grouping
 def combine_kernel(
     out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
-    shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
+    clock, shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
     K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     token = tl.program_id(0)
+    first_program = token + tl.program_id(1) == 0
+    began, answered = 0, 0
+    if clock is not None:
+        began = now()
+        answered = began
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     total = tl.zeros([BH], tl.float32)
     if token < tl.load(live):
@@ -264,7 +261,9 @@ def combine_kernel(
         if shares is not None:
             share = tl.load(shares + expert, mask=(expert >= 0) & (expert < E), other=0)
             if tl.load(job_count) > 0:
-                _await_answer(words, answer, patience, token + tl.program_id(1) == 0)
+                await_answer(words, answer, patience, first_program)
+                if clock is not None:
+                    answered = now()
         for i in tl.static_range(K):  # unrolled: all loads are on their way before the first is added
             at = tl.sum(tl.where(rank == i, k, 0), 0)
             which = tl.sum(tl.where(rank == i, expert, 0), 0)
@@ -281,3 +280,6 @@ def combine_kernel(
             else:
                 total += weight * tl.load(out + place, mask=there, other=0.0)
     tl.store(result + token.to(tl.int64) * H + h, total.to(result.dtype.element_ty), mask=h < H)
+    if clock is not None:
+        if first_program:
+            end_layer(clock, answered - began)

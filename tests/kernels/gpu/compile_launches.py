@@ -184,7 +184,7 @@ def lane_of(tokens: int, experts: int, top_k: int) -> tuple[LaneView, ResidencyV
     stage = StageView(1, 2048, 1408, 32, 768, torch.empty(16, dtype=torch.bfloat16), words, words, words)
     return (
         LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole),
-        ResidencyView(words, words, words, numbers, words, words, whole),
+        ResidencyView(words, words, words, numbers, words, words, whole, words),
         stage,
     )
 
