@@ -21,6 +21,7 @@ from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.stage_block import StageBlock
 from localmoe.experts.transfers import CudaTransfers, HostTransfers, Transfers
+from localmoe.hardware.cuda import read_ns
 from localmoe.hardware.needs import kv_positions
 from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
@@ -181,7 +182,7 @@ def make_device_memory(
     assert store.dtype == dtype, "kernels read records as they are"
     elements = max(layout.elements for layout in store.layouts)
     slots = DeviceSlots(num_slots, elements, dtype, device)
-    block = ResidencyBlock(store.num_layers, store.num_experts, device)
+    block = residency_block(store, device)
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
     memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
     record_bytes = store.layouts[0].num_bytes(store.dtype)
@@ -199,3 +200,11 @@ def cache_shape(prepared: PreparedModel, num_slots: int) -> CacheShape:
     """What a policy may know."""
     footprint = prepared.footprint
     return CacheShape(footprint.num_layers, footprint.num_experts, footprint.experts_per_token, num_slots)
+
+
+def residency_block(store: HostStore, device: torch.device) -> ResidencyBlock:
+    """The table of a model's experts; on a GPU, passes measure what they wait for."""
+    expert_ns = None
+    if device.type == "cuda":
+        expert_ns = [read_ns(device, layout.num_bytes(store.dtype)) for layout in store.layouts]
+    return ResidencyBlock(store.num_layers, store.num_experts, device, expert_ns)

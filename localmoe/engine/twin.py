@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from localmoe.core.draft_config import DraftForm
-from localmoe.engine.device_parts import make_runner, replace_modules
+from localmoe.engine.device_parts import make_runner, replace_modules, residency_block
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
 from localmoe.experts.records import RecordLayout
-from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import HostTransfers
 from localmoe.kernels.activations import detect_activation
@@ -85,7 +84,7 @@ class Twin:
         shape = CacheShape(store.num_layers, store.num_experts, skeleton.experts_per_token, 1)
         scheduler = Scheduler(make_policy("on-demand", shape))
         slots = DeviceSlots(1, 1, compute.dtype, compute.device)  # nothing is copied into it
-        block = ResidencyBlock(store.num_layers, store.num_experts, compute.device)
+        block = residency_block(store, compute.device)
         memory = DeviceExpertMemory(store, slots, block, HostTransfers(block.done), scheduler.keep_scores)
         lane = self._lane(store) if self.lane else None
         mode = replace_modules(self.prepared)

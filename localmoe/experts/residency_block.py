@@ -6,6 +6,8 @@ Copies that end during a pass show in `done`, which the copy stream writes. Deci
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,11 +27,14 @@ class ResidencyBlock:
         home: int64 (L, E) on the device, addresses of the host's records.
         done: int64 (1,) on the device, number of the last complete copy.
         log: int32 (L, E) on the device, how each expert was found in the last pass.
-        clocks: int64 (L, CLOCK_WORDS), by which layers measure what they waited in the last pass; None where
-            there is no GPU, whose clock it is.
+        clocks: int64 (L, CLOCK_WORDS), by which layers measure what they waited in the last pass; or None.
     """
 
-    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
+    def __init__(
+        self, num_layers: int, num_experts: int, device: torch.device, expert_ns: Sequence[int] | None = None
+    ) -> None:
+        """expert_ns: for each layer, what reading an expert from device memory takes; None: nobody measures
+        what is waited for."""
         cells, shape = num_layers * num_experts, (num_layers, num_experts)
         sizes = (cells, cells, num_layers * LANDING_SLOTS, -(-cells // 2))
         self._mirror = Mirror(sum(sizes), device)
@@ -38,10 +43,10 @@ class ResidencyBlock:
         self.home = torch.zeros(shape, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.log = torch.zeros(shape, dtype=torch.int32, device=device)
-        on_gpu = device.type == "cuda"
-        self.clocks = (
-            torch.zeros((num_layers, CLOCK_WORDS), dtype=torch.int64, device=device) if on_gpu else None
-        )
+        self._expert_ns = expert_ns or [0] * num_layers
+        self.clocks: Tensor | None = None
+        if expert_ns is not None:
+            self.clocks = torch.zeros((num_layers, CLOCK_WORDS), dtype=torch.int64, device=device)
         on_device = self._mirror.words.split(sizes)
         self._address = on_device[0].view(shape)
         self._ticket = on_device[1].view(shape)
@@ -107,4 +112,5 @@ class ResidencyBlock:
             self.done,
             self.log[layer],
             None if self.clocks is None else self.clocks[layer],
+            self._expert_ns[layer],
         )

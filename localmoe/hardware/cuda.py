@@ -196,3 +196,13 @@ def peak_allocated_bytes(device: torch.device) -> int:
 
     found = torch.cuda.memory_stats_as_nested_dict(device)
     return int(found["allocated_bytes"]["all"]["peak"]) if found else 0
+
+
+def read_ns(device: torch.device, num_bytes: int) -> int:
+    """Nanoseconds in which a device reads so much of its memory, at the rate that its driver gives; 0 where
+    it gives none."""
+    import torch
+
+    facts = torch.cuda.get_device_properties(device)
+    bytes_per_s = 2e3 * facts.memory_clock_rate * facts.memory_bus_width / 8  # kHz, two transfers each
+    return round(1e9 * num_bytes / bytes_per_s) if bytes_per_s else 0

@@ -9,7 +9,7 @@ from torch import Tensor
 # how an expert was found: the low byte of a log entry (0: not asked for); the rest holds the detail
 HIT, LATE, MISS, MISS_KEPT, MISS_REPLACED, CPU = 1, 2, 3, 4, 5, 6
 ON_HOST = -1  # ticket of an expert whose address is its host record
-WAITED_NS, CLOCK_WORDS = 6, 7  # the others are of waiting's own use, see kernels.gpu.waiting
+WAITED_NS, CLOCK_WORDS = 2, 4  # see kernels.gpu.waiting; as many as keep all layers aligned alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class ResidencyView:
         score: float32 (E,), what is kept longest; the lowest makes room, an infinite one never does.
         landing: int64 (R,), free slots that this layer may fill with what it misses; 0 ends the list.
         done: int64 (1,), number of the last copy that is complete. Written by the copy stream.
-        clock: int64 (CLOCK_WORDS,), how long the layer waited for experts from elsewhere; None where nobody
-            measures that.
+        clock: int64 (CLOCK_WORDS,), nanoseconds: when the layer's experts began; what they take at least, -1
+            if all are here; how long they were waited for. None where nobody measures that.
         log: int32 (E,), how each expert was found: kind | detail << 8; detail of MISS_KEPT is the index
             in `landing` as it was, of MISS_REPLACED the expert whose slot was taken, of MISS the inner
             columns that the CPU computed; CPU: it computed all of them.
+        expert_ns: what reading an expert from VRAM takes.
     """
 
     address: Tensor
@@ -39,3 +40,4 @@ class ResidencyView:
     done: Tensor
     log: Tensor
     clock: Tensor | None = None
+    expert_ns: int = 0

@@ -23,8 +23,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PlainTile:
-    """One expert's pairs (token * K + k), where its weights are, the copy to wait for (0: none, ON_HOST: they
-    are in no slot), and where they are kept, or 0."""
+    """One expert's pairs (token * K + k), where its weights are, and where they are kept, or 0."""
 
     expert: int
     pairs: tuple[int, ...]
@@ -62,7 +61,7 @@ def plain_groups(index: Sequence[Sequence[int]], live: int, row: Row) -> tuple[l
             victim = spare.pop(0)
             landing[expert], log[expert] = row.address[victim], MISS_REPLACED | victim << 8
     tiles = [
-        PlainTile(e, tuple(pairs[e]), row.address[e], 0 if e in here else row.ticket[e], landing[e])
+        PlainTile(e, tuple(pairs[e]), row.address[e], max(row.ticket[e], 0), landing[e])
         for e in (*missing, *here, *late)
     ]
     return tiles, log

@@ -15,7 +15,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.lane_shares import shares_of_cpu
 from localmoe.kernels.gpu.launch import launch
-from localmoe.kernels.gpu.waiting import begin_layer
+from localmoe.kernels.gpu.waiting import foresee
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
@@ -34,7 +34,7 @@ class Groups:
         begin, end: int32 (A,), the tile's range in `pairs`; empty for unused tiles.
         expert: int32 (A,).
         address: int64 (A,), of the weights.
-        ticket: int64 (A,), the copy to wait for; 0: the weights are in VRAM; ON_HOST: they are not.
+        ticket: int64 (A,), the copy to wait for, or 0.
         landing: int64 (A,), slot that the weights are also written to while they are read, or 0.
         skipped: int32 (A,), inner columns that the CPU computes instead, from 0 on; None where there is no
             CPU lane.
@@ -86,7 +86,8 @@ def group_pairs(
         residency.done,
         groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket, groups.landing,
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
-        residency.clock, groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
+        residency.clock, residency.expert_ns,
+        groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
         P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
@@ -157,10 +158,13 @@ def _begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
 
 
 # what a simulation routes lies in another tensor, with rows further apart
-@triton.jit(do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer"])
+@triton.jit(
+    do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer", "expert_ns"]
+)
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
-    pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing, clock,
+    pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
+    clock, expert_ns,
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
     stage_words, staged, stage_layer,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
@@ -168,8 +172,6 @@ def _group(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
-    if clock is not None:
-        begin_layer(clock)
     p = tl.arange(0, P_PAD)
     num_pairs = tl.minimum(tl.load(live), tokens).to(tl.int32) * K
     at = index + (p // K) * index_stride + (p % K) * index_stride_k
@@ -263,12 +265,15 @@ def _group(
         tl.debug_barrier()
         tl.store(free_slots + r, left, mask=r < num_landing)
 
+    if clock is not None:
+        elsewhere = tl.sum(asked.to(tl.int32), 0) - num_hit
+        foresee(clock, num_miss + num_hit + num_late, elsewhere, expert_ns)
     tiled = asked & (by_cpu == 0)
     tl.store(begins + rank, begin, mask=tiled)
     tl.store(ends + rank, begin + count, mask=tiled)
     tl.store(experts + rank, e, mask=tiled)
     tl.store(addresses + rank, address, mask=tiled)
-    tl.store(waits + rank, tl.where(hit, 0, ticket), mask=tiled)
+    tl.store(waits + rank, tl.maximum(ticket, 0), mask=tiled)
     tl.store(landings + rank, landing, mask=tiled)
     if shares is not None:
         tl.store(skips + rank, share, mask=tiled)

@@ -147,7 +147,7 @@ def run_groups(
     blocks = down_launch(shape, block_rows)
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
-        inner, *common, groups.landing, groups.skipped, done, groups.clock, down_bias, out,
+        inner, *common, groups.landing, groups.skipped, done, down_bias, out,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,

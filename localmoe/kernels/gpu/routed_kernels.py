@@ -11,7 +11,7 @@ from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
 from localmoe.kernels.gpu.lane_kernels import await_answer
 from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
-from localmoe.kernels.gpu.waiting import begin_kernel, end_layer, end_program, now
+from localmoe.kernels.gpu.waiting import begin_experts, end_experts
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def gate_up_kernel(
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     if clock is not None:
-        begin_kernel(clock)
+        begin_experts(clock)
     blocks: tl.constexpr = (I + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -89,8 +89,7 @@ def gate_up_kernel(
             if (nb + 1) * BN <= tl.load(skips + tile):
                 end = begin  # the CPU computes these columns
     if begin < end:
-        ticket = tl.load(tickets + tile)
-        wait_for_copy(done, ticket)
+        wait_for_copy(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
         in_record: tl.constexpr = I if TRANSPOSED else I * H
@@ -150,8 +149,6 @@ def gate_up_kernel(
             at = pair[:, None].to(tl.int64) * I + n[None, :]
             tl.store(inner + at, y.to(dtype), mask=ok[:, None] & (n < I)[None, :])
             first += BM
-        if clock is not None:
-            end_program(clock, ticket != 0)
 
 
 @triton.jit
@@ -191,13 +188,11 @@ def _down_tile(
 
 @triton.jit
 def down_kernel(
-    inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, out,
+    inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
-    if clock is not None:
-        begin_kernel(clock + 3)
     blocks: tl.constexpr = (H + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
@@ -232,8 +227,6 @@ def down_kernel(
                 acc += tl.load(row + n, mask=n < H, other=0.0).to(tl.float32)[None, :]
             tl.store(out + pair[:, None] * H + n[None, :], acc, mask=ok[:, None] & (n < H)[None, :])
             first += BM
-        if clock is not None:
-            end_program(clock + 3, tl.load(tickets + tile) < 0)  # copies are complete since gate_up
 
 
 @triton.jit(do_not_specialize=["index_stride"])  # see grouping
@@ -246,10 +239,6 @@ def combine_kernel(
     wait_for_previous(DEPENDENT, SMALL=True)
     token = tl.program_id(0)
     first_program = token + tl.program_id(1) == 0
-    began, answered = 0, 0
-    if clock is not None:
-        began = now()
-        answered = began
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     total = tl.zeros([BH], tl.float32)
     if token < tl.load(live):
@@ -262,8 +251,9 @@ def combine_kernel(
             share = tl.load(shares + expert, mask=(expert >= 0) & (expert < E), other=0)
             if tl.load(job_count) > 0:
                 await_answer(words, answer, patience, first_program)
-                if clock is not None:
-                    answered = now()
+        if clock is not None:
+            if first_program:
+                end_experts(clock)
         for i in tl.static_range(K):  # unrolled: all loads are on their way before the first is added
             at = tl.sum(tl.where(rank == i, k, 0), 0)
             which = tl.sum(tl.where(rank == i, expert, 0), 0)
@@ -280,6 +270,3 @@ def combine_kernel(
             else:
                 total += weight * tl.load(out + place, mask=there, other=0.0)
     tl.store(result + token.to(tl.int64) * H + h, total.to(result.dtype.element_ty), mask=h < H)
-    if clock is not None:
-        if first_program:
-            end_layer(clock, answered - began)

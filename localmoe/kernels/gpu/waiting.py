@@ -1,9 +1,6 @@
-"""Device code that finds how long a layer waited for experts that are not in the GPU's memory: by the GPU's
-clock, at the end of each program. Takes no part in what is computed.
-
-A layer's words are CLOCK_WORDS int64: for each of gate_up and down when it began, when the last program with
-weights from VRAM ended, and the last one whose weights came over the link or were waited for; at last the
-nanoseconds that the layer waited. `begin_layer` empties them, `end_layer` fills the last one.
+"""Device code that finds how long a layer waited for experts that are not in the GPU's memory: how much
+longer they took, by the GPU's clock, than reading them from there would have. Takes no part in what is
+computed.
 """
 
 from __future__ import annotations
@@ -11,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
+
+# a layer's words, see kernels.residency
+_BEGAN, _AT_LEAST = tl.constexpr(0), tl.constexpr(1)
+_WAITED = tl.constexpr(2)
 
 
 @triton.jit
@@ -20,34 +21,23 @@ def now():
 
 
 @triton.jit
-def begin_layer(clock):
-    """In a kernel before gate_up."""
-    word = tl.arange(0, 8)
-    tl.store(clock + word, tl.zeros([8], tl.int64), mask=word < 7)
+def foresee(clock, experts, elsewhere, expert_ns):
+    """Before the layer's experts, once: how long they take at least. experts: that the GPU computes.
+    elsewhere: how many experts are not in VRAM yet, or computed by the CPU."""
+    at_least = tl.where(elsewhere > 0, experts * expert_ns, -1)
+    tl.store(clock + _AT_LEAST, at_least.to(tl.int64))
 
 
 @triton.jit
-def begin_kernel(clock):
-    """In the first program of gate_up or down."""
+def begin_experts(clock):
+    """In the first kernel that reads experts."""
     if tl.program_id(0) == 0:
-        tl.store(clock, now())
+        tl.store(clock + _BEGAN, now())
 
 
 @triton.jit
-def end_program(clock, afar):
-    """At the end of each program. afar: its weights came from elsewhere."""
-    tl.atomic_max(clock + 1 + afar.to(tl.int32), now(), sem="relaxed", scope="gpu")
-
-
-@triton.jit
-def _waited_in(clock):
-    """Nanoseconds of a kernel in which only programs ran whose weights came from elsewhere."""
-    began, near, afar = tl.load(clock), tl.load(clock + 1), tl.load(clock + 2)
-    return tl.maximum(afar - tl.maximum(near, began), 0)
-
-
-@triton.jit
-def end_layer(clock, for_answer):
-    """In a kernel behind down, once. for_answer: nanoseconds that it waited for the CPU, after the GPU's own
-    experts."""
-    tl.store(clock + 6, _waited_in(clock) + _waited_in(clock + 3) + for_answer)
+def end_experts(clock):
+    """Once all is there, the CPU's answer too; by one program."""
+    at_least = tl.load(clock + _AT_LEAST)
+    longer = now() - tl.load(clock + _BEGAN) - at_least
+    tl.store(clock + _WAITED, tl.where(at_least < 0, 0, tl.maximum(longer, 0)))
