@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from dense_kernels import DEVICE, DTYPE, columns, copy_bandwidth, error_of, graph_us, normal
@@ -65,7 +66,8 @@ class Latent:
 
     def exact(self, rows: int, first: int, cache: Cache) -> Tensor:
         tensors = (t.double() for t in (self.query[:, :, :rows], *cache, *self.weights))
-        return reference_latent_attention(*tensors, starts[first], scale=self.scale)
+        query, latent, rope, keys, values = tensors
+        return reference_latent_attention(query, latent, rope, keys, values, starts[first], scale=self.scale)
 
 
 class Grouped:
@@ -86,7 +88,8 @@ class Grouped:
 
     def exact(self, rows: int, first: int, cache: Cache) -> Tensor:
         tensors = (t.double() for t in (self.query[:, :, :rows], *cache))
-        return reference_attention(*tensors, starts[first], scale=self.scale)
+        query, keys, values = tensors
+        return reference_attention(query, keys, values, starts[first], scale=self.scale)
 
 
 class Starts(dict[int, Tensor]):
@@ -109,10 +112,7 @@ def room_for(live: int) -> int:
 
 
 def times(call: Call, model: Latent | Grouped, live: int, rows: Sequence[int]) -> list[float]:
-    return [
-        graph_us(lambda cache, n=n: call(n, live - n, room_for(live), cache), model.caches, replays=7)
-        for n in rows
-    ]
+    return [graph_us(partial(call, n, live - n, room_for(live)), model.caches, replays=7) for n in rows]
 
 
 def decode(model: Latent | Grouped, live: int, bandwidth: float, label: str = "") -> None:

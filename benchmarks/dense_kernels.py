@@ -139,7 +139,7 @@ def graph_us(call: Callable[[T], object], items: Sequence[T], replays: int = 15)
         torch.cuda.synchronize()
         if i >= 2:
             times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2] * 1e3 / len(items)
+    return float(sorted(times)[len(times) // 2]) * 1e3 / len(items)
 
 
 def copy_bandwidth() -> float:

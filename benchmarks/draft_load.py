@@ -67,8 +67,8 @@ class Operations(TorchDispatchMode):
     """How many there are, but for those that only look at a tensor in another way."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count one."""
@@ -83,7 +83,7 @@ def operations_to_pack(rows: int, columns: int, bits: int) -> int:
     packed = PackedRows.empty((1, rows, columns), bits, GROUP, "cpu")
     with Operations() as operations:
         packed.set_expert(0, CodeMatrix(codes, scales, columns, GROUP, bits))
-    return operations.count
+    return int(operations.count)
 
 
 def main() -> None:

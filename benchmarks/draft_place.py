@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,11 +31,9 @@ def answer(
     """Statistics, and tokens a second without the time in which passes were captured."""
     ids = np.random.default_rng(number).integers(0, engine.footprint.vocab_size, 80).tolist()
     before = engine.live.capture_s()
-    request = GenerationRequest(
-        prompt_token_ids=tuple(ids),
-        max_new_tokens=tokens,
-        **({} if length is None else {"draft_length": length}),
-    )
+    request = GenerationRequest(prompt_token_ids=tuple(ids), max_new_tokens=tokens)
+    if length is not None:
+        request = replace(request, draft_length=length)
     for event in engine.stream(request):
         stats = event.stats
     assert stats.tpot_s is not None

@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
                     {
                         "tpot_ms": 1e3 * sum((s.tpot_s or 0) * (s.new_tokens - 1) for s in stats) / decoded,
                         "hit_rate": sum(s.hits for s in stats) / sum(s.expert_demands for s in stats),
-                        "stall_ms_per_token": 1e3 * sum(s.stall_s for s in stats) / decoded,
+                        "stall_ms_per_token": 1e3 * sum(s.stall_s or 0.0 for s in stats) / decoded,
                         "copied_MB_per_token": sum(s.h2d_bytes - s.prefill_h2d_bytes for s in stats)
                         / decoded
                         / 1e6,

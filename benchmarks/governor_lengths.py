@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -83,10 +84,10 @@ def main() -> None:
 
     for acceptance in STEADY:
         best = best_length(acceptance)
-        show(f"always {best}", lambda best=best: FixedGovernor(best), (acceptance,), 0.0, args.steps)
-    usual = governor._WARM_UP_AT
+        show(f"always {best}", partial(FixedGovernor, best), (acceptance,), 0.0, args.steps)
+    usual: tuple[int, ...] = governor._WARM_UP_AT
     for tried_at in ((0,), usual):
-        governor._WARM_UP_AT = tried_at
+        governor._WARM_UP_AT = tried_at  # type: ignore[assignment]
         for cold in (0.0, 4.0):
             for acceptance in STEADY:
                 what = f"first lengths tried at steps {tried_at}, cold {cold:g}"

@@ -76,18 +76,12 @@ def build_draft(folder: Path, bits: int, group_size: int) -> DraftCheckpoint:
     weights = load_file(demo_folder() / "model.safetensors")
     with DraftWriter(folder, config, naming, provenance, 1 << 26) as writer:
         for layer in range(config["num_hidden_layers"]):
-            writer.add_layer(
-                layer,
-                [
-                    tuple(
-                        quantize_rtn(
-                            weights[f"{naming.module(layer, e, projection)}.weight"], bits, group_size
-                        )
-                        for projection in PROJECTIONS
-                    )
-                    for e in range(config["num_experts"])
-                ],
-            )
+            experts = []
+            for e in range(config["num_experts"]):
+                names = [f"{naming.module(layer, e, projection)}.weight" for projection in PROJECTIONS]
+                gate, up, down = (quantize_rtn(weights[name], bits, group_size) for name in names)
+                experts.append((gate, up, down))
+            writer.add_layer(layer, experts)
         return DraftCheckpoint.open(writer.publish())
 
 

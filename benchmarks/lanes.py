@@ -20,7 +20,7 @@ from link_reads import host_data, plain_rate
 from steps import read_bandwidth
 from synthetic_engine import simulate
 
-from localmoe.core.config import EngineConfig, GenerationRequest, parse_draft_length
+from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, parse_draft_length
 from localmoe.core.errors import BudgetError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
@@ -36,7 +36,7 @@ COPIED_BYTES = 24 << 30  # while both lanes are busy
 
 
 def answer(
-    engine: Engine, length: int | str, strict: bool, tokens: int, prompt: int = 80
+    engine: Engine, length: DraftLength, strict: bool, tokens: int, prompt: int = 80
 ) -> tuple[GenerationStats, float]:
     """Statistics of the second of two answers, and the seconds of it in which passes were captured; the first
     one captures most of them and fills slots."""
@@ -58,7 +58,7 @@ def refill_of(engine: Engine) -> str:
     return f"{memory.refill.rate:.1f} (worth {memory.refill.gain:.2f}, pays: {memory.refill.pays})"
 
 
-def report(engine: Engine, length: int | str, strict: bool, rates: dict[str, float], tokens: int) -> None:
+def report(engine: Engine, length: DraftLength, strict: bool, rates: dict[str, float], tokens: int) -> None:
     """One line."""
     s, captures_s = answer(engine, length, strict, tokens)
     footprint, decoded = engine.footprint, max(1, s.new_tokens - 1)

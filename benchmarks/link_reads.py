@@ -7,6 +7,7 @@ python benchmarks/link_reads.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -19,8 +20,8 @@ PROGRAMS = (16, 32, 64, 128)
 ROUNDS = 4
 
 
-@triton.jit
-def _plain(source, sums, count, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _plain(source: Any, sums: Any, count: Any, BLOCK: tl.constexpr) -> None:
     total = tl.zeros([BLOCK], tl.float32)
     for i in range(0, count):
         block = i * tl.num_programs(0) + tl.program_id(0)
@@ -28,8 +29,10 @@ def _plain(source, sums, count, BLOCK: tl.constexpr):
     tl.store(sums + tl.program_id(0), tl.sum(total))
 
 
-@triton.jit
-def _bulk(source, sums, count, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _bulk(
+    source: Any, sums: Any, count: Any, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+) -> None:
     tensor = tl.make_tensor_descriptor(source, [H, W], [W, 1], [R, C])
     total = tl.zeros([R, C], tl.float32)
     for i in tl.range(0, count, num_stages=4):

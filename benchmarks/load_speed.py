@@ -59,7 +59,7 @@ def write_checkpoint(folder: Path, gib: float, *, fused: bool) -> Checkpoint:
     config.save_pretrained(folder)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    shapes = {}
+    shapes: dict[str, list[int]] = {}
     for name, parameter in model.named_parameters():
         shapes |= {name: list(parameter.shape)} if fused else published(name, list(parameter.shape))
     write_files(folder, shapes)

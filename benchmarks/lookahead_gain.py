@@ -55,7 +55,7 @@ class Gain:
     @property
     def times(self) -> float:
         """How many times as fast."""
-        return self.moe_speq.tokens_per_s / self.on_demand.tokens_per_s
+        return (self.moe_speq.tokens_per_s or 0.0) / (self.on_demand.tokens_per_s or 1.0)
 
     def __str__(self) -> str:
         hits = f"hit rate {self.on_demand.hit_rate:.2f} -> {self.moe_speq.hit_rate:.2f}"

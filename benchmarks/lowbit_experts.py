@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,13 +55,21 @@ class Case:
 
     def experts(self, generator: torch.Generator) -> LowBitExperts:
         """One layer of random codes."""
-        biases: dict[str, Tensor] = {}
-        if self.biased:
-            shapes = {"gate_up_bias": 2 * self.inner, "down_bias": self.hidden}
-            biases = {name: torch.empty(self.num_experts, n, device="cuda") for name, n in shapes.items()}
+        gate_up, down = (
+            torch.empty(self.num_experts, n, device="cuda") if self.biased else None
+            for n in (2 * self.inner, self.hidden)
+        )
         sizes = (self.num_experts, self.hidden, self.inner)
         group_size = NF4_GROUP_SIZE if self.codebook else GROUP_SIZE
-        made = LowBitExperts.empty(*sizes, self.bits, group_size, "cuda", **biases, codebook=self.codebook)
+        made = LowBitExperts.empty(
+            *sizes,
+            self.bits,
+            group_size,
+            "cuda",
+            gate_up_bias=gate_up,
+            down_bias=down,
+            codebook=self.codebook,
+        )
         return made.random_(generator)
 
     def inputs(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +102,7 @@ def cases_of(shape: Case) -> list[Case]:
     return plain + [replace(shape, tokens=t, codebook=True) for t in (1, 4, 16)]
 
 
-def graph_us(body: Callable[[], None], repeats: int = 15) -> float:
+def graph_us(body: Callable[[], object], repeats: int = 15) -> float:
     """Median microseconds of a replay."""
     body()
     torch.cuda.synchronize()
@@ -108,7 +117,7 @@ def graph_us(body: Callable[[], None], repeats: int = 15) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times[3:])
+    return float(statistics.median(times[3:]))
 
 
 def copy_bandwidth() -> float:
@@ -152,7 +161,7 @@ class Run:
     def layer_bytes(self) -> float:
         """Codes and scales of the distinct experts of a call, on average."""
         distinct = statistics.mean(index.unique().numel() for _, index, _ in self.calls)
-        return distinct * self.layers[0].num_bytes / self.case.num_experts
+        return float(distinct * self.layers[0].num_bytes / self.case.num_experts)
 
     def layer_us(self, gate_up: Tile | None = None, down: Tile | None = None) -> float:
         """Microseconds a layer: two kernels."""
@@ -246,9 +255,9 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}: copy {bandwidth:.0f} GB/s, groups of {GROUP_SIZE}")
     for name in filter(None, args.shapes.split(",")):
         for case in cases_of(SHAPES[name]):
-            guarded(f"{case}", lambda case=case: measure(case, bandwidth))
+            guarded(f"{case}", partial(measure, case, bandwidth))
     for name in filter(None, args.sweep.split(",")):
-        guarded(f"sweep of {name}", lambda name=name: sweep(SHAPES[name]))
+        guarded(f"sweep of {name}", partial(sweep, SHAPES[name]))
     print(f"{time.perf_counter() - start:.0f} s in all")
 
 

@@ -83,7 +83,9 @@ class Watcher:
     def __init__(self, kind: str, port: int, chat_id: str, cores: set[int]) -> None:
         """port: of the page's server. chat_id: what it looks at. cores: what it may use."""
         command = [sys.executable, __file__, kind, str(port), chat_id]
-        self._process, self._family, self._kind, self._away = None, [], kind, False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: list[int] = []
+        self._kind, self._away = kind, False
         if kind != ALONE:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
@@ -115,13 +117,19 @@ class Watcher:
             self._process.communicate()
 
 
+def end_with_stdin() -> None:
+    """Whoever started this process holds its other end."""
+    sys.stdin.read()
+    os.killpg(0, signal.SIGTERM)
+
+
 def main() -> None:
     """Watch until whoever started this process ends. Arguments: kind, port, chat."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/app"))
     kind, port, chat_id = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     os.setpgid(0, 0)  # a browser's processes end with it
     if kind == SCRIPT:  # in this thread: where it fails, the process ends
-        ended = threading.Thread(target=lambda: (sys.stdin.read(), os.killpg(0, signal.SIGTERM)), daemon=True)
+        ended = threading.Thread(target=end_with_stdin, daemon=True)
         ended.start()
         watch_by_script(port, chat_id)
     else:

@@ -8,6 +8,7 @@ python benchmarks/sampled_acceptance.py [--answers 4] [--tokens 60]
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.speculative.sampling import TokenSampler
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 0.6, top-p 0.95": {"temperature": 0.6, "top_p": 0.95},
     "temperature 0.7, top-p 0.8, top-k 20": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
     "temperature 1, top-p 0.95": {"temperature": 1.0, "top_p": 0.95},

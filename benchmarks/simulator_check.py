@@ -73,7 +73,7 @@ def main() -> None:
                             sum(s.hits for s in stats) / demands,
                             found.hit_rate,
                             1e3 * real_s,
-                            1e3 * found.tpot_s,
+                            1e3 * (found.tpot_s or 0.0),
                         )
                     )
                 real, simulated, real_ms, simulated_ms = map(statistics.median, zip(*rounds, strict=True))

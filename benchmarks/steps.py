@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def timed(call: Callable[[], object], repeats: int = 20) -> float:
         b.synchronize()
         if i >= 3:
             times.append(a.elapsed_time(b))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def read_bandwidth() -> float:
@@ -70,7 +71,7 @@ def passes(engine: Engine, bandwidth: float) -> None:
             report = issue.read_window(output.report.cpu().numpy(), count, len(output.logits))
             found = memory.close_pass(report.log)
         memory.open_pass()
-        ms = timed(lambda count=count: issue.window(count, LENGTH), 20 if not found.misses.any() else 5)
+        ms = timed(partial(issue.window, count, LENGTH), 20 if not found.misses.any() else 5)
         distinct, missing = int(found.demanded.sum()), int(found.misses.sum())
         floor = (shared + (distinct - missing) * footprint.expert_bytes) / bandwidth * 1e3
         row(f"verify {count} tokens, {distinct} experts, {missing} over the link", ms, floor)
