@@ -84,7 +84,8 @@ def report(engine: Engine, length: DraftLength, strict: bool, rates: dict[str, f
         f"{s.cpu_bytes / max(s.cpu_busy_s, 1e-9) / 1e9:5.1f} while busy, "
         f"{100 * s.cpu_ahead_bytes / max(s.cpu_bytes, 1):2.0f} % fetched ahead), together "
         f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
-        f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step; "
+        f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step, "
+        f"{1e3 * (s.stall_s or 0.0) / s.steps:.2f} of it waiting for experts; "
         f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms; refill {refill_of(engine)}",
         flush=True,
     )
