@@ -2,11 +2,13 @@
 
 For a kernel the interpreter replaces the members of the language's modules by its own, and it does so again,
 with a search through all members, for every call of a function within the kernel: a third of the time of a
-kernel of many small functions. And it builds the same table of dtypes for every value.
+kernel of many small functions. And it builds the same table of dtypes for every value, types and shapes of
+values anew, which are few, and computes checks that nobody looks at.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,3 +41,50 @@ def quicken_interpreter() -> None:
     pointer_dtype = interpreter._get_np_dtype(tl.pointer_type(tl.int8))
     interpreter._patch_lang = patch_lang
     interpreter._get_np_dtype = numpy_dtype
+    _share_types(tl.core)
+    _skip_unused_checks(interpreter)
+
+
+def _skip_unused_checks(interpreter: Any) -> None:
+    """Whether a sum of integers overflows is computed, and asserted where there is debugging alone."""
+    options = interpreter.InterpreterOptions
+
+    def plain(*given: Any, **named: Any) -> Any:
+        made = options(*given, **named)
+        return made if made.debug else replace(made, sanitize_overflow=False)
+
+    if {"debug", "sanitize_overflow"} <= options.__dataclass_fields__.keys():
+        interpreter.InterpreterOptions = plain
+        interpreter.interpreter_builder.options = plain()
+
+
+def _share_types(core: Any) -> None:
+    """Values of one type share what is known of it. Versions that keep something else are left alone."""
+    make_type, make_value = core.block_type.__init__, core.tensor.__init__
+    example = core.tensor(None, core.block_type(core.int32, [4, 2]))
+    parts = {"element_ty", "shape", "numel", "name"}, {"handle", "shape", "numel", "type", "dtype"}
+    if (example.type.__dict__.keys(), example.__dict__.keys()) != parts or not hasattr(
+        example.shape, "values"
+    ):
+        return
+    types: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, tuple[Any, Any]] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(element_ty) is not core.dtype:  # a pointer's, of which there are many
+            return make_type(self, element_ty, shape)  # type: ignore[no-any-return]
+        key = element_ty.name, *[size if type(size) is int else size.value for size in shape]
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = self.__dict__
+        self.__dict__ = types[key]
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if type.is_block() else ()
+        if key not in shapes:
+            make_value(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    core.block_type.__init__, core.tensor.__init__ = block_type, tensor

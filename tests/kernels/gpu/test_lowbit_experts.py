@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
@@ -18,6 +18,7 @@ from lowbit_cases import (
     OAI,
     SILU,
     assert_close,
+    magnitude,
     poisoned_empty,
     random_experts,
     random_inputs,
@@ -72,6 +73,7 @@ def test_result_is_the_weighted_sum_of_the_dequantised_experts(case: tuple) -> N
     st.sampled_from([2, 3, 4, 8]), st.sampled_from([32, 64, 96, 128]), st.integers(1, 30), st.integers(1, 20),
     st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3), st.booleans(), st.integers(0, 999),
 )  # fmt: skip
+@example(4, 96, 28, 2, 3, 2, 1, False, 431)  # few hidden values, which cancel out
 @settings(deadline=None, max_examples=8)
 def test_any_shape_and_tile_gives_the_same_result(
     bits: int,
@@ -89,7 +91,9 @@ def test_any_shape_and_tile_gives_the_same_result(
     x, index, weights = random_inputs(1, top_k, experts, torch.float32, seed)
     tile = Tile(64, vectors, depth)
     got = lowbit_moe(x, experts, index, weights, activation=SILU, gate_up_tile=tile, down_tile=tile)
-    assert_close(got, reference(x, experts, index, weights, SILU))
+    # of 1,100 random cases the worst is off by 1.5e-5 of the magnitudes
+    cancelled = 5e-5 * magnitude(x, experts, index, weights).norm(dim=1)
+    assert_close(got, reference(x, experts, index, weights, SILU), cancelled)
 
 
 def test_the_built_in_tiles_cover_all_rows_and_columns() -> None:
