@@ -41,7 +41,7 @@ def quicken_interpreter() -> None:
     pointer_dtype = interpreter._get_np_dtype(tl.pointer_type(tl.int8))
     interpreter._patch_lang = patch_lang
     interpreter._get_np_dtype = numpy_dtype
-    _share_types(tl.core)
+    _share_types(tl.core, interpreter.TritonSemantic)
     _skip_unused_checks(interpreter)
 
 
@@ -58,9 +58,10 @@ def _skip_unused_checks(interpreter: Any) -> None:
         interpreter.interpreter_builder.options = plain()
 
 
-def _share_types(core: Any) -> None:
+def _share_types(core: Any, semantic: Any) -> None:
     """Values of one type share what is known of it. Versions that keep something else are left alone."""
     make_type, make_value = core.block_type.__init__, core.tensor.__init__
+    make_alike = semantic.broadcast_impl_value
     example = core.tensor(None, core.block_type(core.int32, [4, 2]))
     parts = {"element_ty", "shape", "numel", "name"}, {"handle", "shape", "numel", "type", "dtype"}
     if (example.type.__dict__.keys(), example.__dict__.keys()) != parts or not hasattr(
@@ -68,6 +69,7 @@ def _share_types(core: Any) -> None:
     ):
         return
     types: dict[Any, dict[str, Any]] = {}
+    sizes: dict[Any, Any] = {}
     shapes: dict[Any, tuple[Any, Any]] = {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
@@ -76,6 +78,7 @@ def _share_types(core: Any) -> None:
         key = element_ty.name, *[size if type(size) is int else size.value for size in shape]
         if key not in types:
             make_type(self, element_ty, shape)
+            self.shape = sizes.setdefault(key[1:], self.shape)
             types[key] = self.__dict__
         self.__dict__ = types[key]
 
@@ -87,4 +90,11 @@ def _share_types(core: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = shapes[key]
 
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
+        blocks = left.type.is_block(), right.type.is_block()
+        if (blocks == (True, True) and left.type.shape is right.type.shape) or blocks == (False, False):
+            return left, right
+        return make_alike(self, left, right)
+
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    semantic.broadcast_impl_value = broadcast
