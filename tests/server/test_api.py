@@ -100,6 +100,7 @@ def test_a_stream_has_the_same_text_in_chunks_and_ends_with_numbers(client: open
             max_tokens=30,
             stream=True,
             stream_options={"include_usage": True},
+            extra_body={"draft_length": 2},  # at most three tokens a chunk, of 30
         )
     )
     assert len({chunk.id for chunk in chunks}) == 1 and chunks[0].id != whole.id
