@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-# a layer's words, see kernels.residency
-_BEGAN, _AT_LEAST = tl.constexpr(0), tl.constexpr(1)
-_WAITED = tl.constexpr(2)
+from localmoe.kernels.residency import WAITED_NS
+
+# a layer's words, see ResidencyView.clock
+_BEGAN, _AT_LEAST, _WAITED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(WAITED_NS)
 
 
 @triton.jit
