@@ -97,6 +97,8 @@ def test_a_gain_below_the_papers_stands_beside_the_most_that_the_same_copies_all
         return {**run.cells[cell.key], "tpot_s": 0.01 if cell.policy == "moe-speq" else 0.03}
 
     assert section_of("fig13", run_with(as_the_paper)).reasons == []
+    on_a_gpu = replace(run, subject=replace(run.subject, whole_passes=True))
+    assert section_of("fig13", on_a_gpu).reasons == [], "it waits for more than copies there"
 
 
 def test_the_faster_of_moe_speqs_two_rows_counts() -> None:
