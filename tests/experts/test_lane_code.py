@@ -34,8 +34,8 @@ print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children()
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 @pytest.mark.slow
@@ -51,16 +51,16 @@ def test_it_is_compiled_in_another_process_and_only_read_in_this_one(tmp_path: P
 def test_told_to_stop_it_ends_at_once_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_code, "_PROGRAM", "import time; time.sleep(60)")
     monkeypatch.setattr(LaneCode, "compile", lambda self: pytest.fail("it goes on"))
-    stop = threading.Event()
+    stop, others = threading.Event(), children()
     thread = threading.Thread(target=CODE.prepare, args=(stop,))
     thread.start()
     deadline = time.monotonic() + 10
-    while not children() and time.monotonic() < deadline:
+    while children() == others and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert children()
+    assert children() > others
     stop.set()
     thread.join(5)
-    assert not thread.is_alive() and not children()
+    assert not thread.is_alive() and children() == others
 
 
 @pytest.mark.parametrize("how", ["no interpreter", "an error"])

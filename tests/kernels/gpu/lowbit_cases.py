@@ -4,6 +4,7 @@ written."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -66,24 +67,29 @@ def random_inputs(
     return x, index.to(DEVICE), weights.to(DEVICE)
 
 
+def pairs_of(index: Tensor, experts: LowBitExperts) -> Iterator[tuple[int, int, int]]:
+    """(token, k, expert), of experts that exist."""
+    for token, chosen in enumerate(index.tolist()):
+        for k, expert in enumerate(chosen):
+            if 0 <= expert < experts.num_experts:
+                yield token, k, expert
+
+
 def reference(
     x: Tensor, experts: LowBitExperts, index: Tensor, weights: Tensor, activation: Activation
 ) -> Tensor:
     """(T, H) in float64, one pair after the other, hidden values rounded as between the two kernels."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    for token, chosen in enumerate(index.tolist()):
-        for k, expert in enumerate(chosen):
-            if not 0 <= expert < experts.num_experts:
-                continue
-            gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
-            products = gate_up @ x[token].double()
-            if experts.gate_up_bias is not None:
-                products += experts.gate_up_bias[expert].double()
-            hidden = activation.apply(*products.chunk(2)).to(x.dtype).double()
-            y = down @ hidden
-            if experts.down_bias is not None:
-                y += experts.down_bias[expert].double()
-            out[token] += weights[token, k].double() * y
+    for token, k, expert in pairs_of(index, experts):
+        gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
+        products = gate_up @ x[token].double()
+        if experts.gate_up_bias is not None:
+            products += experts.gate_up_bias[expert].double()
+        hidden = activation.apply(*products.chunk(2)).to(x.dtype).double()
+        y = down @ hidden
+        if experts.down_bias is not None:
+            y += experts.down_bias[expert].double()
+        out[token] += weights[token, k].double() * y
     return out
 
 
@@ -91,20 +97,17 @@ def magnitude(x: Tensor, experts: LowBitExperts, index: Tensor, weights: Tensor)
     """(T, H) in float64: what roundings are relative to where sums cancel out, with silu. As `reference`,
     with the magnitudes of what is summed."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    for token, chosen in enumerate(index.tolist()):
-        for k, expert in enumerate(chosen):
-            if not 0 <= expert < experts.num_experts:
-                continue
-            gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
-            terms = gate_up * x[token].double()
-            if experts.gate_up_bias is not None:
-                terms = torch.cat([terms, experts.gate_up_bias[expert].double()[:, None]], dim=1)
-            (gate, up), (of_gate, of_up) = terms.sum(1).chunk(2), terms.abs().sum(1).chunk(2)
-            hidden = 1.1 * up.abs() * of_gate + torch.nn.functional.silu(gate).abs() * of_up  # |silu'| <= 1.1
-            y = down.abs() @ hidden
-            if experts.down_bias is not None:
-                y += experts.down_bias[expert].double().abs()
-            out[token] += weights[token, k].double() * y
+    for token, k, expert in pairs_of(index, experts):
+        gate_up, down = (matrix.double() for matrix in experts.dequantize(expert))
+        terms = gate_up * x[token].double()
+        if experts.gate_up_bias is not None:
+            terms = torch.cat([terms, experts.gate_up_bias[expert].double()[:, None]], dim=1)
+        (gate, up), (of_gate, of_up) = terms.sum(1).chunk(2), terms.abs().sum(1).chunk(2)
+        hidden = 1.1 * up.abs() * of_gate + torch.nn.functional.silu(gate).abs() * of_up  # |silu'| <= 1.1
+        y = down.abs() @ hidden
+        if experts.down_bias is not None:
+            y += experts.down_bias[expert].double().abs()
+        out[token] += weights[token, k].double() * y
     return out
 
 

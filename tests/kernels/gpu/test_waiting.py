@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton.language as tl
 
 pytest.importorskip("triton")
 
+import triton.language as tl
 from dense_cases import DEVICE
 from test_lanes import ALL_CPU, lane_of, run
 from test_routed_experts import Bench, bench, inputs, routing, view_of
