@@ -131,8 +131,8 @@ def _most_to_gain(run: Run, level: Level) -> list[str]:
     """How much faster drafting on demand would be if its copies cost nothing but the link's time: what any
     order of the same copies is bounded by. A share s of its time is spent waiting for copies that run beside
     nothing; at best they all run beside the rest, and 1 / max(s, 1 - s) is gained. Nothing is said of whole
-    passes on a GPU: what they wait for the CPU may compute, and a copy is faster than a kernel that reads."""
-    if run.subject.whole_passes:
+    passes measured on a GPU: the CPU computes a part of it, and copies are faster than kernels that read."""
+    if run.subject.whole_passes and run.subject.kind == "measured":
         return []
     shares = []
     for dataset in run.subject.datasets:
