@@ -26,7 +26,7 @@ def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int
         lane.box + layout.posted, lane.box + layout.head, lane.box + layout.pairs, lane.box + layout.x,
         lane.layer, tokens,
         K=top_k, H=hidden, BH=triton.next_power_of_2(hidden),
-        P_PAD=triton.next_power_of_2(tokens * top_k), **after_previous(x.device), num_warps=8,
+        P_PAD=triton.next_power_of_2(layout.tokens * top_k), **after_previous(x.device), num_warps=8,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def linear(
         _linear, (row_tiles, triton.cdiv(columns, config.block_n)),
         x, weight, bias, residual, y, rows, columns,
         x.stride(0), x.stride(1), weight.stride(0), *_strides(residual),
-        K=depth, ONCE=row_tiles == 1,
+        K=depth,
         BM=config.block_m, BN=config.block_n, BK=config.block_k, **after_previous(x.device),
         num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
     )  # fmt: skip
@@ -86,7 +86,7 @@ def linear_gated(
         _linear_gated, (row_tiles, triton.cdiv(inner, config.block_n)),
         x, weight, y, rows, inner, x.stride(0), x.stride(1), weight.stride(0),
         KIND=activation.kind, ALPHA=activation.alpha, LIMIT=activation.limit,
-        K=depth, ONCE=row_tiles == 1,
+        K=depth,
         BM=config.block_m, BN=config.block_n, BK=config.block_k, **after_previous(x.device),
         num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,
     )  # fmt: skip
@@ -145,10 +145,11 @@ def _strides(residual: Tensor | None) -> tuple[int, int]:
     return (0, 0) if residual is None else (residual.stride(0), residual.stride(1))
 
 
-@triton.jit(do_not_specialize=["columns"])
+# a row count by itself, or its alignment, makes no other kernel: it only masks
+@triton.jit(do_not_specialize=["rows", "columns"])
 def _linear(
     x, weight, bias, residual, y, rows, columns, x_row, x_col, weight_row, residual_row, residual_col,
-    K: tl.constexpr, ONCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
@@ -160,14 +161,15 @@ def _linear(
     x_at = x + m[:, None].to(tl.int64) * x_row + k[None, :] * x_col
     w_at = weight + n_read[:, None].to(tl.int64) * weight_row + k[None, :]
     acc = tl.zeros([BM, BN], tl.float32)
+    EVICT: tl.constexpr = "evict_first" if BM < 64 else ""  # a prompt's many row tiles share the weights
     for start in range(0, K, BK):
         if K % BK == 0:
             a = tl.load(x_at + start * x_col, mask=in_rows, other=0.0)
-            b = tl.load(w_at + start, eviction_policy="evict_first" if ONCE else "")
+            b = tl.load(w_at + start, eviction_policy=EVICT)
         else:
             in_k = (start + k < K)[None, :]
             a = tl.load(x_at + start * x_col, mask=in_rows & in_k, other=0.0)
-            b = tl.load(w_at + start, mask=in_k, other=0.0, eviction_policy="evict_first" if ONCE else "")
+            b = tl.load(w_at + start, mask=in_k, other=0.0, eviction_policy=EVICT)
         acc = tl.dot(a, tl.trans(b), acc)
     if bias is not None:
         acc += tl.load(bias + n_read).to(tl.float32)[None, :]
@@ -179,11 +181,11 @@ def _linear(
     tl.store(y + m[:, None].to(tl.int64) * columns + n[None, :], out, mask=inside)
 
 
-@triton.jit(do_not_specialize=["inner"])
+@triton.jit(do_not_specialize=["rows", "inner"])
 def _linear_gated(
     x, weight, y, rows, inner, x_row, x_col, weight_row,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    K: tl.constexpr, ONCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
@@ -197,16 +199,17 @@ def _linear_gated(
     up_at = gate_at + inner.to(tl.int64) * weight_row
     gate = tl.zeros([BM, BN], tl.float32)
     up = tl.zeros([BM, BN], tl.float32)
+    EVICT: tl.constexpr = "evict_first" if BM < 64 else ""
     for start in range(0, K, BK):
         if K % BK == 0:
             a = tl.load(x_at + start * x_col, mask=in_rows, other=0.0)
-            g = tl.load(gate_at + start, eviction_policy="evict_first" if ONCE else "")
-            u = tl.load(up_at + start, eviction_policy="evict_first" if ONCE else "")
+            g = tl.load(gate_at + start, eviction_policy=EVICT)
+            u = tl.load(up_at + start, eviction_policy=EVICT)
         else:
             in_k = (start + k < K)[None, :]
             a = tl.load(x_at + start * x_col, mask=in_rows & in_k, other=0.0)
-            g = tl.load(gate_at + start, mask=in_k, other=0.0, eviction_policy="evict_first" if ONCE else "")
-            u = tl.load(up_at + start, mask=in_k, other=0.0, eviction_policy="evict_first" if ONCE else "")
+            g = tl.load(gate_at + start, mask=in_k, other=0.0, eviction_policy=EVICT)
+            u = tl.load(up_at + start, mask=in_k, other=0.0, eviction_policy=EVICT)
         gate = tl.dot(a, tl.trans(g), gate)
         up = tl.dot(a, tl.trans(u), up)
     out = apply_activation(gate, up, KIND, ALPHA, LIMIT).to(y.dtype.element_ty)

@@ -85,7 +85,7 @@ def _merge(outer: tuple[int, int], inner: tuple[int, int]) -> tuple[int, int] | 
     return (outer[0] * inner[0], inner[1]) if outer[1] == inner[0] * inner[1] else None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_inner", "r_inner"])
 def _rms_norm(
     x, residual, weight, y, total, eps, length,
     x_inner, x_outer_stride, x_inner_stride, x_col, r_inner, r_outer_stride, r_inner_stride, r_col,

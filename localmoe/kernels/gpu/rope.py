@@ -61,7 +61,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "heads", "kv_heads", "q_blocks"])
 def _rope(
     q, k, cos, sin, q_out, k_out, rows, heads, kv_heads, q_blocks,
     q_head, q_row, q_col, k_head, k_row, k_col, cos_row, cos_col, sin_row, sin_col,

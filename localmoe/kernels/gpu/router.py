@@ -69,7 +69,7 @@ def route(
     return weights, index, logits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _router_parts(
     x, weight, sums, rows, depth, x_row, x_col, weight_row,
     E: tl.constexpr, EVEN_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
