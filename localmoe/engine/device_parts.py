@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -80,12 +81,12 @@ def assemble_on_device(
 
 
 @torch.inference_mode()
-def replace_modules(prepared: PreparedModel) -> KernelMode:
+def replace_modules(prepared: PreparedModel, stop: threading.Event | None = None) -> KernelMode:
     """Give the skeleton, whose shared weights are on the device, kernels for what lies around its experts.
-    The mode in which it has to run."""
+    The mode in which it has to run. `stop` ends it early (CompilingStopped)."""
     from localmoe.model.device_modules import install
 
-    return install(prepared.skeleton.model, prepared.plan.context)
+    return install(prepared.skeleton.model, prepared.plan.context, stop)
 
 
 def make_runner(

@@ -87,7 +87,7 @@ class Twin:
         block = residency_block(store, compute.device)
         memory = DeviceExpertMemory(store, slots, block, HostTransfers(block.done), scheduler.keep_scores)
         lane = self._lane(store) if self.lane else None
-        mode = replace_modules(self.prepared)
+        mode = replace_modules(self.prepared, stop)
         runner = make_runner(self.prepared, mode, memory, scheduler, self._draft(), lane)
         try:
             with torch.inference_mode():

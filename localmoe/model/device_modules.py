@@ -7,8 +7,7 @@ recognised keeps its own code. Knows no architecture by name.
 from __future__ import annotations
 
 import copy
-import types
-from collections.abc import Callable, Iterator
+import threading
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,7 @@ from torch import Tensor, nn
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
-from localmoe.kernels.gpu.norm import rms_norm
-from localmoe.kernels.gpu.rope import apply_rope
-from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
-from localmoe.model.device_linear import KERNEL_DTYPES, KernelMode, join_rows
+from localmoe.model.device_linear import KernelMode, join_rows
 from localmoe.model.device_shared_experts import (
     SharedBeside,
     forward_names,
@@ -29,79 +25,51 @@ from localmoe.model.device_shared_experts import (
     has_plain_shared_experts,
     shared_expert_forward,
 )
+from localmoe.model.device_trials import norm_trial, rope_trial, router_trial, settle
 from localmoe.model.side_stream import SideStream
 
-_SAME = 2e-2  # relative error of two roundings to 16 bits
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _MLP_NAMES = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _SILU = Activation("silu")
-_TRIAL_ROWS = 5
 
 
-def install(model: Any, context: int) -> KernelMode:
+def install(model: Any, context: int, stop: threading.Event | None = None) -> KernelMode:
     """Replace what is recognised; returns the mode in which the model has to run.
 
     Args:
         model: with its shared weights on the device, in 16 bits.
         context: positions that the rotary embedding is tabulated for.
+        stop: ends it early.
+
+    Raises:
+        CompilingStopped: `stop` was set.
     """
-    mode = KernelMode()
+    mode, trials = KernelMode(), []
     side = SideStream(next(model.parameters()).device)
     for module in list(model.modules()):
         name = type(module).__name__
         if name.endswith("RMSNorm"):
-            _replace_norm(module)
+            trials.append(norm_trial(module))
         elif name.endswith("RotaryEmbedding"):
             _tabulate_rotary(module, context, model.dtype)
         elif "Router" in name:
-            _replace_router(module)
+            trials.append(router_trial(module))
         if all(isinstance(getattr(module, part, None), nn.Linear) for part in ("q_proj", "k_proj", "v_proj")):
             linears = [module.q_proj, module.k_proj, module.v_proj]
             if len({linear.bias is None for linear in linears}) == 1:
                 mode.fuse(linears)
-            _replace_rope(module)
+            trials.append(rope_trial(module))
         if _is_gated_mlp(module):
             _replace_mlp(module, mode)
         if has_gated_shared_expert(module):
             module.forward = partial(shared_expert_forward, module, side)
+    settle([trial for trial in trials if trial is not None], stop)
     for module in list(model.modules()):  # once the norms and the shared experts have their kernels
         if has_plain_shared_experts(module):
             SharedBeside(module, side)
         if forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
             module.forward = partial(_decoder_forward, module)
     return mode
-
-
-def _close(got: Tensor, wanted: Tensor) -> bool:
-    got, wanted = got.float(), wanted.float()
-    return got.shape == wanted.shape and bool((got - wanted).norm() <= _SAME * wanted.norm())
-
-
-def _trial(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(device=like.device, dtype=like.dtype)
-
-
-# -- norms
-
-
-def _replace_norm(module: nn.Module) -> None:
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if weight is None or eps is None or weight.dim() != 1 or weight.is_meta:
-        return
-    x = _trial((_TRIAL_ROWS, weight.shape[0]), weight)
-    wanted = module(x)
-    for offset in (0.0, 1.0):
-        kernel = partial(_norm, weight=weight, eps=float(eps), offset=offset)
-        if wanted.dtype == x.dtype and _close(kernel(x), wanted):
-            module.localmoe_norm = kernel  # type: ignore[assignment]
-            module.forward = kernel
-            return
-
-
-def _norm(x: Tensor, residual: Tensor | None = None, *, weight: Tensor, eps: float, offset: float) -> Any:
-    return rms_norm(x, weight, eps, residual, weight_offset=offset)
 
 
 def _has_kernel(norm: nn.Module) -> bool:
@@ -155,114 +123,6 @@ def _tabulate_rotary(module: nn.Module, context: int, dtype: torch.dtype) -> Non
         return found.index_select(1, position_ids[0])
 
     module.forward = forward
-
-
-def _replace_rope(module: Any) -> None:
-    """Let the attention module's forward find the kernel where it looks up `apply_rotary_pos_emb`."""
-    function = type(module).forward
-    original = getattr(function, "__globals__", {}).get("apply_rotary_pos_emb")
-    code = getattr(function, "__code__", None)
-    if original is None or code is None or code.co_freevars or "apply_rotary_pos_emb" not in code.co_names:
-        return
-    head_dim = int(module.head_dim)
-    weight = module.q_proj.weight
-    q, k = _trial((1, 3, _TRIAL_ROWS, head_dim), weight), _trial((1, 2, _TRIAL_ROWS, head_dim), weight)
-    cos, sin = _trial((1, _TRIAL_ROWS, head_dim), weight), _trial((1, _TRIAL_ROWS, head_dim), weight)
-    try:
-        wanted = original(q, k, cos, sin)
-    except (RuntimeError, TypeError):  # a rotation of another form, e.g. of part of a head
-        return
-    if all(_close(a, b) for a, b in zip(apply_rope(q, k, cos, sin), wanted, strict=True)):
-        found = {**function.__globals__, "apply_rotary_pos_emb": _rope}
-        changed = types.FunctionType(
-            code, found, function.__name__, function.__defaults__, function.__closure__
-        )
-        changed.__kwdefaults__ = function.__kwdefaults__
-        module.forward = types.MethodType(changed, module)
-
-
-def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    assert unsqueeze_dim == 1, "heads come before tokens"
-    return apply_rope(q, k, cos, sin)
-
-
-# -- routers
-
-
-def _replace_router(module: Any) -> None:
-    weight, top_k = getattr(module, "weight", None), getattr(module, "top_k", None)
-    if weight is None or not isinstance(top_k, int) or weight.dim() != 2 or weight.is_meta:
-        return
-    if weight.dtype not in KERNEL_DTYPES or top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
-        return
-    x = _trial((64, weight.shape[1]), weight)
-    try:
-        # on the CPU: the first product of every thread that uses PyTorch's library would take 32 MiB for good
-        found = copy.deepcopy(module).cpu()(x.cpu())
-        wanted = tuple(part.to(x.device) for part in found)
-        if len(wanted) != 3 or wanted[2].shape != (64, top_k) or wanted[1].shape != (64, top_k):
-            return
-    except (RuntimeError, TypeError, ValueError):
-        return
-    for kernel in _router_candidates(module, weight, top_k, wanted):
-        logits, weights, index = kernel(x)
-        if _same_routing(weights, index, wanted[1], wanted[2]) and _close(logits, wanted[0]):
-            module.forward = kernel
-            return
-
-
-def _router_candidates(
-    module: Any, weight: Tensor, top_k: int, wanted: tuple[Tensor, Tensor, Tensor]
-) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
-    bias = getattr(module, "bias", None)
-    scale = float(getattr(module, "routed_scaling_factor", 1.0) or 1.0)
-    for score in ("softmax", "softmax_after_topk", "sigmoid"):
-        for renormalise in (False, True):
-            yield partial(
-                _route,
-                weight=weight,
-                top_k=top_k,
-                score=score,
-                renormalise=renormalise,
-                bias=bias,
-                scale=scale,
-                dtypes=(wanted[0].dtype, wanted[1].dtype),
-            )
-
-
-def _route(
-    x: Tensor,
-    *,
-    weight: Tensor,
-    top_k: int,
-    score: Any,
-    renormalise: bool,
-    bias: Tensor | None,
-    scale: float,
-    dtypes: tuple[torch.dtype, torch.dtype],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits, weights, index), as transformers' routers return them."""
-    weights, index, logits = route(
-        x.reshape(-1, x.shape[-1]),
-        weight,
-        top_k,
-        score=score,
-        renormalise=renormalise,
-        bias=bias,
-        out_dtype=dtypes[1],
-        logits_dtype=dtypes[0],
-    )
-    return logits, weights if scale == 1.0 else weights * scale, index
-
-
-def _same_routing(weights: Tensor, index: Tensor, wanted_weights: Tensor, wanted_index: Tensor) -> bool:
-    """The same experts (but for near-ties in a few rows) with the same weights."""
-    mine, order = index.sort(dim=-1)
-    theirs, wanted_order = wanted_index.sort(dim=-1)
-    same = (mine == theirs).all(dim=-1)
-    if float(same.float().mean()) < 0.9:
-        return False
-    return _close(weights.gather(1, order)[same], wanted_weights.gather(1, wanted_order)[same])
 
 
 # -- gated MLPs

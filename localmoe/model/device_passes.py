@@ -59,10 +59,10 @@ class DevicePasses:
         from localmoe.kernels.gpu.launch import compiling
 
         self._state.window.set(0, 0, [0])
-        with compiling(stop):
-            self.choice.prepare(self._run_windows().logits[:1])
+        with compiling(stop):  # what takes longest first
+            self.choice.prepare(self._run_dry_prompts())
             self._run_draft()
-            self._run_dry_prompts()
+            self._run_windows()
 
     def prepare(self) -> None:
         """Run each kind of pass once, for no token: afterwards all that passes keep between them is there,
@@ -112,12 +112,14 @@ class DevicePasses:
         if self.on_gpu:
             torch.cuda.empty_cache()
 
-    def _run_dry_prompts(self) -> None:
-        """Compile what only long prompts use, without their copies. Results are garbage, and are wiped."""
+    def _run_dry_prompts(self) -> Tensor:
+        """Compile what only long prompts use, without their copies. Results are garbage, and are wiped;
+        logits (1, V)."""
         for count in _DRY_PROMPTS:
             count = min(count, self._last_position + 1)
-            self._prompt([0] * count, 0, DryStream(self._state.memory))
+            logits = self._prompt([0] * count, 0, DryStream(self._state.memory))
         self._cache.wipe()
+        return logits
 
     @property
     def all_in_kernels(self) -> bool:

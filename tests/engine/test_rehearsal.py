@@ -111,7 +111,8 @@ def test_a_twin_launches_what_the_model_does(
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.compile())
     assemble(prepared, CONFIG, progress=None, cancel=None).close()
     wanted = set(launches)
-    assert len(wanted) > 50 and {"_post", "_choose"} <= {launch[0] for launch in wanted}
+    # each takes a third of a second: row counts alone make no other kernels
+    assert 30 < len(wanted) < 60 and {"_post", "_choose"} <= {launch[0] for launch in wanted}
     launches.clear()
     twin.compile_passes(threading.Event())
     assert launches == wanted
