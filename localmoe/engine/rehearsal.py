@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +19,14 @@ from localmoe.core.errors import LoadCancelledError, sentence_of
 from localmoe.engine.lanes import why_not
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.twin import Twin
+from localmoe.hardware.cpu import core_counts
 
 if TYPE_CHECKING:  # it needs Triton
     from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.1
+_LEAST_PROCESSES = 3  # with fewer, threads have compiled as much by the time that the processes have begun
 
 
 @contextmanager
@@ -74,7 +76,8 @@ class Rehearsal:
     def _compile_passes(self, twin: Twin, device: int | None) -> None:
         if device is not None:
             torch.cuda.set_device(device)  # of this thread
-        twin.compile_passes(self._stop)
+        with _elsewhere() if device is not None else nullcontext():
+            twin.compile_passes(self._stop)
         self._compiled = True
 
     def wait(self, cancel: threading.Event | None = None) -> bool:
@@ -95,6 +98,20 @@ class Rehearsal:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """What is compiled inside is compiled by other processes, where there are cores for them."""
+    from localmoe.kernels.gpu.compile_processes import CompileProcesses
+    from localmoe.kernels.gpu.launch import THREADS, compiled_by
+
+    number = min(THREADS, core_counts()[0])
+    if number < _LEAST_PROCESSES or not CompileProcesses.can_be_had():
+        yield
+        return
+    with CompileProcesses(number) as processes, compiled_by(processes):
+        yield
 
 
 def _missing_stamp(prepared: PreparedModel, config: EngineConfig) -> CompiledStamp | None:

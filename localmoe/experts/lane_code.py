@@ -5,17 +5,15 @@ compiler holds Python's lock for seconds, in which reading weights and compiling
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-import localmoe
+from localmoe.core.child_process import child_environment
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import RecordLayout
@@ -53,11 +51,9 @@ class LaneCode:
 
     def _compile_beside(self, stop: threading.Event) -> bool:
         """Whether to go on: it was not stopped."""
-        paths = [str(Path(localmoe.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         try:
             child = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM], env=environment,
+                [sys.executable, "-c", _PROGRAM], env=child_environment(),
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:

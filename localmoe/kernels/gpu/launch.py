@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,9 +15,13 @@ import torch
 import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from triton import knobs
 from triton.compiler import CompiledKernel
 
-_THREADS = 8  # that compile: each takes some 100 MB meanwhile
+from localmoe.kernels.gpu.compile_processes import CompileProcesses, KernelSpec
+
+_LOG = logging.getLogger(__name__)
+THREADS = 8  # that compile: each takes some 100 MB meanwhile
 
 
 class CompilingStopped(Exception):
@@ -28,6 +33,7 @@ class _Compiled:
 
     def __init__(self, stop: threading.Event | None) -> None:
         self.launches: list[tuple[Any, Any]] = []  # (function, what its warmup gave)
+        self.kinds: set[Hashable] = set()
         self._stop = stop
 
     def check(self) -> None:
@@ -36,6 +42,7 @@ class _Compiled:
             raise CompilingStopped("Compiling was stopped.")
 
 
+_PROCESSES: ContextVar[CompileProcesses | None] = ContextVar("localmoe_processes", default=None)
 _COMPILED: ContextVar[_Compiled | None] = ContextVar("localmoe_compiled", default=None)
 
 
@@ -46,7 +53,28 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         kernel[grid](*args, **options)
     else:
         compiled.check()
-        compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
+        kind = _kind(kernel, args, options)
+        if kind not in compiled.kinds:  # to Triton each launch is a new one until its kernel is compiled
+            compiled.kinds.add(kind)
+            compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
+
+
+def _kind(kernel: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Hashable:
+    """Equal only for launches that run the same compiled code."""
+    of_args = [
+        (arg.dtype, arg.data_ptr() % 16 == 0) if isinstance(arg, Tensor) else (type(arg), arg) for arg in args
+    ]
+    return (kernel, *of_args, *((name, type(value), value) for name, value in options.items()))
+
+
+@contextmanager
+def compiled_by(processes: CompileProcesses) -> Iterator[None]:
+    """What this thread compiles inside, it leaves to these."""
+    token = _PROCESSES.set(processes)
+    try:
+        yield
+    finally:
+        _PROCESSES.reset(token)
 
 
 @contextmanager
@@ -61,9 +89,9 @@ def compiling(stop: threading.Event | None = None) -> Iterator[None]:
     compiled = _Compiled(stop)
     token = _COMPILED.set(compiled)
     try:
-        with _Threads(compiled) as threads:
+        with _Threads(compiled, _PROCESSES.get()) as threads:
             # errors come up below: Triton's mode would stay on after one
-            with triton.AsyncCompileMode(threads, ignore_errors=True), _ZerosForEmpty():
+            with threads.told(), triton.AsyncCompileMode(threads, ignore_errors=True), _ZerosForEmpty():
                 yield
             # None is what its interpreter gives
             each = {id(built): built for _, built in compiled.launches if built is not None}
@@ -79,16 +107,22 @@ def compiling(stop: threading.Event | None = None) -> Iterator[None]:
 class _Threads(ThreadPoolExecutor):
     """Load each kernel as soon as it is compiled, and begin nothing more once told to stop."""
 
-    def __init__(self, compiled: _Compiled) -> None:
-        super().__init__(_THREADS, thread_name_prefix="compile")
+    def __init__(self, compiled: _Compiled, processes: CompileProcesses | None) -> None:
+        super().__init__(THREADS, thread_name_prefix="compile")
         self._compiled = compiled
+        self._processes = processes
+        self._next: KernelSpec | None = None  # of what is submitted next
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As Executor.submit."""
+        spec, self._next = self._next, None
 
         def run() -> Any:
             self._compiled.check()
+            if spec is not None and self._processes is not None:
+                self._processes.compile(spec)  # into Triton's cache, where fn looks first
+                self._compiled.check()
             made = fn(*args, **kwargs)
             if isinstance(made, CompiledKernel):
                 assert self._device is not None, "only the interpreter runs without a device"
@@ -96,6 +130,29 @@ class _Threads(ThreadPoolExecutor):
             return made
 
         return super().submit(run)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Triton says what it is about to submit."""
+        if self._processes is None:
+            yield
+            return
+        thread, before = threading.get_ident(), knobs.runtime.jit_cache_hook
+        target = triton.runtime.driver.active.get_current_target()
+
+        def note(**said: Any) -> bool:
+            if threading.get_ident() == thread:
+                try:
+                    self._next = KernelSpec.of(said, target)
+                except Exception as error:  # another Triton may say it otherwise; it is compiled here then
+                    _LOG.debug("kernels are compiled in this process: %s", error)
+            return bool(before and before(**said))
+
+        knobs.runtime.jit_cache_hook = note
+        try:
+            yield
+        finally:
+            knobs.runtime.jit_cache_hook = before
 
 
 def _forget_failed(functions: Iterable[Any]) -> None:

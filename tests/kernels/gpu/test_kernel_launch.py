@@ -23,7 +23,7 @@ from dense_cases import DEVICE, DTYPES, normal
 from triton.compiler.errors import CompilationError
 
 from localmoe.kernels import cuda_driver
-from localmoe.kernels.gpu.add import add
+from localmoe.kernels.gpu.add import _add, add
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.launch import CompilingStopped, _forget_failed, compiling, launch
 from localmoe.kernels.gpu.linear import gemv, linear, linear_gated
@@ -156,6 +156,47 @@ def test_what_was_compiled_is_what_is_launched(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+ELSEWHERE = """
+import time
+import torch
+from triton import knobs
+from localmoe.kernels.gpu.add import add
+from localmoe.kernels.gpu.compile_processes import CompileProcesses
+from localmoe.kernels.gpu.launch import compiled_by, compiling
+
+found = []
+knobs.compilation.listener = lambda **said: found.append(said["cache_hit"])
+x = torch.ones(4, 64, dtype=torch.bfloat16, device="cuda")
+with CompileProcesses(2) as processes, compiled_by(processes):
+    while not processes._ready:
+        assert processes._reader.is_alive(), "they did not begin"
+        time.sleep(0.02)
+    with compiling():
+        add(x, x), add(x.half(), x.half()), add(x, x)
+assert found == [True, True], found
+assert knobs.runtime.jit_cache_hook is None
+assert torch.equal(add(x, x), 2 * x) and len(found) == 2, found
+"""
+
+
+@pytest.mark.gpu
+def test_what_other_processes_compiled_is_what_is_launched(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_kind_of_launch_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, compiled = normal(3, HIDDEN, dtype=DTYPE), []
+    monkeypatch.setattr(type(_add), "warmup", lambda kernel, *args, **options: compiled.append(args[3]))
+    with compiling():
+        add(x, x), add(x, x), add(x[:1], x[:1]), add(x.float(), x.float())
+    assert compiled == [3 * HIDDEN, HIDDEN, 3 * HIDDEN]
 
 
 def test_compiling_ends_when_it_is_told_to() -> None:
