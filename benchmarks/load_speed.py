@@ -76,8 +76,9 @@ def published(name: str, shape: list[int]) -> Shapes:
     return {f"{path}.{expert}.{part}.weight": matrix for expert in range(shape[0]) for part in parts}
 
 
-def write_files(folder: Path, shapes: Shapes) -> None:
-    """Random bytes (one block, from a different place each time) in files of at most some 4 GiB."""
+def write_files(folder: Path, shapes: Shapes, block: bytes | None = None) -> None:
+    """Random bytes, or those of `block` (one block, from a different place each time), in files of at most
+    some 4 GiB."""
     groups: list[Shapes] = [{}]
     size = 0
     for name, shape in shapes.items():
@@ -86,7 +87,7 @@ def write_files(folder: Path, shapes: Shapes) -> None:
             groups, size = [*groups, {}], 0
         groups[-1][name] = shape
         size += num_bytes
-    block = os.urandom(64 << 20) * 2
+    block = (os.urandom(64 << 20) if block is None else block) * 2
     index: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors"
@@ -105,7 +106,7 @@ def write_file(path: Path, shapes: Shapes, block: bytes) -> None:
     with path.open("wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for start in range(0, end, len(block) // 2):
-            offset = start // 7 % (len(block) // 2)
+            offset = start // 7 % (len(block) // 2) & ~1  # 16-bit numbers stay whole
             stream.write(memoryview(block)[offset : offset + min(len(block) // 2, end - start)])
         stream.flush()
         os.fsync(stream.fileno())
