@@ -8,7 +8,7 @@ side that reaches further. With a codebook a weight is `scale * codebook[code]` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ BITS = (2, 3, 4, 8)
 DEFAULT_GROUP_SIZE = 128
 # Candidate ratios largest weight / scale of the search, by bits. Below 2^(bits - 1) - 1 the outer codes go
 # unused; above 2^(bits - 1) the largest weights are clipped, which pays as long as the many small ones gain.
-_SCALE_RATIOS = {
+SCALE_RATIOS = {
     2: (1.0, 1.5, 1.8, 2.1, 2.5, 2.9, 3.4, 4.2),
     3: (3.0, 3.4, 3.8, 4.2, 4.7, 5.3, 6.0, 7.0),
     4: (7.0, 7.5, 8.1, 8.7, 9.4, 10.3, 11.4, 12.8),
@@ -189,7 +189,7 @@ def _search_chunk(groups: Tensor, bits: int, weights: Tensor | None) -> Tensor:
     rounded = torch.empty_like(unit)
     best_gain = torch.full_like(largest, -1)
     best_scale = torch.zeros_like(largest)
-    for ratio in _SCALE_RATIOS[bits]:
+    for ratio in SCALE_RATIOS[bits]:
         torch.mul(unit, ratio, out=rounded).round_().clamp_(-half, half - 1)
         # squared error of s * rounded = |unit|^2 - gain, at its least where s = <rounded, unit> / |rounded|^2
         product = torch.linalg.vecdot(rounded, target)
@@ -198,10 +198,18 @@ def _search_chunk(groups: Tensor, bits: int, weights: Tensor | None) -> Tensor:
         gain = product * scale
         best_scale = torch.where(gain > best_gain, scale, best_scale)
         best_gain = torch.maximum(gain, best_gain)
-    stored = (best_scale * -largest).half()
+    return stored_scales(best_scale * -largest, lambda: float(largest.abs().max()))
+
+
+def stored_scales(scales: Tensor, largest: Callable[[], float]) -> Tensor:
+    """Scales as float16, 1 where one vanishes. largest: of all weights.
+
+    Raises:
+        ValueError: one is too large.
+    """
+    stored = scales.half()
     if not bool(torch.isfinite(stored).all()):
-        limit = float(largest.abs().max())
-        raise ValueError(f"the matrix has a weight of {limit:.3g}, too large for a float16 scale")
+        raise ValueError(f"the matrix has a weight of {largest():.3g}, too large for a float16 scale")
     return torch.where(stored == 0, torch.ones_like(stored), stored)
 
 

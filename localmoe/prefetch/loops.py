@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
+
+from localmoe.kernels.compiled_loops import compile_loop
 
 _LOG = logging.getLogger(__name__)
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
@@ -21,24 +23,17 @@ _FLOATS, _SCORES, _CELLS = "float64[::1]", "float64[:,::1]", "int64[::1]"
 
 
 def compiled(result: str, *arguments: str) -> Callable[[_Loop], _Loop]:
-    """A compiler for arguments of these types. Without numba a loop still runs, some ms a step; where what
-    numba makes cannot be kept, or is damaged on disk, it is compiled at each start."""
+    """A compiler for arguments of these types. Without numba a loop still runs, some ms a step."""
 
-    def compile_loop(loop: _Loop) -> _Loop:
+    def compile_it(loop: _Loop) -> _Loop:
+        made: Any = loop
         try:
-            from numba import njit
-        except ImportError as error:  # it refuses versions of numpy that it does not know
+            made = compile_loop(loop, f"{result}({', '.join(arguments)})", "moe-speq")
+        except ImportError as error:
             _LOG.warning("moe-speq's loops run uncompiled, which takes some ms a step: %s", error)
-            return loop
-        signature, made = f"{result}({', '.join(arguments)})", loop
-        try:
-            made = njit(signature, cache=True)(loop)
-        except Exception as error:  # no folder, a full disk, half a file: numba says each in its own way
-            _LOG.warning("What was compiled of moe-speq cannot be kept or read again: %r", error)
-            made = njit(signature)(loop)  # what is wrong with the loop itself is said here
-        return made
+        return cast("_Loop", made)
 
-    return compile_loop
+    return compile_it
 
 
 @compiled("void", "int64", _COUNTS, "float32[:,::1]", _COUNTS, _MASK, _MASKS)

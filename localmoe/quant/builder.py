@@ -3,21 +3,30 @@ neither where the weights come from nor where drafts lie."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from localmoe.core.errors import DraftError, LocalMoeError
 from localmoe.core.types import Progress, ProgressCallback
+from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.codes import CodeMatrix, check_group_size, quantize_rtn
-from localmoe.quant.draft_writer import DraftWriter, ExpertMatrices
+from localmoe.quant.draft_writer import DraftWriter
 from localmoe.quant.expert_names import PROJECTIONS
 from localmoe.quant.gptq_layout import GptqLayout
 from localmoe.quant.matrix_layout import MatrixLayout
 from localmoe.quant.nf4 import bitsandbytes_functional, quantize_nf4
 
+_LOG = logging.getLogger(__name__)
+_HELD_BYTES = 2 << 30  # of experts that are worked on at once; models with such large ones fill the RAM
 _HEADER_BYTES = 2500  # of one expert's twelve tensors in the file header
 
 
@@ -57,7 +66,8 @@ def build_rtn_draft(
         DraftError: the experts do not fit the format, a weight is not finite, or the disk is full.
     """
     report = _Reporter(source, f"Building the {bits}-bit draft by rounding to nearest", progress, cancel)
-    _build(source, writer, lambda weight: quantize_rtn(weight, bits, group_size), report)
+    workers, rounding = _rounding(source)
+    _build(source, writer, lambda weight: rounding(weight, bits, group_size), report, workers)
 
 
 def build_nf4_draft(
@@ -78,14 +88,43 @@ def build_nf4_draft(
     _build(source, writer, quantize_nf4, _Reporter(source, "Building the NF4 draft", progress, cancel))
 
 
+def _rounding(source: ExpertSource) -> tuple[int, Callable[[Tensor, int, int], CodeMatrix]]:
+    """How many threads round, and with what: PyTorch's operations keep the cores busy by themselves."""
+    weights = source.matrices(0, 0)
+    if weights[0].dtype == torch.bfloat16:
+        try:
+            from localmoe.kernels.cpu.rounding import round_bfloat16
+        except ImportError as error:
+            _LOG.warning("The draft is rounded by PyTorch, which takes longer: %s", error)
+        else:
+            held = 2 * sum(weight.numel() for weight in weights)  # bytes: codes, and what is packed of them
+            return max(1, min(core_counts()[0], _HELD_BYTES // held)), round_bfloat16
+    return 1, quantize_rtn
+
+
 def _build(
     source: ExpertSource,
     writer: DraftWriter,
     quantize: Callable[[Tensor], CodeMatrix],
     report: _Reporter,
+    workers: int = 1,
 ) -> None:
-    for layer in range(source.num_layers):
-        writer.add_layer(source.decoder_layer(layer), _quantized_experts(source, layer, quantize, report))
+    """A layer is written while the next one is quantised. Several workers compute in one thread each."""
+    alone, before = (partial(torch.set_num_threads, 1) if workers > 1 else None), torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, "quantise", alone) as pool, ThreadPoolExecutor(1, "write") as disk:
+            writing: Future[None] | None = None
+            for layer in range(source.num_layers):
+                tensors: dict[str, Tensor] = {}
+                for packed in _packed_experts(source, writer, layer, quantize, report, pool, 2 * workers):
+                    tensors |= packed
+                if writing is not None:
+                    writing.result()
+                writing = disk.submit(writer.add_packed, source.decoder_layer(layer), tensors)
+            if writing is not None:
+                writing.result()
+    finally:
+        torch.set_num_threads(before)  # of threads that will be
     report.check_cancel()
 
 
@@ -122,22 +161,44 @@ class _Reporter:
             self._progress(Progress(self._stage, self._done, self._total, "experts"))
 
 
-def _quantized_experts(
-    source: ExpertSource, layer: int, quantize: Callable[[Tensor], CodeMatrix], report: _Reporter
-) -> Iterator[ExpertMatrices]:
-    for expert in range(source.num_experts):
-        report.check_cancel()
-        found: list[CodeMatrix] = []
-        for projection, weight in zip(PROJECTIONS, source.matrices(layer, expert), strict=True):
-            try:
-                found.append(quantize(weight))
-            except ValueError as error:
-                raise DraftError(
-                    f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
-                    f"expert {expert}, {projection} projection, {error}; download the model again."
-                ) from None
-        yield found[0], found[1], found[2]
-        report.expert_done()
+def _packed_experts(
+    source: ExpertSource, writer: DraftWriter, layer: int, quantize: Callable[[Tensor], CodeMatrix],
+    report: _Reporter, pool: ThreadPoolExecutor, ahead: int,
+) -> Iterator[dict[str, Tensor]]:  # fmt: skip
+    """What `writer.pack` gives for each, in order; up to `ahead` of them are worked on at once."""
+    experts = iter(range(source.num_experts))
+
+    def begin(count: int) -> list[Future[dict[str, Tensor]]]:
+        return [
+            pool.submit(_packed, source, writer, layer, expert, quantize) for expert in islice(experts, count)
+        ]
+
+    under_way = deque(begin(ahead))
+    try:
+        while under_way:
+            report.check_cancel()
+            yield under_way.popleft().result()
+            report.expert_done()
+            under_way += begin(1)
+    finally:
+        for left in under_way:
+            left.cancel()
+
+
+def _packed(
+    source: ExpertSource, writer: DraftWriter, layer: int, expert: int,
+    quantize: Callable[[Tensor], CodeMatrix],
+) -> dict[str, Tensor]:  # fmt: skip
+    found: list[CodeMatrix] = []
+    for projection, weight in zip(PROJECTIONS, source.matrices(layer, expert), strict=True):
+        try:
+            found.append(quantize(weight))
+        except ValueError as error:
+            raise DraftError(
+                f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
+                f"expert {expert}, {projection} projection, {error}; download the model again."
+            ) from None
+    return writer.pack(source.decoder_layer(layer), expert, (found[0], found[1], found[2]))
 
 
 def estimate_bytes(source: ExpertSource, bits: int, group_size: int) -> int:

@@ -34,7 +34,7 @@ class DraftWriter:
     Layers are on the disk when `add_layer` returns. If the process is killed, or one of `keep_on` ends the
     context, they stay in a hidden folder beside `out`, and the next writer of the same recipe starts with
     them (`finished_layers`); one of another recipe removes them. Leaving the context in any other way without
-    publishing removes them at once. At most one layer is held in memory.
+    publishing removes them at once. No more than the layer that is being added is held in memory.
     """
 
     def __init__(
@@ -94,10 +94,28 @@ class DraftWriter:
         """
         tensors: dict[str, Tensor] = {}
         for expert, matrices in enumerate(experts):
-            for projection, matrix in zip(PROJECTIONS, matrices, strict=True):
-                module = self._naming.module(decoder_layer, expert, projection)
-                packed = self._layout.pack(matrix)  # where the matrix is: a GPU packs faster
-                tensors |= {f"{module}.{part}": tensor.cpu() for part, tensor in packed.items()}
+            tensors |= self.pack(decoder_layer, expert, matrices)
+        self.add_packed(decoder_layer, tensors)
+
+    def pack(self, decoder_layer: int, expert: int, matrices: ExpertMatrices) -> dict[str, Tensor]:
+        """What the files hold of one expert, on the CPU. Any thread may ask.
+
+        Raises:
+            ValueError: a matrix does not fit the format.
+        """
+        tensors: dict[str, Tensor] = {}
+        for projection, matrix in zip(PROJECTIONS, matrices, strict=True):
+            module = self._naming.module(decoder_layer, expert, projection)
+            packed = self._layout.pack(matrix)  # where the matrix is: a GPU packs faster
+            tensors |= {f"{module}.{part}": tensor.cpu() for part, tensor in packed.items()}
+        return tensors
+
+    def add_packed(self, decoder_layer: int, tensors: Mapping[str, Tensor]) -> None:
+        """`add_layer` of what `pack` gave for each expert of the layer, in order.
+
+        Raises:
+            DraftError: the disk is full or not writable.
+        """
         with write_errors(self._folder.out):
             self._folder.progress.add(decoder_layer, tensors)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from localmoe.core.errors import DraftError, LocalMoeError
 from localmoe.core.types import Progress, ProgressCallback
 from localmoe.kernels.codes import dequantize
-from localmoe.quant import DraftCancelledError, DraftCheckpoint, DraftWriter, build_rtn_draft
+from localmoe.quant import DraftCancelledError, DraftCheckpoint, DraftWriter, build_rtn_draft, builder
 from localmoe.quant.draft_folder import DraftFolder
 
 
@@ -83,6 +83,29 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_is_kept(tmp_path: Path
 
     with pytest.raises(DraftError, match=r"in decoder layer 2, expert 2, down projection, .* NaN"):
         build(tmp_path / "draft", Damaged())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_depends_on_no_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, found = torch.get_num_threads(), []
+    for cores in (1, 5):
+        monkeypatch.setattr(builder, "core_counts", lambda cores=cores: (cores, cores))
+        folder = build(tmp_path / str(cores), Source(num_layers=3, num_experts=12))
+        found.append({file.name: file.read_bytes() for file in folder.glob("*.safetensors")})
+    assert found[0] == found[1] and found[0]
+    assert torch.get_num_threads() == threads
+
+
+def test_a_layer_that_cannot_be_written_ends_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: DraftWriter, decoder_layer: int, tensors: dict[str, Tensor]) -> None:
+        raise DraftError("The disk is full.")
+
+    monkeypatch.setattr(DraftWriter, "add_packed", full)
+    for layers in (1, 3):
+        with pytest.raises(DraftError, match="disk is full"):
+            build(tmp_path / "draft", Source(num_layers=layers))
     assert list(tmp_path.iterdir()) == []
 
 
