@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -102,6 +103,21 @@ def _rounding(source: ExpertSource) -> tuple[int, Callable[[Tensor, int, int], C
     return 1, quantize_rtn
 
 
+@contextmanager
+def _threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Of several, each computes PyTorch's operations by itself; one has the help of PyTorch's own."""
+    if number == 1:
+        with ThreadPoolExecutor(1, "quantise") as pool:
+            yield pool
+        return
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(number, "quantise", partial(torch.set_num_threads, 1)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)  # of threads that are yet to come, too
+
+
 def _build(
     source: ExpertSource,
     writer: DraftWriter,
@@ -109,22 +125,18 @@ def _build(
     report: _Reporter,
     workers: int = 1,
 ) -> None:
-    """A layer is written while the next one is quantised. Several workers compute in one thread each."""
-    alone, before = (partial(torch.set_num_threads, 1) if workers > 1 else None), torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, "quantise", alone) as pool, ThreadPoolExecutor(1, "write") as disk:
-            writing: Future[None] | None = None
-            for layer in range(source.num_layers):
-                tensors: dict[str, Tensor] = {}
-                for packed in _packed_experts(source, writer, layer, quantize, report, pool, 2 * workers):
-                    tensors |= packed
-                if writing is not None:
-                    writing.result()
-                writing = disk.submit(writer.add_packed, source.decoder_layer(layer), tensors)
+    """A layer is written while the next one is quantised."""
+    with _threads(workers) as pool, ThreadPoolExecutor(1, "write") as disk:
+        writing: Future[None] | None = None
+        for layer in range(source.num_layers):
+            tensors: dict[str, Tensor] = {}
+            for packed in _packed_experts(source, writer, layer, quantize, report, pool, 2 * workers):
+                tensors |= packed
             if writing is not None:
                 writing.result()
-    finally:
-        torch.set_num_threads(before)  # of threads that will be
+            writing = disk.submit(writer.add_packed, source.decoder_layer(layer), tensors)
+        if writing is not None:
+            writing.result()
     report.check_cancel()
 
 

@@ -110,7 +110,10 @@ class CompileProcesses:
             number = self._number
             self._asked[number] = answer
         try:
-            self._socket.send(pickle.dumps((number, spec)))
+            message = pickle.dumps((number, spec))
+            if len(message) > _MOST_BYTES:
+                raise OSError(f"its message has {len(message)} bytes")
+            self._socket.send(message)
             return answer.result(_PATIENCE_S)
         except FutureTimeoutError:
             error: str | Exception = f"no answer in {_PATIENCE_S:g} s"
