@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -81,7 +80,10 @@ def script(text: str, cache: Path) -> subprocess.Popen[str]:
 
 def said_by(text: str, cache: Path) -> Any:
     with script(text, cache) as process:
-        out, error = process.communicate(timeout=120)
+        try:
+            out, error = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 0, error[-2000:]
     return json.loads(out)
 
@@ -97,11 +99,12 @@ def of_session(session: int) -> list[psutil.Process]:
     return found
 
 
-def gone(session: int, within_s: float = 10.0) -> bool:
-    until = time.monotonic() + within_s
-    while of_session(session) and time.monotonic() < until:
+def soon(there: int, session: int) -> bool:
+    """Whether so many processes of the session are there within some seconds."""
+    until = time.monotonic() + 10.0
+    while len(of_session(session)) != there and time.monotonic() < until:
         time.sleep(0.05)
-    return not of_session(session)
+    return len(of_session(session)) == there
 
 
 def test_what_they_compile_is_found_and_what_they_cannot_is_said(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_what_they_compile_is_found_and_what_they_cannot_is_said(tmp_path: Path)
     assert said[-1] in (False, True), "who waited when they were closed was told"
     assert found == [True, True, True, False], "2048 was not asked for"
     assert later is False, "they are closed"
-    assert gone(session)
+    assert soon(0, session)
 
 
 def test_without_a_process_nothing_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +127,10 @@ def test_without_a_process_nothing_is_compiled_elsewhere(monkeypatch: pytest.Mon
 
 def test_they_end_when_they_are_killed_or_left_behind(tmp_path: Path) -> None:
     with script(ENDED, tmp_path) as process:
-        assert process.stdout is not None
-        killed, left = int(process.stdout.readline()), int(process.stdout.readline())
-        assert len(of_session(left)) == 3
-        process.send_signal(signal.SIGKILL)
-    assert gone(killed) and gone(left)
+        try:
+            assert process.stdout is not None
+            killed, left = int(process.stdout.readline()), int(process.stdout.readline())
+            assert soon(3, left)
+        finally:
+            process.kill()
+    assert soon(0, killed) and soon(0, left)
