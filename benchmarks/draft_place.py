@@ -1,5 +1,5 @@
 """Where `auto` keeps the draft, and what that is worth: the speed of answer after answer with the draft
-length left to the engine, beside those with the draft kept in VRAM (fixed lengths).
+length left to the engine, beside those of the same answers with the draft kept in VRAM (fixed lengths).
 
     python benchmarks/draft_place.py [--shape qwen1.5-moe-a2.7b] [--budgets 16 12] [--cases uniform:0.9 ...]
 
@@ -66,9 +66,17 @@ def follow(engine: Engine, case: str, answers: int, tokens: int, lengths: list[i
     if aside:
         print(f"  taking the draft back took {time.perf_counter() - started:.2f} s")
     for length in lengths:
+        speeds, hits = [], 0.0
         answer(engine, 0, tokens, length)
-        stats, speed = answer(engine, 1, tokens, length)
-        print(f"  draft length {length}: {speed:6.1f} tok/s, hit rate {100 * (stats.hit_rate or 0):.0f} %")
+        for number in range(answers):
+            stats, speed = answer(engine, number, tokens, length)
+            speeds.append(speed)
+            hits += (stats.hit_rate or 0) / answers
+        mean = answers / sum(1 / speed for speed in speeds)
+        each = ", ".join(f"{speed:.1f}" for speed in speeds)
+        print(
+            f"  draft length {length}: {mean:6.1f} tok/s over the same answers ({each}), hit rate {100 * hits:.0f} %"
+        )
 
 
 def main() -> None:

@@ -93,7 +93,12 @@ class DeviceChoice:
         sampled logits are no numbers."""
         if self.kind == "argmax":
             return logits.argmax(-1)
-        return choose_tokens(logits, positions, self._view)
+        return choose_tokens(logits, positions, self._view)[0]
+
+    def choose_surely(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and how sure each choice is: float32 (R,), see speculative.margin_rates."""
+        tokens, margins = choose_tokens(logits, positions, self._view)
+        return (tokens.clamp_(min=0) if self.kind == "argmax" else tokens), margins
 
     @property
     def _view(self) -> ChoiceView:

@@ -22,7 +22,7 @@ from localmoe.model.device_linear import KernelMode
 from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 from localmoe.model.uninstall import uninstall
-from localmoe.model.window_report import WindowReport, read_window
+from localmoe.model.window_report import DraftReport, WindowReport, read_window
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
@@ -169,16 +169,18 @@ class DevicePasses:
         self.choice.note(window.at, token)
         logits = self._forward(token, window.at, keep=1)
         window.cursor.add_(1)
-        window.tokens.index_copy_(0, window.cursor, self.choice.choose(logits, window.at))
+        token, margin = self.choice.choose_surely(logits, window.at)
+        window.tokens.index_copy_(0, window.cursor, token)
         routed = self._routed()
         weights = torch.stack([weights for _, weights in routed]).float().flatten()
-        return PassOutput(logits, torch.cat([self._experts(routed), weights.view(torch.int32)]))
+        numbers = [self._experts(routed), weights.view(torch.int32), margin.view(torch.int32)]
+        return PassOutput(logits, torch.cat(numbers))
 
-    def read_draft(self, report: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """What the draft's routers chose, (L, K), and their weights."""
+    def read_draft(self, report: NDArray[np.int32]) -> DraftReport:
+        """The report of a draft pass."""
         shape = (self._num_layers, self._top_k)
-        experts, weights = report.reshape(2, *shape)
-        return experts, weights.view(np.float32)
+        experts, weights = report[:-1].reshape(2, *shape)
+        return DraftReport(experts, weights.view(np.float32), float(report[-1:].view(np.float32)[0]))
 
     # -- a window of the target
 

@@ -198,11 +198,13 @@ class DeviceRunner:
 
     # -- what the host is told
 
-    def tell_draft(self, token: int, report: NDArray[np.int32]) -> None:
-        """Tell the policy of a drafted token's routing."""
-        experts, confidences = self.issue.read_draft(report)
-        self.passes.lookahead.record_token(experts, confidences)
-        self.passes.scheduler.notify(TokenRouted(token, experts, confidences))
+    def tell_draft(self, token: int, report: NDArray[np.int32]) -> float:
+        """Tell the policy of the routing of the window's token `token`; the margin of what was drafted after
+        it."""
+        said = self.issue.read_draft(report)
+        self.passes.lookahead.record_token(said.experts, said.confidences)
+        self.passes.scheduler.notify(TokenRouted(token, said.experts, said.confidences))
+        return said.margin
 
     def take_over(self, report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""

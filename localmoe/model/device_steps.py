@@ -1,61 +1,29 @@
 """Steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
 host has to do after a step, it does while the GPU works on the next one: on its drafts, or, where nothing is
-drafted and no copy wanted, on a pass that was issued behind the last one. Keeps no cache (device_runner).
+drafted and no copy wanted, on a pass that was issued behind the last one. Where a gate may end the drafts,
+they are issued one by one, the next one while the last one runs if the gate expects to want it. Keeps no
+cache (device_runner).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
+from localmoe.core.gates import Gate
 from localmoe.core.timeline import Timeline
 from localmoe.model.device_choice import check_chosen
 from localmoe.model.device_clock import Clock, Landing
-from localmoe.model.device_runner import DeviceRunner, PendingWindow
+from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.device_step import FinishedStep, Speculation, Step
+from localmoe.model.synthetic import SyntheticModel
 from localmoe.model.window_report import WindowReport
 
 RUN_BEHIND_AFTER = 3  # steps without drafts and copies, from which on no others are expected
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """A step: what was drafted, how much of it the target chose too, its own choice after that, and
-    seconds, less those in which passes were captured: that happens once."""
-
-    drafted: list[int]
-    accepted: int
-    token: int
-    draft_s: float
-    verify_s: float
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step under way: its first token (None: the step before is still to choose it), its draft
-    passes' reports and, once it was issued, its verify pass's."""
-
-    token: int | None
-    start: int
-    count: int
-    clock: Clock
-    drafts: list[Landing]
-    window: PendingWindow | None = None
-    still: bool = False  # its pass fills no slot
-    timeline: Timeline | None = None
-    captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A step whose books are still open."""
-
-    report: WindowReport
-    accepted: int
 
 
 class DeviceSteps:
@@ -76,22 +44,29 @@ class DeviceSteps:
         self._whole_window = whole_window
         self._issue = runner.issue
         self._passes = runner.passes
-        self._step: _Step | None = None
-        self._behind: _Step | None = None  # issued before anything is known of `_step`
+        self._step: Step | None = None
+        self._behind: Step | None = None  # issued before anything is known of `_step`
         self._plain_steps = 0  # in a row, for which neither drafts nor copies were wanted
-        self._finished: _Finished | None = None
+        self._finished: FinishedStep | None = None
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a gate can end the drafts: the host decides something before the verify pass anyway."""
+        return self._passes.memory.may_copy and not self._whole_window
 
     @torch.inference_mode()
-    def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
+    def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None = None) -> None:
         """Issue the drafts of at most `count` tokens after `text`; a step that runs already has none. While
         the GPU works on them, take over what the step before did. Where the host has nothing to decide before
-        it, the verify pass is issued too. last: no further step will be wanted."""
+        it, the verify pass is issued too. last: no further step will be wanted. gate: if `may_stop`."""
         start, token = self._runner.sequence.length, text[-1]
         try:
             if self._sampling is not None:
                 self._issue.choice.begin(*self._sampling, text)
                 self._sampling = None
-            step = self._step = self._took_behind(token, start) or self._draft(token, start, count)
+            step = self._step = self._took_behind(token, start) or self._draft(
+                token, start, count, gate if self.may_stop else None
+            )
             self._close_books()
             self._passes.lookahead.clear()
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
@@ -127,10 +102,10 @@ class DeviceSteps:
         except BaseException:
             self._rewind(step.start)
             raise
-        self._finished = _Finished(done, accepted)
+        self._finished = FinishedStep(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
         seconds = step.clock.seconds()
-        first = 1 if step.timeline is None else max(1, len(step.drafts))
+        first = max(1, len(step.drafts)) if step.in_parts else 1
         draft_s, verify_s = sum(seconds[:first]), sum(seconds[first:])
         in_drafts_s, in_verify_s = step.captures_s
         if step.timeline is not None:
@@ -139,7 +114,7 @@ class DeviceSteps:
             verify_s = time.perf_counter() - ready
         return Speculation(
             done.tokens, accepted, done.choices[accepted], max(0.0, draft_s - in_drafts_s),
-            max(0.0, verify_s - in_verify_s),
+            max(0.0, verify_s - in_verify_s), step.margins,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -156,20 +131,23 @@ class DeviceSteps:
             self._runner.take_over(found, "verify", wanted=False)
         self._drop_behind()
 
-    def _draft(self, token: int, start: int, count: int) -> _Step:
+    def _draft(self, token: int, start: int, count: int, gate: Gate | None) -> Step:
         self._passes.window.set(start, count + 1, [token])
         routed = count + (self._whole_window and count > 0)
         self._issue.force("draft", start, routed)
-        return self._new_step(token, start, count, routed)
+        return self._new_step(token, start, count, routed, gate if count else None)
 
-    def _new_step(self, token: int | None, start: int, count: int, drafts: int) -> _Step:
-        clock, timeline, captured_s = Clock(self._issue.on_gpu), self._passes.timeline, self._issue.capture_s
-        issued = self._issue_drafts(start + count + 1, drafts, clock, each=timeline is not None)
-        step = _Step(token, start, count, clock, issued, timeline=timeline)
-        step.captures_s[0] = self._issue.capture_s - captured_s
+    def _new_step(
+        self, token: int | None, start: int, count: int, drafts: int, gate: Gate | None = None
+    ) -> Step:
+        clock, timeline = Clock(self._issue.on_gpu), self._passes.timeline
+        step = Step(token, start, count, clock, [], gate, timeline=timeline)
+        self._issue_drafts(step, drafts if gate is None else 1)
+        if not drafts:
+            clock.tick()
         return step
 
-    def _issue_behind(self, step: _Step) -> None:
+    def _issue_behind(self, step: Step) -> None:
         """Issue the next step before this one has ended; what it is about stays on the device."""
         assert step.window is not None and not step.count
         self._issue.advance(step.window.output)
@@ -177,7 +155,7 @@ class DeviceSteps:
         self._behind.still = step.still
         self._issue_verify(self._behind, behind=True)
 
-    def _took_behind(self, token: int, start: int) -> _Step | None:
+    def _took_behind(self, token: int, start: int) -> Step | None:
         """The step that runs already, now that its token is known."""
         step, self._behind = self._behind, None
         if step is not None:
@@ -191,7 +169,7 @@ class DeviceSteps:
         if step is not None and step.window is not None:
             self._runner.drop_window(step.window)
 
-    def _issue_anew(self, step: _Step) -> None:
+    def _issue_anew(self, step: Step) -> None:
         """Before a step's verify pass runs once more."""
         if self._behind is not None:
             self._drop_behind()
@@ -199,17 +177,16 @@ class DeviceSteps:
             self._passes.window.set(step.start, 1, [step.token])
             self._issue.force("verify", step.start, 1)
 
-    def _issue_drafts(self, length: int, count: int, clock: Clock, *, each: bool) -> list[Landing]:
-        """`count` passes over at most `length` tokens. each: mark every pass's end, else the last one's."""
-        drafts = []
+    def _issue_drafts(self, step: Step, count: int) -> None:
+        """`count` further passes; the clock marks every one's end, or the last one's."""
+        captured_s = self._issue.capture_s
         for left in reversed(range(count)):
-            drafts.append(Landing(self._issue.draft(length).report))
-            if each and left:
-                clock.tick()
-        clock.tick()
-        return drafts
+            step.drafts.append(Landing(self._issue.draft(step.start + step.count + 1).report))
+            if step.in_parts or not left:
+                step.clock.tick()
+        step.captures_s[0] += self._issue.capture_s - captured_s
 
-    def _tell(self, step: _Step, timeline: Timeline, seconds: list[float], ended: float, kept: int) -> None:
+    def _tell(self, step: Step, timeline: Timeline, seconds: list[float], ended: float, kept: int) -> None:
         """Lay what the GPU's clock measured on the host's. seconds: of each draft, of waiting for the host's
         decision, of the verify pass."""
         began = step.clock.began
@@ -223,21 +200,35 @@ class DeviceSteps:
         if self._passes.memory.times is not None:
             self._passes.memory.times.place(timeline, began, began_s)
 
-    def _hear_drafts(self, step: _Step) -> float:
+    def _hear_drafts(self, step: Step) -> float:
         """Tell the policy token by token, while later ones are drafted; when the last one was heard of. Where
         it asks for nothing after that one, the verify pass is issued behind it."""
-        ready, last = time.perf_counter(), len(step.drafts) - 1
-        for token, draft in enumerate(step.drafts):
-            if token == last and step.window is None and not self._passes.scheduler.asks_after_drafts:
+        ready, heard, gate = time.perf_counter(), step.margins, step.gate
+        while len(heard) < len(step.drafts):
+            running = len(step.drafts) - len(heard)
+            if gate is not None and len(step.drafts) < step.count and gate.goes_on(heard, running):
+                self._issue_drafts(step, 1)
+            asks_later = gate is not None or self._passes.scheduler.asks_after_drafts
+            if running == 1 and step.window is None and not asks_later:
                 self._issue_verify(step)
-            report = draft.wait()
+            report = step.drafts[len(heard)].wait()
             ready = time.perf_counter()
-            self._runner.tell_draft(token, report)
+            margin, at = self._runner.tell_draft(len(heard), report), step.start + 1 + len(heard)
+            heard.append(margin if self._simulated is None else self._simulated.margins(at, 1)[0])
             if step.window is None:
                 self._passes.memory.pump()
+            if gate is not None and len(heard) == len(step.drafts) < step.count and gate.goes_on(heard):
+                self._issue_drafts(step, 1)
+        if gate is not None:
+            self._shorten(step, gate.worth_verifying(heard))
         return ready
 
-    def _issue_verify(self, step: _Step, *, behind: bool = False) -> None:
+    def _shorten(self, step: Step, count: int) -> None:
+        """Verify the first `count` drafted tokens alone."""
+        step.count = count
+        self._passes.window.shorten(count + 1)
+
+    def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
         self._issue.force("verify", step.start, step.count + 1)
         if step.timeline is not None:
             step.clock.tick()
@@ -258,12 +249,17 @@ class DeviceSteps:
         self._step = self._behind = self._finished = None
         self._runner.rewind(length)
 
+    @property
+    def _simulated(self) -> SyntheticModel | None:
+        """What says which drafted tokens are accepted, if the target does not."""
+        synthetic = self._passes.synthetic
+        return synthetic if synthetic is not None and synthetic.simulates_acceptance else None
+
     def _accept(self, start: int, done: WindowReport) -> int:
         """Drafted tokens that are the target's own choices, or that a simulation accepts."""
-        synthetic = self._passes.synthetic
-        simulated = synthetic is not None and synthetic.settings.acceptance is not None
+        simulated = self._simulated
         for i, token in enumerate(done.tokens):
-            kept = synthetic.accepts(start + 1 + i) if simulated and synthetic else token == done.choices[i]
+            kept = token == done.choices[i] if simulated is None else simulated.accepts(start + 1 + i)
             if not kept:
                 return i
         return len(done.tokens)

@@ -38,6 +38,10 @@ class DeviceWindow:
         host[3 : 3 + len(tokens)] = tokens
         self._mirror.upload()
 
+    def shorten(self, live: int) -> None:
+        """Fewer tokens count than `set` said, in stream order."""
+        self.live.fill_(live)
+
     def advance(self, token: Tensor) -> None:
         """Go on by one token, (1,) on the device, in stream order."""
         self.start.add_(1)

@@ -1,4 +1,5 @@
-"""Simulated routing and acceptance for models with random weights. Decides no router weights and no tokens.
+"""Simulated routing, acceptance and margins for models with random weights. Decides no router weights and
+no tokens.
 
 All draws are functions of (seed, answer, absolute position), so a token that is drafted, rejected and drafted
 again is routed alike, and settings that are compared see the same routing. Routing is made in blocks of
@@ -7,16 +8,24 @@ positions ahead of use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.errors import ConfigError
+from localmoe.core.gates import Gate
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Phase
 
 BLOCK = 256  # positions drawn at once
-_TARGET, _DRAFT, _ACCEPTANCE = range(3)  # streams of random numbers
+_TARGET, _DRAFT, _ACCEPTANCE, _MARGIN = range(4)  # streams of random numbers
+# margins (speculative.margin_rates) that the embedded model's INT4 draft has where its tokens are accepted,
+# and where they are rejected: counts of 3,397 tokens (benchmarks/draft_margins.py)
+_MARGINS = np.array([0.05, 0.15, 0.27, 0.42, 0.62, 0.87, 1.25, 1.75, 2.5, 3.5, 5.0, 8.0])
+_ACCEPTED = np.array([48, 47, 77, 89, 171, 168, 232, 234, 449, 435, 699, 640]) / 3289
+_REJECTED = np.array([44, 17, 28, 11, 4, 2, 2, 0, 0, 0, 0, 0]) / 108
 Experts = NDArray[np.int64]
 
 
@@ -54,13 +63,14 @@ class SyntheticModel:
         self._targets: list[Experts] = []
         self._drafts: list[Experts] = []
         self._accepted: list[NDArray[np.bool_]] = []
+        self._margins: list[NDArray[np.float64]] = []
         self._order: Experts | None = None  # (L, E) of "sticky": a layer's experts, those in use first
 
     def begin(self, answer: int) -> None:
         """Answer number `answer` starts (0 is the first)."""
         if answer != self._answer:
             self._answer, self._order = answer, None
-            for blocks in (self._targets, self._drafts, self._accepted):
+            for blocks in (self._targets, self._drafts, self._accepted, self._margins):
                 blocks.clear()
 
     def forced(self, phase: Phase, start: int, count: int) -> Experts | None:
@@ -80,6 +90,11 @@ class SyntheticModel:
         routing: Experts = self.draft_window(position, 1)[0]
         return routing
 
+    @property
+    def simulates_acceptance(self) -> bool:
+        """Else the target has its say."""
+        return self.settings.acceptance is not None
+
     def accepts(self, position: int) -> bool:
         """Whether a drafted token at this position is accepted."""
         block, row = divmod(position, BLOCK)
@@ -87,6 +102,17 @@ class SyntheticModel:
             drawn = self._generator(_ACCEPTANCE, len(self._accepted)).random(BLOCK)
             self._accepted.append(drawn < (self.settings.acceptance or 0.0))
         return bool(self._accepted[block][row])
+
+    def margins(self, start: int, count: int) -> list[float]:
+        """How sure the draft is of what it drafts at `count` positions from `start` on: as the embedded
+        model's is of tokens that are accepted, or rejected."""
+        while len(self._margins) * BLOCK < start + count:
+            block = len(self._margins)
+            drawn = self._generator(_MARGIN, block).random(BLOCK)
+            accepted = [self.accepts(block * BLOCK + i) for i in range(BLOCK)]
+            kinds = np.where(accepted, *(np.searchsorted(s.cumsum(), drawn) for s in (_ACCEPTED, _REJECTED)))
+            self._margins.append(_MARGINS[np.minimum(kinds, len(_MARGINS) - 1)])
+        return [float(self._margins[at // BLOCK][at % BLOCK]) for at in range(start, start + count)]
 
     def target_window(self, start: int, count: int) -> Experts:
         """(count, L, K): `target_routing` of positions from `start` on."""
@@ -149,6 +175,22 @@ class SyntheticModel:
         other = _step_over(generator.integers(0, experts - top_k, differs.shape), target)
         replaced = differs[..., None] & (np.arange(top_k) == place[..., None])
         return np.where(replaced, other[..., None], target)
+
+
+class SyntheticGate:
+    """A gate for drafts whose acceptance is simulated: it hears the margins that are simulated with it."""
+
+    def __init__(self, gate: Gate, synthetic: SyntheticModel, start: int) -> None:
+        """start: position of the first drafted token."""
+        self._gate, self._synthetic, self._start = gate, synthetic, start
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        """As the gate says of simulated margins."""
+        return self._gate.goes_on(self._synthetic.margins(self._start, len(margins)), unheard)
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        """Likewise."""
+        return self._gate.worth_verifying(self._synthetic.margins(self._start, len(margins)))
 
 
 def _distinct(generator: np.random.Generator, rows: int, count: int, bound: int) -> Experts:

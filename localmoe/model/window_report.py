@@ -1,4 +1,4 @@
-"""What a window's pass on the GPU tells the host, and how its numbers are read. Decides nothing."""
+"""What passes on the GPU tell the host, and how a window's numbers are read. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.experts.lane_block import LaneBlock, LaneReport
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What a draft pass tells the host.
+
+    Attributes:
+        experts: int (L, K), what the draft's routers chose; confidences: their weights.
+        margin: of the token that it chose, see speculative.margin_rates.
+    """
+
+    experts: NDArray[np.int32]
+    confidences: NDArray[np.float32]
+    margin: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import StepOutcome
@@ -18,12 +19,14 @@ if TYPE_CHECKING:  # needs Triton
 class DraftStepper:
     """One token a step, chosen by the host."""
 
+    hears_margins = False
+
     def __init__(self, runner: PassRunner, sampler: TokenSampler) -> None:
         self._runner = runner
         self._sampler = sampler
         self._history: Sequence[int] = ()
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
         """Nothing runs yet. length: of no use here."""
         self._history = history
 
@@ -45,10 +48,12 @@ class DraftStepper:
 class DeviceDraftStepper:
     """Several tokens a step, which the GPU writes without the host."""
 
+    hears_margins = False
+
     def __init__(self, steps: DeviceDraftSteps) -> None:
         self._steps = steps
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
+    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
         """Issue the passes for `length` + 1 tokens."""
         self._steps.begin(history, length)
 

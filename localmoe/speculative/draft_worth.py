@@ -10,8 +10,9 @@ that enter first are the ones used most. So S' slots in the place of S, of N exp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from localmoe.core.gates import Gate
 from localmoe.core.stats import GenerationCounters
 from localmoe.speculative.governor import Governor
 
@@ -120,9 +121,15 @@ class WatchedGovernor:
         """0 while plain steps are needed, else the inner one's choice."""
         return 0 if self._worth.wants_probe else self._inner.choose()
 
-    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        """Likewise."""
+        return (0, None) if self._worth.wants_probe else self._inner.choose_gated(most)
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+    ) -> None:
         """Tell both."""
-        self._inner.observe(drafted, accepted, draft_s, verify_s)
+        self._inner.observe(drafted, accepted, draft_s, verify_s, margins)
         if not self._worth.wants_probe:
             self._worth.note(accepted + 1, draft_s + verify_s)
         elif not drafted:

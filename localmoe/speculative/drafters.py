@@ -1,5 +1,5 @@
 """Who proposes tokens: the protocol, and the INT4 self-draft that shares weights and KV cache with the
-target. Does not decide how many are proposed, nor which are kept.
+target. Does not decide how many are proposed (a governor does, and its gate), nor which are kept.
 """
 
 from __future__ import annotations
@@ -7,46 +7,69 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
-from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.sampling import TokenSampler, margin_of
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafted tokens and, when sampling, the distribution (V,) that each was drawn from (empty when
-    greedy)."""
+    """Drafted tokens, when sampling the distribution (V,) that each was drawn from (empty when greedy), and
+    how sure the draft was of each (speculative.margin_rates; empty of a drafter that cannot say)."""
 
     tokens: list[int]
     distributions: list[Tensor]
+    margins: list[float] = field(default_factory=list)
 
     def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int:
         """Choose the token after `text` from the draft's logits (1, V), as the target would from its own."""
         if sampler.config.greedy:
-            token = sampler.greedy_choices(logits, text, ())[0]
+            token, margin = sampler.first_choice(logits[0], text)
         else:
             q = sampler.distribution(logits[0], text)
+            margin = margin_of(q.log())  # of the distribution alone: see draft_gate
             token = sampler.draw(q)
             self.distributions.append(q)
+        self.margins.append(margin)
         self.tokens.append(token)
         return token
 
+    def cut(self, count: int) -> None:
+        """Propose the first `count` alone. Margins stay, for they say how frequent they are."""
+        del self.tokens[count:], self.distributions[count:]
+
 
 class Drafter(Protocol):
-    """Proposes up to `count` tokens that may follow `history`, leaving the sequence state as it found it."""
+    """Proposes up to `count` tokens that may follow `history`, leaving the sequence state as it found it.
+
+    Attributes:
+        tells_margins: whether its proposals have them.
+    """
+
+    @property
+    def tells_margins(self) -> bool: ...
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+        self,
+        history: Sequence[int],
+        count: int,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+        gate: Gate | None = None,
     ) -> Proposal:
-        """`history` ends with a token that the sequence state does not hold yet."""
+        """`history` ends with a token that the sequence state does not hold yet. gate: says after each token
+        whether to go on; None: always."""
 
 
 class SelfDrafter:
     """The model itself with its INT4 experts, one token at a time."""
+
+    tells_margins = True
 
     def __init__(self, runner: PassRunner, end_tokens: frozenset[int], *, whole_window: bool = False) -> None:
         """whole_window: see core.switches."""
@@ -55,10 +78,15 @@ class SelfDrafter:
         self._whole_window = whole_window
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+        self,
+        history: Sequence[int],
+        count: int,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+        gate: Gate | None = None,
     ) -> Proposal:
-        """Draft until `count` tokens, an end token, or `stop`; the draft's keys and values are dropped at
-        the end."""
+        """Draft until `count` tokens, an end token, the gate, or `stop`; the draft's keys and values are
+        dropped at the end."""
         runner, base = self._runner, self._runner.sequence.length
         proposal = Proposal([], [])
         token = history[-1]
@@ -72,7 +100,7 @@ class SelfDrafter:
                 if runner.passes.timeline is not None:
                     runner.passes.timeline.add("draft", f"token {position + 1}", started)
                 token = proposal.add(logits, [*history, *proposal.tokens], sampler)
-                if token in self._end_tokens:
+                if token in self._end_tokens or (gate is not None and not gate.goes_on(proposal.margins)):
                     break
             else:
                 if self._whole_window and count:

@@ -1,36 +1,53 @@
 """Who picks the draft length: fixed, or the one whose expected tokens a second are highest (MoE-SpeQ 3.2,
-equations 2 to 4).
+equations 2 to 4); and where a step may stop earlier than that (`draft_gate`).
 
-Expected tokens of a step with draft length g: those of `acceptance_rates`. Time of a step: g draft passes
-plus one verify pass of g + 1 tokens, as measured lately; times of windows not yet seen are interpolated.
-Output never depends on the choice, only speed does.
+Expected tokens of a step with draft length g: those of `acceptance_rates`, or where the draft tells the
+margins of what it chooses, of `margin_rates`. Time of a step: g draft passes plus one verify pass of g + 1
+tokens, as measured lately (`verify_times`). Output never depends on the choice, only speed does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.gates import Gate
 from localmoe.speculative.acceptance_rates import AcceptanceRates
+from localmoe.speculative.draft_gate import DraftGate
+from localmoe.speculative.margin_rates import MarginRates
+from localmoe.speculative.verify_times import VerifyTimes, typical
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_RECENT = 5  # measurements that a time is the lower median of: one disturbed step does not count
+_RECENT = 5  # steps whose draft passes say how long one takes
 _WARM_UP = (4, 0, 8)  # draft lengths tried first, so that the model has something to interpolate
 _WARM_UP_AT = (0, 24, 96)  # steps: the first ones meet empty slots, which makes long windows look slow
 # a neighbour is tried now and then, since an unused length would never be measured again: often where it is
 # thought to be nearly as fast as the best
 _REVISIT_STEPS, _RARE_REVISIT_STEPS, _NEAR = 16, 48, 0.85
+_SPEED_STEPS = 64  # that the speed which a step has to keep up is taken from
+_LONGER = 2  # times the longest window measured, which a step may become
+_LEAST_MOST = 8  # drafted tokens that any step may become
 
 
 class Governor(Protocol):
     """Chooses before each step, and learns after it."""
 
     def choose(self) -> int:
-        """Draft length of the next step."""
+        """How many tokens the next step drafts."""
 
-    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
-        """What the step took."""
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        """The same for a step that may stop earlier: how many tokens it drafts, `most` at most, and what ends
+        it before that (None: nothing does)."""
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+    ) -> None:
+        """What the step took. margins: of all that was drafted, of which `drafted` were verified; () where
+        nobody knows them."""
 
 
 class FixedGovernor:
@@ -43,7 +60,13 @@ class FixedGovernor:
         """The fixed length."""
         return self._draft_length
 
-    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        """The fixed length, whatever is drafted."""
+        return min(self._draft_length, most), None
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+    ) -> None:
         """Learns nothing."""
 
 
@@ -52,71 +75,83 @@ class AutoGovernor:
     across answers."""
 
     def __init__(self, max_draft_length: int) -> None:
+        self._longest = max_draft_length
         self._candidates = [g for g in CANDIDATES if g <= max_draft_length]
         self._steps = 0
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
-        self._verify_s: dict[int, deque[float]] = {}  # window -> seconds
-        self._acceptance = AcceptanceRates(max_draft_length)
+        self._times = VerifyTimes()
+        self._acceptance, self._margins = AcceptanceRates(max_draft_length), MarginRates()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_SPEED_STEPS)  # tokens and seconds of steps
 
     def choose(self) -> int:
-        """Warm-up lengths first and twice again, else the best, now and then a neighbour of it. Tokens share
-        experts, so long windows cost less than a straight line says: where the longest tried is best, the
-        next one is tried."""
-        tried = next(self._steps - at for at in reversed(_WARM_UP_AT) if self._steps >= at)
-        if tried < len(_WARM_UP):
-            return min(_WARM_UP[tried], self._candidates[-1])
-        speed = self._objective()
-        best = max(self._candidates, key=speed)
-        longer = next((g for g in self._candidates if g > best), best)
-        if best + 1 == max(self._verify_s) < longer + 1:
-            return longer
+        """Warm-up lengths first and twice again, else the best, now and then a neighbour of it."""
+        warm_up = self._warm_up()
+        if warm_up is not None:
+            return warm_up
+        speeds = self._speeds(self._times.between(self._longest + 1), self._acceptance.expected_tokens())
+        best, longer = self._best(speeds)
         if self._steps % _REVISIT_STEPS == 0:
             shorter = next((g for g in reversed(self._candidates) if g < best), longer)
             neighbour = longer if (self._steps // _REVISIT_STEPS) % 2 else shorter
-            if self._steps % _RARE_REVISIT_STEPS == 0 or speed(neighbour) >= _NEAR * speed(best):
+            if self._steps % _RARE_REVISIT_STEPS == 0 or speeds[neighbour] >= _NEAR * speeds[best]:
                 return neighbour
         return best
 
-    def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        """A step that may stop anywhere up to twice the longest window so far. Now and then one of a length
+        that is given: where steps draft, one that does not, or a long one, and where none does, one that
+        does."""
+        if self._warm_up() is not None or not self._margins.known:
+            return min(self.choose(), most), None
+        verify_s = self._times.fitted(self._longest + 1)
+        speeds = self._speeds(verify_s, self._margins.expected_tokens(self._longest))
+        best, longer = self._best(speeds)
+        if best + 1 > self._times.longest:
+            return min(best, most), None
+        tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
+        speed = max(float(speeds[0]), tokens / max(1e-9, seconds))
+        most = min(most, self._longest)
+        gate = DraftGate(self._margins, typical(self._draft_token_s), verify_s[: most + 1], speed)
+        if not gate.goes_on(()):
+            near = self._longest and speeds[1] >= _NEAR * speeds[0]
+            try_one = self._steps % (_REVISIT_STEPS if near else _RARE_REVISIT_STEPS) == 0
+            return min(int(try_one), most), None
+        if self._steps % _RARE_REVISIT_STEPS == 0:
+            return min(longer if (self._steps // _RARE_REVISIT_STEPS) % 2 else 0, most), None
+        return min(most, max(_LEAST_MOST, _LONGER * self._times.longest)), gate
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+    ) -> None:
         """Update the running averages."""
         self._steps += 1
-        self._verify_s.setdefault(drafted + 1, deque(maxlen=_RECENT)).append(verify_s)
-        if drafted:
-            self._draft_token_s.append(draft_s / drafted)
+        self._times.observe(drafted + 1, verify_s)
+        passes = max(drafted, len(margins))
+        if passes:
+            self._draft_token_s.append(draft_s / passes)
         self._acceptance.observe(drafted, accepted)
+        self._margins.observe(margins, drafted, accepted)
+        self._recent.append((accepted + 1, draft_s + verify_s))
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
-        return self._objective()(draft_length)
+        speeds = self._speeds(self._times.between(self._longest + 1), self._acceptance.expected_tokens())
+        return float(speeds[min(draft_length, self._longest)])
 
-    def _objective(self) -> Callable[[int], float]:
-        """As a function of the draft length: what all lengths have in common is computed once, for the GPU
-        waits meanwhile."""
-        tokens = self._acceptance.expected_tokens()
-        draft_token_s = _typical(self._draft_token_s) if self._draft_token_s else 0.0
-        times = {window: _typical(seconds) for window, seconds in sorted(self._verify_s.items())}
+    def _warm_up(self) -> int | None:
+        tried = next(self._steps - at for at in reversed(_WARM_UP_AT) if self._steps >= at)
+        return min(_WARM_UP[tried], self._candidates[-1]) if tried < len(_WARM_UP) else None
 
-        def speed(draft_length: int) -> float:
-            step_s = draft_length * draft_token_s + _time_of(draft_length + 1, times)
-            return tokens[min(draft_length, len(tokens) - 1)] / max(1e-9, step_s)
+    def _best(self, speeds: NDArray[np.float64]) -> tuple[int, int]:
+        """The fastest length, and the next longer one. Tokens share experts, so long windows cost less than a
+        straight line says: where the longest tried is best, the next one is tried."""
+        best = max(self._candidates, key=lambda length: float(speeds[length]))
+        longer = next((g for g in self._candidates if g > best), best)
+        return (longer, longer) if best + 1 == self._times.longest < longer + 1 else (best, longer)
 
-        return speed
-
-
-def _time_of(window: int, times: dict[int, float]) -> float:
-    """Measured, or on the straight line through the nearest measured windows. times: by window, ascending."""
-    known = list(times)
-    if window in times or len(known) == 1:
-        return times.get(window, times[known[0]])
-    upper = next((w for w in known if w > window), known[-1])
-    lower = known[max(0, known.index(upper) - 1)]
-    if lower == upper:
-        upper = known[1]
-    slope = (times[upper] - times[lower]) / (upper - lower)
-    return times[lower] + max(0.0, slope) * (window - lower)
-
-
-def _typical(seconds: Iterable[float]) -> float:
-    """The lower median: disturbances only ever make a step slower."""
-    ordered = sorted(seconds)
-    return ordered[(len(ordered) - 1) // 2]
+    def _speeds(self, verify_s: NDArray[np.float64], tokens: Sequence[float]) -> NDArray[np.float64]:
+        """Tokens a second that draft lengths 0, 1, .. would reach with so many tokens a step."""
+        draft_token_s = typical(self._draft_token_s) if self._draft_token_s else 0.0
+        seconds = np.arange(self._longest + 1) * draft_token_s + verify_s
+        speeds: NDArray[np.float64] = np.asarray(tokens) / np.maximum(1e-9, seconds)
+        return speeds

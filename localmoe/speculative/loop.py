@@ -108,14 +108,18 @@ class SpeculativeLoop:
         """Start to draft after `history`."""
         self._begin_span(f"step {self._counters.steps + 1}")
         assert self._runner.sequence.length == len(history) - 1, "the state holds all tokens but the last"
-        length = min(self._governor.choose(), room - 1, self._longest_draft)
-        self._stepper.begin(history, length, last=room == 1)
+        most, gate = min(room - 1, self._longest_draft), None
+        if self._stepper.hears_margins:
+            length, gate = self._governor.choose_gated(most)
+        else:
+            length = min(self._governor.choose(), most)
+        self._stepper.begin(history, length, last=room == 1, gate=gate)
 
     def _finish(self, history: list[int], room: int) -> StepResult:
         """Verify, keep what the target agrees with plus its next token."""
         counters, done = self._counters, self._stepper.finish()
         drafted = len(done.drafted)
-        self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s)
+        self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s, done.margins)
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from localmoe.core.gates import Gate
 from localmoe.core.timeline import Timeline
 from localmoe.model.cross_gates import CrossGates
 from localmoe.model.draft_model import DraftModel
@@ -22,6 +23,8 @@ from localmoe.speculative.sampling import TokenSampler
 
 class ModelDrafter:
     """Proposals of a draft model that shares the target's tokenizer."""
+
+    tells_margins = True
 
     def __init__(
         self,
@@ -42,9 +45,15 @@ class ModelDrafter:
         self._timeline = timeline
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+        self,
+        history: Sequence[int],
+        count: int,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+        gate: Gate | None = None,
     ) -> Proposal:
-        """Draft until `count` tokens, an end token, `stop`, or the longest text that the model takes."""
+        """Draft until `count` tokens, an end token, the gate, `stop`, or the longest text that the model
+        takes."""
         proposal = Proposal([], [])
         text, shape = list(history), self._model.shape
         if shape.vocab_size < self._vocab_size and max(text) >= shape.vocab_size:
@@ -57,7 +66,7 @@ class ModelDrafter:
             if timeline is not None:
                 timeline.add("draft", f"token {position + 1}", started)
             text.append(proposal.add(logits, text, sampler))
-            if text[-1] in self._end_tokens:
+            if text[-1] in self._end_tokens or (gate is not None and not gate.goes_on(proposal.margins)):
                 break
         return proposal
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from localmoe.core.gates import Gate
 from localmoe.speculative.drafters import Proposal
 from localmoe.speculative.sampling import TokenSampler
 
@@ -22,6 +23,8 @@ LONGEST, SHORTEST = (
 class PromptLookupDrafter:
     """Proposals for one answer, whose text only grows."""
 
+    tells_margins = False
+
     def __init__(self, end_tokens: frozenset[int], vocab_size: int) -> None:
         self._end_tokens = end_tokens
         self._vocab_size = vocab_size
@@ -29,7 +32,12 @@ class PromptLookupDrafter:
         self._indexed = 0  # tokens that are the last of some entry
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
+        self,
+        history: Sequence[int],
+        count: int,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+        gate: Gate | None = None,
     ) -> Proposal:
         """Up to `count` tokens, as far as an end token; none where nothing agrees. A text that repeats itself
         is continued around the repeat. What is proposed is certain, so its distribution is all on one

@@ -29,6 +29,12 @@ from localmoe.speculative.shortlist import SHORTLISTS, cut_shortlist
 _APART = 64  # new tokens, from which on a text's tensor is made anew
 
 
+def margin_of(scores: Tensor) -> float:
+    """How far the largest of (V,) is ahead of the second: infinitely, where nothing else is possible."""
+    first, *others = scores.topk(min(2, len(scores))).values.tolist()
+    return first - others[0] if others else math.inf
+
+
 class TokenSampler:
     """Applies one SamplingConfig with one random stream (on CPU, so that a seed means the same on every
     device)."""
@@ -66,6 +72,11 @@ class TokenSampler:
             return choices
         rows = [self._penalised(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
         return [int(row.argmax()) for row in rows]
+
+    def first_choice(self, logits: Tensor, text: Sequence[int]) -> tuple[int, float]:
+        """Argmax of the logits (V,) after `text`, and its margin."""
+        scores = logits if self._penalty is None else self._penalised(logits, text)
+        return int(scores.argmax()), margin_of(scores)
 
     def next_token(self, logits: Tensor, history: Sequence[int]) -> int:
         """The target's token after `history`, from logits (V,)."""

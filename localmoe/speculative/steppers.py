@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
+from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
-from localmoe.model.synthetic import SyntheticModel
+from localmoe.model.synthetic import SyntheticGate, SyntheticModel
 from localmoe.speculative.acceptance import Verdict, accept_greedy, accept_sampled
 from localmoe.speculative.drafters import Drafter, Proposal
 from localmoe.speculative.sampling import TokenSampler
@@ -35,16 +36,21 @@ class StepOutcome:
     draft_s: float
     verify_s: float
     verified: bool = True
+    margins: Sequence[float] = ()  # of all that was drafted, verified or not; (): nobody knows them
 
 
 class Stepper(Protocol):
     """Advances the sequence by the accepted tokens plus one, and tells the policy of it. A step has two
     halves, so that the GPU drafts while the caller handles the text of the step before."""
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
+    @property
+    def hears_margins(self) -> bool:
+        """Whether drafts can be ended by what they say of themselves."""
+
+    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
         """Start to draft at most `length` tokens after `history`, of which the sequence holds all but the
         last. By the time that it returns, all that the step before did has been counted. last: there is no
-        room for a step after this one."""
+        room for a step after this one. gate: what ends the drafts, for a stepper that hears margins."""
 
     def finish(self) -> StepOutcome:
         """The step that was begun. An exception, here or in `begin`, leaves the sequence as it was."""
@@ -69,11 +75,17 @@ class PassStepper:
         self._stop = stop
         self._history: Sequence[int] = ()
         self._length = 0
+        self._gate: Gate | None = None
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
+    @property
+    def hears_margins(self) -> bool:
+        """As the drafter tells them."""
+        return self._drafter is not None and self._drafter.tells_margins
+
+    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
         """Nothing runs yet: every pass needs the host."""
         passes = self._runner.passes
-        self._history, self._length = history, length
+        self._history, self._length, self._gate = history, length, gate
         passes.lookahead.clear()
         passes.scheduler.notify(StepStarted(passes.counters.steps, length))
 
@@ -98,7 +110,9 @@ class PassStepper:
             name = f"verify {len(proposal.tokens) + 1} tokens, keep {verdict.accepted + 1}"
             runner.passes.timeline.add("verify", name, started, ended)
         runner.passes.scheduler.notify(StepFinished(len(proposal.tokens), verdict.accepted))
-        return StepOutcome(proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s)
+        return StepOutcome(
+            proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s, margins=proposal.margins
+        )
 
     def close(self) -> None:
         """Nothing runs beside the host."""
@@ -107,7 +121,15 @@ class PassStepper:
         if self._drafter is None or length == 0:
             return Proposal([], []), 0.0
         captured_s, started = self._runner.capture_s, time.perf_counter()
-        proposal = self._drafter.propose(history, length, self._sampler, self._stop)
+        gate, synthetic = self._gate, self._runner.passes.synthetic
+        if synthetic is None or not synthetic.simulates_acceptance:
+            proposal = self._drafter.propose(history, length, self._sampler, self._stop, gate)
+        else:  # positions of drafted tokens begin behind the text
+            heard = None if gate is None else SyntheticGate(gate, synthetic, len(history))
+            proposal = self._drafter.propose(history, length, self._sampler, self._stop, heard)
+            proposal.margins[:] = synthetic.margins(len(history), len(proposal.margins))
+        if gate is not None:
+            proposal.cut(gate.worth_verifying(proposal.margins))
         self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
         ended = time.perf_counter()
         if self._runner.passes.timeline is not None:
@@ -118,7 +140,7 @@ class PassStepper:
     def _accept(self, logits: Tensor, history: Sequence[int], proposal: Proposal) -> Verdict:
         sampler, drafted = self._sampler, proposal.tokens
         synthetic = self._runner.passes.synthetic
-        if synthetic is not None and synthetic.settings.acceptance is not None:
+        if synthetic is not None and synthetic.simulates_acceptance:
             return self._accept_synthetic(synthetic, logits, history, drafted)
         if sampler.config.greedy:
             return accept_greedy(sampler.greedy_choices(logits, history, drafted), drafted)
@@ -147,18 +169,25 @@ class DeviceStepper:
         self._steps = steps
         self._end_tokens = end_tokens
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool) -> None:
+    @property
+    def hears_margins(self) -> bool:
+        """Not where the verify pass is issued behind the drafts at once."""
+        return self._steps.may_stop
+
+    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
         """The GPU drafts, and verifies too where the host has nothing to decide in between."""
-        self._steps.begin(history, length, last=last)
+        self._steps.begin(history, length, last=last, gate=gate)
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""
         done = self._steps.finish()
         ends = (i + 1 for i, token in enumerate(done.drafted) if token in self._end_tokens)
         counted = next(ends, len(done.drafted))
+        margins = done.margins if counted == len(done.drafted) else done.margins[:counted]
         return StepOutcome(
-            done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s
-        )
+            done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s,
+            margins=margins,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Wait for what still runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 
@@ -31,6 +32,7 @@ from localmoe.core.events import (
     StepStarted,
     TokenRouted,
 )
+from localmoe.core.gates import Gate
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey, Phase
@@ -46,7 +48,7 @@ from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
 from localmoe.model.device_steps import RUN_BEHIND_AFTER, DeviceSteps
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.step_graphs import PassOutput
-from localmoe.model.window_report import WindowReport
+from localmoe.model.window_report import DraftReport, WindowReport
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import CacheShape, Policy
@@ -137,14 +139,21 @@ class TablePasses:
         self.choice.note(at, torch.tensor([token]))
         logits = self.table.draft(self._append(start + cursor, token)).log()[None]
         window.cursor += 1
-        window.tokens[cursor + 1] = self.choice.choose(logits, at)
-        weights = np.full((LAYERS, TOP_K), 0.5, dtype=np.float32)
-        numbers = np.concatenate([routed(token, start + cursor).ravel(), weights.view(np.int32).ravel()])
+        window.tokens[cursor + 1 : cursor + 2], margin = self._choose_surely(logits, at)
+        weights = np.full(LAYERS * TOP_K, 0.5, dtype=np.float32).view(np.int32)
+        experts = routed(token, start + cursor).ravel()
+        numbers = np.concatenate([experts, weights, margin.numpy().view(np.int32)])
         return PassOutput(logits, torch.from_numpy(numbers))
 
-    def read_draft(self, report: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        experts, weights = report.reshape(2, LAYERS, TOP_K)
-        return experts, weights.view(np.float32)
+    def _choose_surely(self, logits: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        if self.choice.kind != "argmax":
+            return self.choice.choose_surely(logits, at)
+        first, second = logits[0].topk(2).values  # Triton's interpreter takes milliseconds
+        return logits.argmax(-1), (first - second).float()[None]
+
+    def read_draft(self, report: NDArray[np.int32]) -> DraftReport:
+        experts, weights = report[:-1].reshape(2, LAYERS, TOP_K)
+        return DraftReport(experts, weights.view(np.float32), float(report[-1:].view(np.float32)[0]))
 
     def window(self, count: int, start: int) -> PassOutput:
         self._issue("window")
@@ -349,6 +358,91 @@ class Moody(FixedGovernor):
     def choose(self) -> int:
         return self.lengths.pop(0) if self.lengths else 0
 
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return min(self.choose(), most), None
+
+
+class Whim(FixedGovernor):
+    """Stops drafts, and cuts off what was drafted, at random. heard: margins of each step."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self.chance = random.Random(seed)
+        self.heard: list[list[float]] = []
+
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return self.chance.randint(0, min(most, 6)), self.chance.choice([None, self, self])
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        assert unheard <= 1
+        return self.chance.random() < 0.7
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        return self.chance.randint(0, len(margins))
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+    ) -> None:
+        assert accepted <= drafted <= len(margins) and min(draft_s, verify_s) >= 0
+        self.heard.append(list(margins))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 13), st.floats(0, 1), st.integers(1, 20),
+    st.sampled_from([MoeSpeqPolicy, CpuHelps, OnDemandPolicy, HastyPolicy]),
+    st.sets(st.integers(0, 3), max_size=1), st.booleans(), st.sampled_from([GREEDY, GREEDY, "sampled"]),
+)  # fmt: skip
+def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
+    seed: int, slots: int, agreement: float, limit: int, make: type[Policy], end: set[int], record: bool,
+    sampling: SamplingConfig | str,
+) -> None:  # fmt: skip
+    table, config = Table(agreement=agreement, seed=seed), SAMPLED if sampling == "sampled" else GREEDY
+    rig, whim = Rig(table, slots, make), Whim(seed)
+    if record:
+        rig.state.timeline, rig.experts.memory.times = Timeline(), CopyTimes(rig.experts.memory.transfers)
+    said: list[int] = []
+    for step in rig.loop(whim, end=frozenset(end), sampling=config).run(PROMPT, limit):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+    if config.greedy:
+        assert said == table.greedy(PROMPT, limit, frozenset(end))
+    else:
+        rest = sampled(table, [*PROMPT, said[0]], len(said) - 1, config)
+        assert said[1:] == rest
+    rig.experts.check()
+    counters, drafts = rig.state.counters, rig.passes.issued.count("draft")
+    assert counters.drafted <= drafts
+    told = sum(len(margins) for margins in whim.heard)  # none of what was drafted behind an end token
+    assert told <= drafts if end else told == drafts
+    finished = [event for event in rig.events if isinstance(event, DraftFinished | StepFinished)]
+    assert counters.drafted <= sum(e.drafted for e in finished if isinstance(e, StepFinished))
+    if record:
+        spans = [span for each in rig.state.timeline.steps() for span in each.spans]
+        assert sum(span.lane == "draft" for span in spans) == drafts
+
+
+def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_expects_to_want_it() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    class Steady(FixedGovernor):
+        def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+            return min(6, most), self
+
+        def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+            asked.append((len(margins), unheard, rig.passes.issued.count("draft")))
+            return len(margins) + unheard < 3
+
+        def worth_verifying(self, margins: Sequence[float]) -> int:
+            return len(margins) - 1
+
+    rig = Rig(Table(agreement=1.0, seed=6), 5)
+    steps = rig.loop(Steady(0)).run(PROMPT, 8)
+    assert len(next(steps).tokens) == 1 and len(next(steps).tokens) == 3
+    # three passes, of which two were issued while the one before them ran; then it does not go on
+    assert asked[:4] == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 0, 3)]
+    steps.close()
+
 
 @settings(max_examples=60, deadline=None)
 @given(
@@ -448,7 +542,9 @@ def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device
     passes.draft, passes.window = capture(draft), capture(window)  # type: ignore[method-assign]
 
     class Watching(FixedGovernor):
-        def observe(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+        def observe(
+            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        ) -> None:
             seconds.append((draft_s, verify_s))
 
     list(rig.loop(Watching(length), on_device=on_device).run(PROMPT, 12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from localmoe.core.errors import ConfigError
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings
-from localmoe.model.synthetic import BLOCK, Experts, SyntheticModel
+from localmoe.model.synthetic import BLOCK, Experts, SyntheticGate, SyntheticModel
 
 UNIFORM = RoutingSpec("uniform")
 
@@ -178,6 +179,38 @@ def test_another_answer_or_seed_is_routed_differently_and_the_first_again_the_sa
     assert (simulated.draft_window(0, 20) == first[1]).all()
     assert [simulated.accepts(i) for i in range(60)] != other[1]
     assert (model(routing, seed=1).target_window(0, 20) != first[0]).any()
+
+
+def test_margins_are_small_where_tokens_are_rejected_and_the_same_however_they_are_asked_for() -> None:
+    simulated = SyntheticModel(SyntheticSettings(acceptance=0.9), 2, 8, 2)
+    margins = simulated.margins(0, 4000)
+    accepted = [simulated.accepts(at) for at in range(4000)]
+    assert margins[300:340] == [margin for at in range(300, 340) for margin in simulated.margins(at, 1)]
+    assert np.median([m for m, kept in zip(margins, accepted, strict=True) if kept]) > 2
+    assert np.median([m for m, kept in zip(margins, accepted, strict=True) if not kept]) < 0.3
+    sure = [kept for m, kept in zip(margins, accepted, strict=True) if m > 1]
+    assert len(sure) > 2500 and sum(sure) / len(sure) > 0.985
+    simulated.begin(1)
+    assert simulated.margins(0, 50) != margins[:50]
+    simulated.begin(0)
+    assert simulated.margins(0, 50) == margins[:50]
+
+
+def test_a_gate_hears_the_simulated_margins_instead_of_its_models() -> None:
+    simulated, heard = SyntheticModel(SyntheticSettings(acceptance=0.9), 2, 8, 2), []
+
+    class Listening:
+        def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+            heard.append((margins, unheard))
+            return True
+
+        def worth_verifying(self, margins: Sequence[float]) -> int:
+            heard.append((margins, 0))
+            return 2
+
+    gate = SyntheticGate(Listening(), simulated, 30)
+    assert gate.goes_on([0.0, 0.0], unheard=1) and gate.worth_verifying([0.0] * 3) == 2
+    assert heard == [(simulated.margins(30, 2), 1), (simulated.margins(30, 3), 0)]
 
 
 def test_what_is_not_simulated_is_left_to_the_router() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, PrefillStarted, StepFinished, StepStarted
+from localmoe.core.gates import Gate
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.speculative.drafters import Drafter, Proposal, SelfDrafter
 from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
@@ -27,12 +29,15 @@ PROMPT = [1, 2, 0]
 class Guess:
     """A drafter that proposes given tokens, whatever the model says."""
 
+    tells_margins = False
+
     def __init__(self, guesses: Sequence[Sequence[int]]) -> None:
         self.guesses = list(guesses)
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
-    ) -> Proposal:
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None,
+        gate: Gate | None = None,
+    ) -> Proposal:  # fmt: skip
         return Proposal(list(self.guesses.pop(0) if self.guesses else ())[:count], [])
 
 
@@ -53,12 +58,30 @@ def loop_of(
     return SpeculativeLoop(made.runner, stepper, fixed, sampler, end, stop)
 
 
+class Whim(FixedGovernor):
+    """Stops drafts, and cuts off what was drafted, at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self.chance = random.Random(seed)
+
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return self.chance.randint(0, most), self.chance.choice([None, self])
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        return self.chance.random() < 0.7
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        assert all(margin >= 0 for margin in margins)
+        return self.chance.randint(0, len(margins))
+
+
 def tokens_of(steps: Sequence[StepResult]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
 @given(
-    st.integers(0, 999), st.sampled_from([0, 1, 2, 5, "auto"]), st.integers(1, 20), st.floats(0, 1),
+    st.integers(0, 999), st.sampled_from([0, 1, 2, 5, "auto", "any"]), st.integers(1, 20), st.floats(0, 1),
     st.sets(st.integers(0, 3), max_size=1), st.lists(st.integers(0, 3), min_size=1, max_size=5),
 )  # fmt: skip
 @settings(deadline=None, max_examples=150)
@@ -67,7 +90,7 @@ def test_greedy_output_is_the_targets_own_for_every_draft_and_length(
 ) -> None:
     table = Table(agreement=agreement, seed=seed)
     made = TableRunner(table)
-    governor = AutoGovernor(16) if length == "auto" else length
+    governor = {"auto": AutoGovernor(16), "any": Whim(seed)}.get(str(length), length)
     steps = list(loop_of(made, governor, end=frozenset(end)).run(prompt, limit))  # type: ignore[arg-type]
     expected = table.greedy(prompt, limit, frozenset(end))
     assert tokens_of(steps) == expected
@@ -78,7 +101,14 @@ def test_greedy_output_is_the_targets_own_for_every_draft_and_length(
     assert counters.new_tokens == len(expected)
     assert counters.steps == len(steps) - 1
     assert 0 <= counters.accepted <= counters.drafted
-    assert counters.drafted == sum(rows for phase, rows in made.passes_run if phase == "draft")
+    passes = sum(rows for phase, rows in made.passes_run if phase == "draft")
+    assert counters.drafted == passes if isinstance(length, int) else counters.drafted <= passes
+    started, said = (
+        [event.draft_length if isinstance(event, StepStarted) else event.drafted for event in made.events
+         if isinstance(event, kind)] for kind in (StepStarted, StepFinished)
+    )  # fmt: skip
+    assert all(drafted <= most for most, drafted in zip(started, said, strict=True))
+    assert sum(said) == counters.drafted
 
 
 @pytest.mark.parametrize("penalty", [1.3, 3.0])

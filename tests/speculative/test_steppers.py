@@ -13,6 +13,7 @@ from table_model import Table, TableRunner
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
+from localmoe.core.gates import Gate
 from localmoe.speculative.drafters import Proposal, SelfDrafter
 from localmoe.speculative.governor import FixedGovernor
 from localmoe.speculative.loop import SpeculativeLoop
@@ -26,12 +27,15 @@ NO_END: frozenset[int] = frozenset()
 class Guess:
     """Proposes given tokens, or breaks."""
 
+    tells_margins = False
+
     def __init__(self, tokens: Sequence[int], error: BaseException | None = None) -> None:
         self.tokens, self.error = tokens, error
 
     def propose(
-        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None
-    ) -> Proposal:
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None,
+        gate: Gate | None = None,
+    ) -> Proposal:  # fmt: skip
         if self.error is not None:
             raise self.error
         return Proposal(list(self.tokens)[:count], [])
@@ -123,10 +127,13 @@ class Done:
     token: int
     draft_s: float
     verify_s: float
+    margins: Sequence[float] = ()
 
 
 class FakeSteps:
     """Drafts and verifies as a device would: all tokens, end tokens or not."""
+
+    may_stop = True
 
     def __init__(self, made: TableRunner) -> None:
         self.made = made
@@ -134,7 +141,7 @@ class FakeSteps:
         self.closed = 0
         self.was_last = False
 
-    def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
+    def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None) -> None:
         assert not self.closed and not self.was_last
         self.was_last = last
         self.asked.append((text[-1], count))
@@ -161,31 +168,35 @@ def device_stepper(made: TableRunner, end: frozenset[int]) -> tuple[DeviceSteppe
 
 
 @pytest.mark.parametrize(
-    ("drafted", "accepted", "end", "expected"),
+    ("drafted", "accepted", "end", "expected", "margins"),
     [
-        ([5, 6, 7], 2, NO_END, ([5, 6, 7], 2)),
-        ([5, 6, 7], 3, frozenset({6}), ([5, 6], 2)),  # accepted beyond the end: only up to it
-        ([5, 6, 7], 1, frozenset({6}), ([5, 6], 1)),
-        ([5, 6, 7], 0, frozenset({7}), ([5, 6, 7], 0)),
-        ([6, 6, 6], 3, frozenset({6}), ([6], 1)),
-        ([], 0, frozenset({6}), ([], 0)),
+        ([5, 6, 7], 2, NO_END, ([5, 6, 7], 2), 4),
+        ([5, 6, 7], 3, frozenset({6}), ([5, 6], 2), 2),  # accepted beyond the end: only up to it
+        ([5, 6, 7], 1, frozenset({6}), ([5, 6], 1), 2),
+        ([5, 6, 7], 0, frozenset({7}), ([5, 6, 7], 0), 4),
+        ([6, 6, 6], 3, frozenset({6}), ([6], 1), 1),
+        ([], 0, frozenset({6}), ([], 0), 4),
     ],
 )
 def test_what_is_drafted_after_an_end_token_does_not_count(
-    drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int]
+    drafted: list[int], accepted: int, end: frozenset[int], expected: tuple[list[int], int], margins: int
 ) -> None:
+    heard = [0.5, 1.0, 1.5, 2.0]  # one that was not verified too
+
     class Fixed:
-        def begin(self, text: Sequence[int], count: int, *, last: bool) -> None:
-            assert not last and (text, count) == (HISTORY, 3)
+        may_stop = False
+
+        def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None) -> None:
+            assert not last and gate is None and (text, count) == (HISTORY, 3)
 
         def finish(self) -> Done:
-            return Done(drafted, accepted, 9, 0.25, 0.5)
+            return Done(drafted, accepted, 9, 0.25, 0.5, heard)
 
         def close(self) -> None:
             pass
 
     done = step(DeviceStepper(Fixed(), end), 3)  # type: ignore[arg-type]
-    assert done == StepOutcome(*expected, 9, 0.25, 0.5)
+    assert done == StepOutcome(*expected, 9, 0.25, 0.5, margins=heard[:margins])
 
 
 @given(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_model import Table, TableRunner
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.gates import Gate
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.speculative.drafters import SelfDrafter
-from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import PassStepper
@@ -20,13 +23,20 @@ NO_END: frozenset[int] = frozenset()
 
 
 def run(
-    table: Table, synthetic: SyntheticModel, prompt: list[int], length: int, limit: int, temperature: float
+    table: Table,
+    synthetic: SyntheticModel,
+    prompt: list[int],
+    length: int,
+    limit: int,
+    temperature: float,
+    governor: Governor | None = None,
 ) -> tuple[TableRunner, list[list[int]]]:
     made = TableRunner(table)
     made.passes.synthetic = synthetic
     sampler = TokenSampler(SamplingConfig(temperature=temperature, seed=5))
     stepper = PassStepper(made.runner, SelfDrafter(made.runner, NO_END), sampler, None)
-    loop = SpeculativeLoop(made.runner, stepper, FixedGovernor(length), sampler, NO_END, None)
+    governor = governor or FixedGovernor(length)
+    loop = SpeculativeLoop(made.runner, stepper, governor, sampler, NO_END, None)
     return made, [step.tokens for step in loop.run(prompt, limit)]
 
 
@@ -52,6 +62,34 @@ def test_greedy_steps_keep_the_drafts_tokens_while_accepted_then_the_targets(
         held += step
     assert len(held) == len(prompt) + limit
     assert made.state.tokens == held[:-1]
+
+
+def test_governor_and_gate_hear_the_margins_that_are_simulated() -> None:
+    synthetic = SyntheticModel(SyntheticSettings(acceptance=0.8, seed=4), 1, 4, 2)
+    told: list[tuple[int, Sequence[float]]] = []
+
+    class Listening(FixedGovernor):
+        def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+            return min(5, most), self if len(told) % 2 else None
+
+        def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+            return margins[-1] > 0.5
+
+        def worth_verifying(self, margins: Sequence[float]) -> int:
+            return len(margins)
+
+        def observe(
+            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        ) -> None:
+            told.append((accepted, margins))
+
+    _, steps = run(Table(agreement=0.2, seed=4), synthetic, [1, 2, 0], 5, 60, 0.0, Listening(5))
+    at = 4  # the prompt, and what its pass wrote
+    for (accepted, margins), step in zip(told, steps[1:], strict=True):
+        assert len(step) == accepted + 1 and margins == synthetic.margins(at, len(margins))
+        assert min([*margins[:-1], 1.0]) > 0.5 or len(margins) == 5
+        at += accepted + 1
+    assert {len(margins) for _, margins in told} >= {1, 5}
 
 
 def test_the_simulation_wins_over_what_the_target_thinks() -> None:

@@ -3,7 +3,7 @@ sorted: who is the largest of score + noise is known at once, and whether it is 
 nucleus, follows from the number or the mass of those that score better. If it is not, whatever scores no
 better is out too, and the next one is looked for among the rest; with top-p 0.95 that happens to one token
 in twenty. A small k is cut off first, from a shortlist: the k best tokens score no worse than the best ones
-of the k best chunks.
+of the k best chunks. On the way it is seen how far the choice was ahead of the next one.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ _SHORT = 512  # places of a shortlist
 _BLOCK = 8192  # tokens that the program of a row looks at together
 
 
-def choose_tokens(logits: Tensor, positions: Tensor, view: ChoiceView) -> Tensor:
-    """int64 (R,): the token after each row of logits (R, V), contiguous, which stands at `positions`, int64
-    (R,). A row's choice depends on no other row."""
+def choose_tokens(logits: Tensor, positions: Tensor, view: ChoiceView) -> tuple[Tensor, Tensor]:
+    """The token after each row of logits (R, V), contiguous, which stands at `positions`, int64 (R,): int64
+    (R,); and its margin, float32 (R,): what the largest of score + noise is ahead of the second. A token that
+    was found only after another had been cut off by top-p or min-p has margin 0. A row's choice depends on no
+    other row."""
     rows, vocab = logits.shape
     assert logits.is_contiguous() and positions.is_contiguous()
     assert view.seen.shape == (vocab,), f"{tuple(view.seen.shape)} for {vocab} tokens"
     chunks = triton.cdiv(vocab, _CHUNK)
-    found = torch.empty(rows, 3, chunks, dtype=torch.float32, device=logits.device)
+    found = torch.empty(rows, 4, chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     short = torch.empty(rows, 2, _SHORT, dtype=torch.float32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    margins = torch.empty(rows, dtype=torch.float32, device=logits.device)
     words, numbers = view.words, view.words.view(torch.float64)
     shared = (logits, view.seen, positions, words, numbers, found, places)
     launch(_best_of_chunk, (rows, chunks), *shared, vocab, CHUNK=_CHUNK, num_warps=4, enable_fp_fusion=False)
     block = min(_BLOCK, triton.next_power_of_2(vocab))
     launch(
         _choose, (rows,),
-        *shared, short, out, vocab, chunks, C_PAD=triton.next_power_of_2(chunks), BLOCK=block, SHORT=_SHORT,
-        NOTHING=NO_CHOICE, num_warps=max(4, min(32, block // 512)), enable_fp_fusion=False,
+        *shared, short, out, margins, vocab, chunks, C_PAD=triton.next_power_of_2(chunks), BLOCK=block,
+        SHORT=_SHORT, NOTHING=NO_CHOICE, num_warps=max(4, min(32, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip
-    return out
+    return out, margins
 
 
 @triton.jit
@@ -75,8 +78,15 @@ def _finite(score):
 
 
 @triton.jit
+def _ahead(key, second):
+    """How far a score is ahead of the second: very far, where there is none."""
+    return tl.where(second == -float("inf"), 1e30, key - _finite(second))
+
+
+@triton.jit
 def _best_of_chunk(logits, seen, positions, words, numbers, found, places, vocab, CHUNK: tl.constexpr):
-    """The best perturbed token of a chunk, the chunk's best score, and its sum of exponentials."""
+    """The best perturbed token of a chunk, the chunk's best score, its sum of exponentials, and the second
+    best perturbed score."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     position, seed = tl.load(positions + row), tl.load(words)
     temperature, penalty = tl.load(numbers + 2).to(tl.float32), tl.load(numbers + 5).to(tl.float32)
@@ -86,12 +96,13 @@ def _best_of_chunk(logits, seen, positions, words, numbers, found, places, vocab
     key, top = tl.max(keys, 0), tl.max(scores, 0)
     # where nothing is possible, nothing is added; a score that is no number, or infinite, spoils the sum
     mass = tl.sum(tl.exp(scores - _finite(top)), 0)
-    out = found + row * 3 * tl.num_programs(1) + chunk
+    out = found + row * 4 * tl.num_programs(1) + chunk
     tl.store(out, key)
     tl.store(out + tl.num_programs(1), top)
     tl.store(out + 2 * tl.num_programs(1), mass)
     place = tl.min(tl.where(keys == key, at, vocab), 0)
     tl.store(places + row * tl.num_programs(1) + chunk, place)
+    tl.store(out + 3 * tl.num_programs(1), tl.max(tl.where(at == place, -float("inf"), keys), 0))
 
 
 @triton.jit
@@ -195,7 +206,7 @@ def _shortlist(
 
 @triton.jit
 def _best_of_short(short, count, seed, position, temperature, k, top_p, floor, top, SHORT: tl.constexpr):
-    """The token that is chosen from a shortlist that holds the k best."""
+    """(token that is chosen from a shortlist that holds the k best, its margin over the others)."""
     at = tl.arange(0, SHORT)
     scores = tl.load(short + at, mask=at < count, other=-float("inf"))
     tokens = tl.load(short + SHORT + at, mask=at < count, other=0.0).to(tl.int32, bitcast=True)
@@ -203,21 +214,23 @@ def _best_of_short(short, count, seed, position, temperature, k, top_p, floor, t
     _, edge = _kth(scores, k, top)
     masses = tl.exp(scores - top)
     limit = top_p * tl.sum(tl.where(scores > edge, masses, 0.0), 0)
-    place, pending = 0, 1
+    place, pending, margin = 0, 1, 0.0
     while pending == 1:
         left = tl.where((scores > edge) & (scores >= floor), keys, -float("inf"))
-        place = tl.min(tl.where(left == tl.max(left, 0), at, SHORT), 0)
+        key = tl.max(left, 0)
+        place = tl.min(tl.where(left == key, at, SHORT), 0)
+        margin = _ahead(key, tl.max(tl.where(at == place, -float("inf"), left), 0))
         value = tl.sum(tl.where(at == place, scores, 0.0), 0)
         if (top_p >= 1) | (tl.sum(tl.where(scores > value, masses, 0.0), 0) < limit):
             pending = 0
         else:
             edge = value
-    return tl.sum(tl.where(at == place, tokens, 0), 0)
+    return tl.sum(tl.where(at == place, tokens, 0), 0), margin
 
 
 @triton.jit
 def _choose(
-    logits, seen, positions, words, numbers, found, places, short, out, vocab, chunks,
+    logits, seen, positions, words, numbers, found, places, short, out, margins, vocab, chunks,
     C_PAD: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, NOTHING: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -226,14 +239,17 @@ def _choose(
     min_p, penalty = tl.load(numbers + 4).to(tl.float32), tl.load(numbers + 5).to(tl.float32)
     logits += row.to(tl.int64) * vocab
     chunk = tl.arange(0, C_PAD)
-    parts = found + row * 3 * chunks + chunk
+    parts = found + row * 4 * chunks + chunk
     keys = tl.load(parts, mask=chunk < chunks, other=-float("inf"))
     tops = tl.load(parts + chunks, mask=chunk < chunks, other=-float("inf"))
     masses = tl.load(parts + 2 * chunks, mask=chunk < chunks, other=0.0)
+    seconds = tl.load(parts + 3 * chunks, mask=chunk < chunks, other=-float("inf"))
     top = tl.max(tops, 0)
     whole = tl.sum(masses * tl.exp(tops - _finite(top)), 0)
     in_chunk = tl.load(places + row * chunks + chunk, mask=chunk < chunks, other=vocab)
-    place = tl.min(tl.where(keys == tl.max(keys, 0), in_chunk, vocab), 0)
+    key = tl.max(keys, 0)
+    place = tl.min(tl.where(keys == key, in_chunk, vocab), 0)
+    margin = _ahead(key, tl.max(tl.where(in_chunk == place, seconds, keys), 0))
     sound = (whole > 0) & (whole < float("inf"))
     floor = -float("inf")
     if min_p > 0:
@@ -245,7 +261,9 @@ def _choose(
         listed = _shortlist(logits, seen, position, penalty, temperature, bound, short, vocab, BLOCK, SHORT)
     if listed <= SHORT:
         tl.debug_barrier()  # other threads wrote it
-        place = _best_of_short(short, listed, seed, position, temperature, k, top_p, floor, top, SHORT)
+        place, margin = _best_of_short(
+            short, listed, seed, position, temperature, k, top_p, floor, top, SHORT
+        )  # fmt: skip
     elif sound & (temperature > 0):
         value = tl.max(
             _scores(logits, seen, position, penalty, temperature, place + tl.arange(0, 1), vocab), 0
@@ -265,7 +283,9 @@ def _choose(
                 else:
                     edge = value
             if pending == 1:
+                margin = 0.0
                 value, place = _best_above(
                     logits, seen, position, seed, penalty, temperature, edge, floor, vocab, BLOCK
                 )  # fmt: skip
     tl.store(out + row, tl.where(sound, place, NOTHING).to(tl.int64))
+    tl.store(margins + row, margin)

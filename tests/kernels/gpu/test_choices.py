@@ -50,8 +50,16 @@ def settings_on_device(config: SamplingConfig, seed: int) -> Tensor:
 
 
 def chosen(logits: Tensor, seen: Tensor, positions: Tensor, config: SamplingConfig, seed: int) -> Tensor:
+    return chosen_surely(logits, seen, positions, config, seed)[0]
+
+
+def chosen_surely(
+    logits: Tensor, seen: Tensor, positions: Tensor, config: SamplingConfig, seed: int
+) -> tuple[Tensor, Tensor]:
+    """And their margins."""
     view = ChoiceView(settings_on_device(config, seed), seen.to(DEVICE))
-    return choose_tokens(logits.to(DEVICE), positions.to(DEVICE), view).cpu()
+    tokens, margins = choose_tokens(logits.to(DEVICE), positions.to(DEVICE), view)
+    return tokens.cpu(), margins.cpu()
 
 
 def check(logits: Tensor, seen: Tensor, positions: Tensor, config: SamplingConfig, seed: int) -> None:
@@ -94,6 +102,35 @@ def test_any_settings_choose_what_the_reference_does(
 ) -> None:  # fmt: skip
     logits, seen, positions = random_case(2, vocab, case)
     check(logits, seen, positions, SamplingConfig(temperature, top_p, top_k, min_p, penalty), seed)
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize(("rows", "vocab"), [(4, 3000), (3, 37)])
+def test_margins_are_what_the_choice_is_ahead_of_the_next_one(
+    options: dict[str, Any], rows: int, vocab: int
+) -> None:
+    """Exactly where nothing is cut off; else what is cut off may be taken for the next one."""
+    logits, seen, positions = random_case(rows, vocab, seed=vocab + 1)
+    config, seed = SamplingConfig(**options), 2**61 + 3
+    _, margins = chosen_surely(logits, seen, positions, config, seed)
+    whole = config.top_p == 1 and config.min_p == 0 and not 0 < config.top_k < vocab
+    for row, position in enumerate(positions.tolist()):
+        keys = reference_scores(logits[row], seen, position, config)
+        if not config.greedy:
+            keys = keys + reference_noise(seed, position, vocab)
+        first, second = keys.topk(2).values.tolist()
+        assert -1e-5 <= float(margins[row]) <= max(first - second, 0) + 1e-4 or second == -torch.inf
+        if whole:
+            assert float(margins[row]) == pytest.approx(first - second, abs=1e-4)
+
+
+def test_a_choice_without_any_other_is_very_sure() -> None:
+    logits = torch.full((1, 40), -torch.inf)
+    logits[0, 7] = 1.0
+    seen = torch.full((40,), NEVER, dtype=torch.int32)
+    for config in (SamplingConfig(), SamplingConfig(temperature=1.0, top_k=1)):
+        token, margin = chosen_surely(logits, seen, torch.tensor([3]), config, 1)
+        assert int(token) == 7 and float(margin) > 1e6
 
 
 @pytest.mark.parametrize("top_p", [0.3, 1.0])

@@ -1,0 +1,56 @@
+"""What is known of one step on the GPU: under way, and when it is over. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from localmoe.core.gates import Gate
+from localmoe.core.timeline import Timeline
+from localmoe.model.device_clock import Clock, Landing
+from localmoe.model.device_runner import PendingWindow
+from localmoe.model.window_report import WindowReport
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A step: what was drafted and verified, how much of it the target chose too, its own choice after that,
+    seconds, less those in which passes were captured: that happens once; and the margins of all that was
+    drafted, as far as the host heard of them."""
+
+    drafted: list[int]
+    accepted: int
+    token: int
+    draft_s: float
+    verify_s: float
+    margins: list[float]
+
+
+@dataclass(slots=True)
+class Step:
+    """A step under way: its first token (None: the step before is still to choose it), how many tokens it
+    drafts at most, its draft passes' reports and, once it was issued, its verify pass's."""
+
+    token: int | None
+    start: int
+    count: int
+    clock: Clock
+    drafts: list[Landing]
+    gate: Gate | None = None
+    window: PendingWindow | None = None
+    still: bool = False  # its pass fills no slot
+    timeline: Timeline | None = None
+    captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
+    margins: list[float] = field(default_factory=list)  # of the tokens whose reports are in
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each draft pass has a time of its own."""
+        return self.timeline is not None or self.gate is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step whose books are still open."""
+
+    report: WindowReport
+    accepted: int

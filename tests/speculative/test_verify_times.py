@@ -1,0 +1,77 @@
+"""What windows are thought to take, from what some of them took."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localmoe.speculative.verify_times import VerifyTimes
+
+
+def times_of(*measured: tuple[int, float]) -> VerifyTimes:
+    times = VerifyTimes()
+    for window, seconds in measured:
+        times.observe(window, seconds)
+    return times
+
+
+def test_between_two_windows_lies_a_line_and_beyond_the_last_one_tokens_cost_ever_less() -> None:
+    curve = times_of((1, 10.0), (5, 14.0), (9, 26.0)).between(36)
+    assert curve[[0, 2, 4, 6, 8]] == pytest.approx([10, 12, 14, 20, 26])
+    assert curve[17] - curve[8] == pytest.approx(curve[35] - curve[17])  # from 9 to 18 as from 18 to 36
+    assert curve[9] - curve[8] == pytest.approx(3, rel=0.1) and curve[35] - curve[34] < 1
+
+
+def test_one_window_says_the_same_of_all_and_a_missing_first_one_lies_on_the_line() -> None:
+    assert times_of((5, 3.0)).between(9) == pytest.approx([3.0] * 9)
+    assert times_of((5, 14.0), (9, 18.0)).between(9)[0] == pytest.approx(10.0)
+
+
+def test_a_time_that_is_longer_than_a_longer_windows_does_not_count() -> None:
+    curve = times_of((1, 10.0), (5, 90.0), (17, 30.0)).between(17)
+    assert curve[4] == pytest.approx(30.0) and curve[16] == pytest.approx(30.0)
+
+
+def test_one_disturbed_pass_does_not_count_and_old_ones_are_forgotten() -> None:
+    times = times_of((33, 500.0), *[(5, 10.0)] * 2, (5, 900.0), (5, 11.0))
+    assert times.between(5)[4] == 10.0 and times.longest == 33
+    for _ in range(128):
+        times.observe(1, 5.0)
+    assert times.longest == 1 and times.between(33) == pytest.approx([5.0] * 33)
+    assert VerifyTimes().longest == 0
+
+
+@pytest.mark.parametrize(
+    ("first_s", "growth_s", "power"),
+    [(20e-3, 3e-3, 1.0), (0.0, 8e-3, 0.7), (4e-3, 30e-3, 0.25), (9e-3, 0.0, 1.0)],
+)
+def test_a_fit_finds_what_many_disturbed_passes_have_in_common(
+    first_s: float, growth_s: float, power: float
+) -> None:
+    chance, times = random.Random(1), VerifyTimes()
+    for _ in range(120):
+        window = chance.choice([1, 1, 2, 3, 3, 5, 6, 8, 11, 14, 20, 30])
+        times.observe(window, (first_s + growth_s * window**power) * chance.lognormvariate(0, 0.1))
+    truth = first_s + growth_s * np.arange(1.0, 41) ** power
+    assert times.fitted(40) == pytest.approx(truth, rel=0.2)
+    # and what one more token costs, where tables have steps
+    assert np.diff(times.fitted(40))[4:] == pytest.approx(np.diff(truth)[4:], abs=0.05 * float(truth[4]))
+
+
+def test_a_fit_of_one_window_is_flat_and_one_through_nothing_is_no_less_than_nothing() -> None:
+    assert times_of((5, 3.0)).fitted(4) == pytest.approx([3.0] * 4)
+    assert times_of((1, 1.0), (9, 27.0)).fitted(9)[0] < 3.1  # through 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 72), st.floats(1e-4, 1)), min_size=1, max_size=40))
+def test_no_window_takes_longer_than_a_longer_one_nor_less_than_nothing(
+    measured: list[tuple[int, float]],
+) -> None:
+    times = times_of(*measured)
+    for curve in (times.between(65), times.fitted(65)):
+        assert curve.shape == (65,) and (curve >= 0).all() and (np.diff(curve) >= -1e-12).all()
+    assert times.longest == max(window for window, _ in measured)
