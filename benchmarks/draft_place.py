@@ -75,7 +75,8 @@ def follow(engine: Engine, case: str, answers: int, tokens: int, lengths: list[i
         mean = answers / sum(1 / speed for speed in speeds)
         each = ", ".join(f"{speed:.1f}" for speed in speeds)
         print(
-            f"  draft length {length}: {mean:6.1f} tok/s over the same answers ({each}), hit rate {100 * hits:.0f} %"
+            f"  draft length {length}: {mean:6.1f} tok/s over the same answers ({each}), hit rate "
+            f"{100 * hits:.0f} %"
         )
 
 
