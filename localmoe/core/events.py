@@ -57,11 +57,13 @@ class TokenRouted:
     Attributes:
         experts: int (L, K); an index outside the experts means "none".
         confidences: float (L, K).
+        last: no further token is drafted, as far as is known: a step may draft fewer than it might have.
     """
 
     token: int
     experts: NDArray[np.int32]
     confidences: NDArray[np.float32]
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

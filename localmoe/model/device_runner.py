@@ -24,7 +24,7 @@ from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.pass_counts import count_window
 from localmoe.model.step_graphs import PassOutput
-from localmoe.model.window_report import WindowReport
+from localmoe.model.window_report import DraftReport, WindowReport
 
 STREAM_FROM = 65  # tokens of a prompt from which nearly every expert is asked for
 
@@ -126,7 +126,7 @@ class DeviceRunner:
         self.issue.force("draft", start, 1)
         output = self.issue.draft(start + 1)
         report = Landing(output.report).wait()
-        self.tell_draft(self.passes.lookahead.num_tokens, report)
+        self.tell_draft(self.passes.lookahead.num_tokens, self.issue.read_draft(report), last=False)
         self.passes.memory.pump()
         return output.logits
 
@@ -198,13 +198,10 @@ class DeviceRunner:
 
     # -- what the host is told
 
-    def tell_draft(self, token: int, report: NDArray[np.int32]) -> float:
-        """Tell the policy of the routing of the window's token `token`; the margin of what was drafted after
-        it."""
-        said = self.issue.read_draft(report)
+    def tell_draft(self, token: int, said: DraftReport, *, last: bool) -> None:
+        """Tell the policy of the routing of the window's token `token`. last: the draft goes no further."""
         self.passes.lookahead.record_token(said.experts, said.confidences)
-        self.passes.scheduler.notify(TokenRouted(token, said.experts, said.confidences))
-        return said.margin
+        self.passes.scheduler.notify(TokenRouted(token, said.experts, said.confidences, last))
 
     def take_over(self, report: WindowReport, phase: Phase, *, wanted: bool = True) -> None:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""

@@ -213,20 +213,18 @@ class DeviceSteps:
                 self._issue_verify(step)
             report = step.drafts[len(heard)].wait()
             ready = time.perf_counter()
-            margin, at = self._runner.tell_draft(len(heard), report), step.start + 1 + len(heard)
-            heard.append(margin if self._simulated is None else self._simulated.margins(at, 1)[0])
-            if step.window is None:
-                self._passes.memory.pump()
+            said, at = self._issue.read_draft(report), step.start + 1 + len(heard)
+            heard.append(said.margin if self._simulated is None else self._simulated.margins(at, 1)[0])
             if gate is not None and len(heard) == len(step.drafts) < step.count and gate.goes_on(heard):
                 self._issue_drafts(step, 1)
-        if gate is not None:
-            self._shorten(step, gate.worth_verifying(heard))
+            self._runner.tell_draft(len(heard) - 1, said, last=len(heard) == len(step.drafts))
+            if step.window is None:
+                self._passes.memory.pump()
+        count = step.count if gate is None else gate.worth_verifying(heard)
+        if count < step.count:
+            step.count = count
+            self._passes.window.shorten(count + 1)
         return ready
-
-    def _shorten(self, step: Step, count: int) -> None:
-        """Verify the first `count` drafted tokens alone."""
-        step.count = count
-        self._passes.window.shorten(count + 1)
 
     def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
         self._issue.force("verify", step.start, step.count + 1)

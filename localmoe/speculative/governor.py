@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ _REVISIT_STEPS, _RARE_REVISIT_STEPS, _NEAR = 16, 48, 0.85
 _SPEED_STEPS = 64  # that the speed which a step has to keep up is taken from
 _LONGER = 2  # times the longest window measured, which a step may become
 _LEAST_MOST = 8  # drafted tokens that any step may become
+_OUTLOOK_STEPS = 4
 
 
 class Governor(Protocol):
@@ -70,6 +72,28 @@ class FixedGovernor:
         """Learns nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What is expected of steps that are gated, for some of them: the GPU waits while this is worked out.
+
+    Attributes:
+        verify_s: of passes over 1, 2, .. tokens.
+        plain_per_s: tokens a second where nothing is drafted.
+        best, longer: see `AutoGovernor._best`.
+        one_is_near: drafting one token is nearly as fast as drafting none, or faster.
+        seen: the longest window that was measured lately.
+        until: step from which on it is looked anew.
+    """
+
+    verify_s: NDArray[np.float64]
+    plain_per_s: float
+    best: int
+    longer: int
+    one_is_near: bool
+    seen: int
+    until: int
+
+
 class AutoGovernor:
     """Maximises expected tokens a second; turns drafting off when it does not pay. Keeps what it learnt
     across answers."""
@@ -82,6 +106,7 @@ class AutoGovernor:
         self._times = VerifyTimes()
         self._acceptance, self._margins = AcceptanceRates(max_draft_length), MarginRates()
         self._recent: deque[tuple[int, float]] = deque(maxlen=_SPEED_STEPS)  # tokens and seconds of steps
+        self._outlook: _Outlook | None = None
 
     def choose(self) -> int:
         """Warm-up lengths first and twice again, else the best, now and then a neighbour of it."""
@@ -103,22 +128,20 @@ class AutoGovernor:
         does."""
         if self._warm_up() is not None or not self._margins.known:
             return min(self.choose(), most), None
-        verify_s = self._times.fitted(self._longest + 1)
-        speeds = self._speeds(verify_s, self._margins.expected_tokens(self._longest))
-        best, longer = self._best(speeds)
-        if best + 1 > self._times.longest:
-            return min(best, most), None
+        if self._outlook is None or self._steps >= self._outlook.until:
+            self._outlook = self._look()
+        outlook, most = self._outlook, min(most, self._longest)
+        if outlook.best + 1 > outlook.seen:
+            return min(outlook.best, most), None
         tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-        speed = max(float(speeds[0]), tokens / max(1e-9, seconds))
-        most = min(most, self._longest)
-        gate = DraftGate(self._margins, typical(self._draft_token_s), verify_s[: most + 1], speed)
+        speed = max(outlook.plain_per_s, tokens / max(1e-9, seconds))
+        gate = DraftGate(self._margins, typical(self._draft_token_s), outlook.verify_s[: most + 1], speed)
         if not gate.goes_on(()):
-            near = self._longest and speeds[1] >= _NEAR * speeds[0]
-            try_one = self._steps % (_REVISIT_STEPS if near else _RARE_REVISIT_STEPS) == 0
+            try_one = self._steps % (_REVISIT_STEPS if outlook.one_is_near else _RARE_REVISIT_STEPS) == 0
             return min(int(try_one), most), None
         if self._steps % _RARE_REVISIT_STEPS == 0:
-            return min(longer if (self._steps // _RARE_REVISIT_STEPS) % 2 else 0, most), None
-        return min(most, max(_LEAST_MOST, _LONGER * self._times.longest)), gate
+            return min(outlook.longer if (self._steps // _RARE_REVISIT_STEPS) % 2 else 0, most), None
+        return min(most, max(_LEAST_MOST, _LONGER * outlook.seen)), gate
 
     def observe(
         self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
@@ -137,6 +160,14 @@ class AutoGovernor:
         """The objective of equation 2."""
         speeds = self._speeds(self._times.between(self._longest + 1), self._acceptance.expected_tokens())
         return float(speeds[min(draft_length, self._longest)])
+
+    def _look(self) -> _Outlook:
+        verify_s = self._times.fitted(self._longest + 1)
+        speeds = self._speeds(verify_s, self._margins.expected_tokens(self._longest))
+        best, longer = self._best(speeds)
+        near = self._longest > 0 and bool(speeds[1] >= _NEAR * speeds[0])
+        until = self._steps + _OUTLOOK_STEPS
+        return _Outlook(verify_s, float(speeds[0]), best, longer, near, self._times.longest, until)
 
     def _warm_up(self) -> int | None:
         tried = next(self._steps - at for at in reversed(_WARM_UP_AT) if self._steps >= at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -413,6 +414,9 @@ def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
     rig.experts.check()
     counters, drafts = rig.state.counters, rig.passes.issued.count("draft")
     assert counters.drafted <= drafts
+    for event, following in itertools.pairwise(rig.events):  # each step's last token is told to be it
+        if isinstance(event, TokenRouted):
+            assert event.last == (not isinstance(following, TokenRouted))
     told = sum(len(margins) for margins in whim.heard)  # none of what was drafted behind an end token
     assert told <= drafts if end else told == drafts
     finished = [event for event in rig.events if isinstance(event, DraftFinished | StepFinished)]

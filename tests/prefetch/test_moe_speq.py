@@ -166,6 +166,18 @@ def test_where_the_cpu_helps_copies_end_before_the_verify_pass() -> None:
     assert wishes(policy, DraftFinished(2)), "without the CPU all of it is in time"
 
 
+def test_a_draft_that_ends_early_has_a_last_token_too() -> None:
+    policy = fresh()
+    policy.observe(RatesMeasured(Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0, cpu_helps=True)))
+    for last in (False, True):
+        policy.observe(StepStarted(0, 9))
+        policy.observe(whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1)))
+        asked = wishes(policy, replace(whole_token(1, (2, 3), (2, 3), (2, 3), (2, 3)), last=last))
+        assert bool(asked) != last
+    policy.observe(StepStarted(1, 9))
+    assert wishes(policy, whole_token(0, (0, 1), (0, 1), (0, 1), (0, 1))), "the next step's is not over"
+
+
 def test_nothing_is_asked_for_that_costs_the_host_more_than_it_spares_the_link() -> None:
     policy = fresh()
     rates = Rates(copy_s=1.0, draft_token_s=2.0, target_layer_s=9.0, issue_s=1.0)

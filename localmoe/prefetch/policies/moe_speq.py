@@ -98,6 +98,8 @@ class MoeSpeqPolicy(PolicyBase):
                 return self._while_drafting(event.token, event.layer)
             case TokenRouted():
                 self._needs.add_token(event.token, event.experts, event.confidences)
+                if event.last:
+                    self._drafting = event.token + 1
                 return self._while_drafting(event.token, None)
             case DraftFinished():
                 return self._before_verify()
