@@ -30,6 +30,7 @@ _WARM_UP_AT = (0, 24, 96)  # steps: the first ones meet empty slots, which makes
 # thought to be nearly as fast as the best
 _REVISIT_STEPS, _RARE_REVISIT_STEPS, _NEAR = 16, 48, 0.85
 _SPEED_STEPS = 64  # that the speed which a step has to keep up is taken from
+_EASED = 0.9  # of it: what a step drafts and leaves out, the next one drafts again
 _LONGER = 2  # times the longest window measured, which a step may become
 _LEAST_MOST = 8  # drafted tokens that any step may become
 _OUTLOOK_STEPS = 4
@@ -134,8 +135,9 @@ class AutoGovernor:
         if outlook.best + 1 > outlook.seen:
             return min(outlook.best, most), None
         tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-        speed = max(outlook.plain_per_s, tokens / max(1e-9, seconds))
-        gate = DraftGate(self._margins, typical(self._draft_token_s), outlook.verify_s[: most + 1], speed)
+        speed = max(outlook.plain_per_s, _EASED * tokens / max(1e-9, seconds))
+        verify_s = outlook.verify_s[: most + 1]
+        gate = DraftGate(self._margins, typical(self._draft_token_s), verify_s, speed)
         if not gate.goes_on(()):
             try_one = self._steps % (_REVISIT_STEPS if outlook.one_is_near else _RARE_REVISIT_STEPS) == 0
             return min(int(try_one), most), None
