@@ -5,7 +5,8 @@
 A verify pass costs what its distinct experts cost (uniform routing, 4 of 60, as Qwen1.5-MoE's shape), times a
 factor that falls from 1 + `cold` to 1 while slots fill: what is tried first meets empty slots. Shares are of
 tokens a second from step 30 on. Chance alone makes them differ, so that the best length itself, kept from the
-start, is given first; texts that change between two acceptance rates come last.
+start, is given first; texts that change between two acceptance rates come last. Lengths are those of drafters
+that cannot say how sure they are; draft_margins.py has the others.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class SyntheticSettings:
 
     Attributes:
         routing: how the target routes; None: as its router does.
-        acceptance: probability that a drafted token is accepted; None: if the target agrees.
+        acceptance: probability that a drafted token is accepted; None: if the target agrees. Simulated
+            margins come with it.
         match: probability that the draft's experts of a (token, layer) are the target's; None: the draft
             routes as its router does. Needs `routing`.
         seed: of all draws, and of the weights.

@@ -201,8 +201,9 @@ class DeviceSteps:
             self._passes.memory.times.place(timeline, began, began_s)
 
     def _hear_drafts(self, step: Step) -> float:
-        """Tell the policy token by token, while later ones are drafted; when the last one was heard of. Where
-        it asks for nothing after that one, the verify pass is issued behind it."""
+        """Tell the policy token by token, while later ones are drafted, as long as the gate goes on; when the
+        last one was heard of. Where the policy asks for nothing after that one and there is no gate, the
+        verify pass is issued behind it."""
         ready, heard, gate = time.perf_counter(), step.margins, step.gate
         while len(heard) < len(step.drafts):
             running = len(step.drafts) - len(heard)
