@@ -5,6 +5,7 @@ The same test is run on rules that look right and are not, so that a reader sees
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -14,9 +15,10 @@ from table_model import Table, TableRunner
 from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.gates import Gate
 from localmoe.speculative.acceptance import Verdict, accept_sampled, residual
-from localmoe.speculative.drafters import SelfDrafter
-from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.drafters import Proposal, SelfDrafter
+from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import PassStepper
@@ -115,19 +117,66 @@ def test_the_same_test_refutes_naive_rules(rule: Rule, draft_length: int) -> Non
     assert chi_square_p(speculative_counts(rule, draft_length, 5_000, seed=draft_length)) < 1e-6
 
 
-@pytest.mark.parametrize("draft_length", [0, 2])
-def test_the_whole_loop_has_the_targets_distribution(draft_length: int) -> None:
+class StopsWhereUnsure(FixedGovernor):
+    """Drafts while the margins are large, and leaves out what is unsure."""
+
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return min(self.choose(), most), self
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        return margins[-1] > 0.3
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        return next((i for i, margin in enumerate(margins) if margin <= 0.3), len(margins))
+
+
+class LooksAtDraws(SelfDrafter):
+    """Calls a token unsure that is not the likeliest, which looks right and is not."""
+
+    def propose(
+        self, history: Sequence[int], count: int, sampler: TokenSampler, stop: threading.Event | None,
+        gate: Gate | None = None,
+    ) -> Proposal:  # fmt: skip
+        proposal = super().propose(history, count, sampler, stop, gate)
+        drawn = zip(proposal.tokens, proposal.distributions, strict=True)
+        proposal.margins[:] = [9.0 if token == int(q.argmax()) else 0.0 for token, q in drawn]
+        return proposal
+
+
+def loop_counts(
+    governor: Governor, drafter: type[SelfDrafter] | None, runs: int, more: int
+) -> tuple[Counter[tuple[int, ...]], int, int, int]:
+    """What the loop writes, and how many tokens were drafted, verified, and accepted."""
     counts: Counter[tuple[int, ...]] = Counter()
     sampler = TokenSampler(SamplingConfig(temperature=1.0, seed=5))
-    drafted = accepted = 0
-    for _ in range(3_000):
+    drafted = verified = accepted = 0
+    for _ in range(runs):
         made = TableRunner(TABLE)
-        drafter = SelfDrafter(made.runner, frozenset()) if draft_length else None
-        stepper = PassStepper(made.runner, drafter, sampler, None)
-        loop = SpeculativeLoop(made.runner, stepper, FixedGovernor(draft_length), sampler, frozenset(), None)
-        tokens = [token for step in loop.run(PROMPT, LENGTH + draft_length) for token in step.tokens]
+        stepper = PassStepper(made.runner, drafter and drafter(made.runner, frozenset()), sampler, None)
+        loop = SpeculativeLoop(made.runner, stepper, governor, sampler, frozenset(), None)
+        tokens = [token for step in loop.run(PROMPT, LENGTH + more) for token in step.tokens]
         counts[tuple(tokens[:LENGTH])] += 1
-        drafted, accepted = drafted + made.passes.counters.drafted, accepted + made.passes.counters.accepted
+        drafted += sum(phase == "draft" for phase, _ in made.passes_run)
+        verified += made.passes.counters.drafted
+        accepted += made.passes.counters.accepted
+    return counts, drafted, verified, accepted
+
+
+@pytest.mark.parametrize("draft_length", [0, 2])
+def test_the_whole_loop_has_the_targets_distribution(draft_length: int) -> None:
+    drafter = SelfDrafter if draft_length else None
+    counts, _, verified, accepted = loop_counts(FixedGovernor(draft_length), drafter, 3_000, draft_length)
     assert chi_square_p(counts) > 1e-3
     if draft_length:
-        assert 0.3 < accepted / drafted < 0.95  # both verdicts were exercised
+        assert 0.3 < accepted / verified < 0.95  # both verdicts were exercised
+
+
+def test_leaving_out_what_the_draft_is_unsure_of_changes_no_distribution() -> None:
+    counts, drafted, verified, _ = loop_counts(StopsWhereUnsure(2), SelfDrafter, 3_000, 2)
+    assert chi_square_p(counts) > 1e-3
+    assert 0.2 < verified / drafted < 0.8  # of what was drafted, both were exercised
+
+
+def test_leaving_out_tokens_by_what_was_drawn_would() -> None:
+    counts, drafted, verified, _ = loop_counts(StopsWhereUnsure(2), LooksAtDraws, 3_000, 2)
+    assert chi_square_p(counts) < 1e-6 and 0.2 < verified / drafted < 0.8
