@@ -9,7 +9,7 @@ verifying if that is so of the window's further row alone. Output never depends 
 
 What a rule knows of a token before it decides to verify it must be no draw from the draft's distribution:
 where models draw each for itself, dropping some of the drawn ones would change the distribution of what is
-kept.
+kept. Nor may it be a margin that depends on such a draw, which those of later tokens do (steppers._kept).
 """
 
 from __future__ import annotations

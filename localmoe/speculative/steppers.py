@@ -129,13 +129,23 @@ class PassStepper:
             proposal = self._drafter.propose(history, length, self._sampler, self._stop, heard)
             proposal.margins[:] = synthetic.margins(len(history), len(proposal.margins))
         if gate is not None:
-            proposal.cut(gate.worth_verifying(proposal.margins))
+            proposal.cut(self._kept(proposal, length, gate))
         self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
         ended = time.perf_counter()
         if self._runner.passes.timeline is not None:
             name = f"draft {len(proposal.tokens)} tokens"
             self._runner.passes.timeline.add("draft", name, started, ended)
         return proposal, ended - started - (self._runner.capture_s - captured_s)
+
+    def _kept(self, proposal: Proposal, length: int, gate: Gate) -> int:
+        """How much of a proposal is verified. Of what was drawn only the last token may be left out, and only
+        where drafting ended there whatever was drawn: margins after a token depend on it, and leaving it out
+        by them would change the distribution of what is kept."""
+        kept, drafted = gate.worth_verifying(proposal.margins), len(proposal.tokens)
+        if not proposal.distributions:
+            return kept
+        ended = drafted == length or not gate.goes_on(proposal.margins)
+        return max(kept, drafted - ended)
 
     def _accept(self, logits: Tensor, history: Sequence[int], proposal: Proposal) -> Verdict:
         sampler, drafted = self._sampler, proposal.tokens

@@ -143,8 +143,25 @@ class LooksAtDraws(SelfDrafter):
         return proposal
 
 
+class LooksBack(FixedGovernor):
+    """Wants to leave out all of a draft whose last token is unsure, which depends on the tokens before it."""
+
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return min(self.choose(), most), self
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        return True
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        return 0 if margins[-1] <= 0.3 else len(margins)
+
+
 def loop_counts(
-    governor: Governor, drafter: type[SelfDrafter] | None, runs: int, more: int
+    governor: Governor,
+    drafter: type[SelfDrafter] | None,
+    runs: int,
+    more: int,
+    ends: frozenset[int] = frozenset(),
 ) -> tuple[Counter[tuple[int, ...]], int, int, int]:
     """What the loop writes, and how many tokens were drafted, verified, and accepted."""
     counts: Counter[tuple[int, ...]] = Counter()
@@ -152,7 +169,7 @@ def loop_counts(
     drafted = verified = accepted = 0
     for _ in range(runs):
         made = TableRunner(TABLE)
-        stepper = PassStepper(made.runner, drafter and drafter(made.runner, frozenset()), sampler, None)
+        stepper = PassStepper(made.runner, drafter and drafter(made.runner, ends), sampler, None)
         loop = SpeculativeLoop(made.runner, stepper, governor, sampler, frozenset(), None)
         tokens = [token for step in loop.run(PROMPT, LENGTH + more) for token in step.tokens]
         counts[tuple(tokens[:LENGTH])] += 1
@@ -175,6 +192,14 @@ def test_leaving_out_what_the_draft_is_unsure_of_changes_no_distribution() -> No
     counts, drafted, verified, _ = loop_counts(StopsWhereUnsure(2), SelfDrafter, 3_000, 2)
     assert chi_square_p(counts) > 1e-3
     assert 0.2 < verified / drafted < 0.8  # of what was drafted, both were exercised
+
+
+@pytest.mark.parametrize("ends", [frozenset(), frozenset({1, 2})])
+def test_what_a_gate_makes_of_later_margins_changes_no_distribution(ends: frozenset[int]) -> None:
+    """ends: tokens at which drafts stop. Whether the last one is left out must not depend on it being one."""
+    counts, drafted, verified, _ = loop_counts(LooksBack(2), SelfDrafter, 3_000, 2, ends)
+    assert chi_square_p(counts) > 1e-3
+    assert 0.2 < verified / drafted <= 1.0
 
 
 def test_leaving_out_tokens_by_what_was_drawn_would() -> None:
