@@ -7,7 +7,6 @@ python benchmarks/link_reads.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
@@ -21,7 +20,7 @@ ROUNDS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _plain(source: Any, sums: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def _plain(source, sums, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
     for i in range(0, count):
         block = i * tl.num_programs(0) + tl.program_id(0)
@@ -30,9 +29,9 @@ def _plain(source: Any, sums: Any, count: Any, BLOCK: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _bulk(
-    source: Any, sums: Any, count: Any, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr
-) -> None:
+def _bulk(  # type: ignore[no-untyped-def]
+    source, sums, count, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
     tensor = tl.make_tensor_descriptor(source, [H, W], [W, 1], [R, C])
     total = tl.zeros([R, C], tl.float32)
     for i in tl.range(0, count, num_stages=4):

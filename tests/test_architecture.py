@@ -286,6 +286,33 @@ def test_only_passes_on_the_gpu_need_triton() -> None:
     assert all(name.startswith(on_gpu) for name in modules_that_need("localmoe.kernels.gpu"))
 
 
+def names_that_triton_cannot_see(tree: ast.Module) -> list[str]:
+    """Annotations of kernels that name something beside `tl`: Triton looks them up among what kernels may
+    use, so the kernel would fail when it is first launched, which takes a GPU."""
+    kernels = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    return [
+        f"{kernel.name}({argument.arg})"
+        for kernel in kernels
+        for argument in (*kernel.args.args, *kernel.args.kwonlyargs)
+        if argument.annotation is not None and not ast.unparse(argument.annotation).startswith("tl.")
+    ]
+
+
+def test_kernels_are_annotated_with_what_triton_knows() -> None:
+    found = {name_of(path): names_that_triton_cannot_see(tree_of(path)) for path in OUTSIDE_APP}
+    assert not {name: names for name, names in found.items() if names}
+
+
+def test_the_rule_for_kernels_sees_an_annotation() -> None:
+    kernel = "@triton.jit\ndef f(a: Any, b, C: tl.constexpr):\n    pass\ndef g(a: Any): pass\n"
+    assert names_that_triton_cannot_see(ast.parse(kernel)) == ["f(a)"]
+
+
 def test_every_module_imports_without_gradio_triton_and_cuda() -> None:
     needing = modules_that_need("localmoe.kernels.gpu", *WEB)  # imported where there is one
     names = [dotted(path) for path in MODULES if path.name != "__main__.py" and dotted(path) not in needing]
