@@ -102,15 +102,15 @@ class TokenSampler:
         Raises:
             CheckpointError: they are none: not a number, or all zeros.
         """
-        reached = probabilities.cumsum(0, dtype=torch.float64)
-        total = reached[-1]
-        if not 0 < float(total) < math.inf:
+        reached = probabilities.cumsum(0, dtype=torch.float64).numpy()
+        total = float(reached[-1])
+        if not 0 < total < math.inf:
             raise CheckpointError(
-                f"The model's probabilities sum to {float(total):g}: its files may be damaged; get them anew."
+                f"The model's probabilities sum to {total:g}: its files may be damaged; get them anew."
             )
-        mark = torch.rand((), dtype=torch.float64, generator=self.generator) * total
-        mark = torch.minimum(mark, torch.nextafter(total, torch.zeros_like(total)))  # it may round up to all
-        return int(torch.searchsorted(reached, mark, right=True))  # the first that reaches beyond it
+        mark = torch.rand((), dtype=torch.float64, generator=self.generator).item() * total
+        mark = min(mark, math.nextafter(total, 0.0))  # it may round up to all
+        return int(reached.searchsorted(mark, side="right"))  # the first that reaches beyond it
 
     def uniform(self) -> float:
         """One number in [0, 1)."""

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from app_process import REAL, Server, running_app, wait_for
 from browser import PageDriver, open_browser
-from conftest import REAL, Server, running_app, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PHONE, DESK = {"width": 390, "height": 800}, {"width": 1400, "height": 900}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeLoader
 
 from app.bench.charts import TO_SHARE, charts_svg

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
-from conftest import AppStart, Server, wait_for
 from fake_engine import answer_to
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
-from conftest import AppStart, Server, wait_for
 from fake_engine import MARKDOWN, THOUGHT, answer_to
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]

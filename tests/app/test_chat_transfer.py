@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeLoader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 
 from app.models.download_queue import DownloadQueue
 from app.models.queue_file import Download, QueueFile

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
-from conftest import AppStart, Server, wait_for
 
 pytestmark = pytest.mark.browser
 LINE = "#lm-live [data-key='improvement']"

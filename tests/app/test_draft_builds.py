@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeEngine, FakeLoader, answer_to
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeLoader
 from starlette.testclient import TestClient
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, wait_for
+from app_process import ROOT, wait_for
 from support.hub_home import REPO, hub_and_home, small_model
 from support.hub_server import HubServer, files_of
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import EXPERTS, LAYERS, FakeEngine, FakeLoader
 from fastapi import FastAPI
 from starlette.testclient import TestClient

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from app_process import wait_for
 from browser import PageDriver
-from conftest import wait_for
 from fake_engine import EXPERTS, LAYERS
 
 pytestmark = pytest.mark.browser

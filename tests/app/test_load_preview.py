@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import LAYERS, MIB, FakeLoader
 
 from app.load_preview import budgets_for, preview_html

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_process import FAKE, REAL, AppStart, Server, running_app, wait_for
 from browser import PageDriver
-from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
 from support.gptq_checkpoints import Model, write_checkpoint
 from support.hub_server import TOKEN, Fault, HubServer, files_of, hub_server
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
 
 from app.models.queue_file import Download

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeLoader, answer_to
 from fastapi import FastAPI
 from starlette.testclient import TestClient

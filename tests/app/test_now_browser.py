@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
-from conftest import AppStart, Server, wait_for
 from fake_engine import answer_to
 
 from app.models_screen import STILL_S

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import axe_playwright_python
 import pytest
+from app_process import Server, wait_for
 from browser import PageDriver, open_browser
-from conftest import Server, wait_for
 
 from app.page import TABS
 

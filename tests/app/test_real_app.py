@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_process import FAKE, REAL, AppStart, Server, running_app, wait_for
 from browser import PageDriver
-from conftest import FAKE, REAL, AppStart, Server, running_app, wait_for
 from fake_engine import answer_to
 
 from localmoe.core.units import parse_bytes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_for
+from app_process import ROOT, wait_for
 
 from app.__main__ import load_engine
 from app.engine_holder import EngineHolder

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import FAKE, ROOT, running_app
+from app_process import FAKE, ROOT, running_app
 
 from app.__main__ import main
 from app.address import AddressRefusedError, bind, page_url

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeEngine, FakeLoader, answer_to
 
 from app.chats import ChatError, ChatMessage, ChatStore

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from app_process import wait_for
 from fake_engine import FakeLoader
 
 from app.chat_markdown import export_markdown

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from app_process import ROOT
 from fake_engine import FakeLoader
 
 from app import bench_html, cache_card, models_html, panel, timeline_svg

@@ -121,7 +121,7 @@ def test_interrupted_it_ends_with_130_and_a_second_one_meanwhile_with_1(
 ) -> None:
     files = {**small_model(1 << 20), "config.json": (tiny("qwen2_moe")[0] / "config.json").read_bytes()}
     hub.commit(REPO, files)
-    hub.rate = 1e6
+    hub.rate = 1e5  # so it is under way still when the second one has imported what it needs
     process = start_pull()
     wait_for(lambda: part_bytes(tmp_path) > 100_000)
     assert f"by process {process.pid}" in refused(capsys, "pull", REPO)

@@ -18,7 +18,9 @@ EVERYTHING = (
     "few", "window", "prompt", "one_row", "rows", "split", "sections", "loop", "latent_split", "latent_loop",
     "router", "choices",
 )  # fmt: skip
-NEWEST = tuple(name for name in EVERYTHING if name not in ("few", "split"))  # each kernel, if not each tile
+NEWEST = tuple(
+    name for name in EVERYTHING if name not in ("few", "prompt", "split")
+)  # each kernel, if not each tile
 PIPELINED = {"_linear", "_linear_gated", "_head_linear", "_latent_split", "_latent_loop"}
 PRODUCTS = PIPELINED | {"_attend_split", "_attend_loop", "_router_parts"}
 ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
