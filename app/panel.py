@@ -118,11 +118,16 @@ def _draft(status: EngineStatus, job: JobView | None, t: Texts) -> str:
     )  # fmt: skip
     facts += fact(
         t("Draft length now"), words.NONE if now is None else f"{now:.0f}", "draft_length_now",
-        t("tokens that the draft proposed in the last step; with the length on auto it follows what pays"),
+        t("tokens of the draft checked in the last step; with the length on auto it follows what pays"),
     )  # fmt: skip
     facts += fact(
         t("Mean draft length"), words.NONE if length is None else f"{length:.1f}", "draft_length",
-        t("tokens that the draft proposes in a step; one pass of the 16-bit model checks all of them"),
+        t("tokens of the draft that one pass of the 16-bit model checks in a step"),
+    )  # fmt: skip
+    proposed = stats.drafted + stats.left_out if stats else 0
+    facts += fact(
+        t("Left out"), words.percent(stats.left_out / proposed if stats and proposed else None), "left_out",
+        t("share of what the draft proposed that was not checked, as the draft itself was unsure of it"),
     )  # fmt: skip
     facts += fact(
         t("Expert match"), words.percent(stats.expert_match_rate if stats else None), "expert_match",

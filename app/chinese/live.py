@@ -11,8 +11,8 @@ LIVE = {
         "目前回答的词元数；一个词元约为四个英文字母"
     ),
     "tokens written a second, after the first one": "首个词元之后每秒写出的词元数",
-    "tokens that the draft proposes in a step; one pass of the 16-bit model checks all of them": (
-        "草稿每步提出的词元数；16 位模型一次即可全部检查"
+    "tokens of the draft that one pass of the 16-bit model checks in a step": (
+        "16 位模型每步一次检查的草稿词元数"
     ),
     "everything but the routed experts: attention, embeddings, routers, shared experts": (
         "路由专家以外的一切：注意力、嵌入、路由器、共享专家"

@@ -33,10 +33,14 @@ PANEL = {
     "Accepted": "接受率",
     "share of the drafted tokens that the 16-bit model agreed with": "16 位模型同意的草稿词元比例",
     "Draft length now": "当前草稿长度",
-    "tokens that the draft proposed in the last step; with the length on auto it follows what pays": (
-        "草稿在上一步提出的词元数；长度设为自动时，随收益而变"
+    "tokens of the draft checked in the last step; with the length on auto it follows what pays": (
+        "上一步检查的草稿词元数；长度设为自动时，随收益而变"
     ),
     "Mean draft length": "平均草稿长度",
+    "Left out": "未检查",
+    "share of what the draft proposed that was not checked, as the draft itself was unsure of it": (
+        "草稿提出但因其自身不确定而未检查的词元比例"
+    ),
     "Expert match": "专家一致率",
     "share of (token, layer) where draft and target chose the same experts": (
         "草稿与目标选择相同专家的（词元，层）比例"

@@ -19,6 +19,7 @@ class GenerationCounters:
     new_tokens: int = 0
     steps: int = 0
     drafted: int = 0
+    left_out: int = 0  # drafted beyond that, and not worth verifying
     accepted: int = 0
     # per (step, layer, distinct expert) that the target asked for
     hits: int = 0
@@ -59,7 +60,7 @@ class GenerationCounters:
         return GenerationStats(
             prompt_tokens=self.prompt_tokens, reused_tokens=self.reused_tokens, new_tokens=self.new_tokens,
             ttft_s=self.ttft_s, tpot_s=tpot_s, tokens_per_s=_ratio(1.0, tpot_s) if tpot_s else None,
-            steps=self.steps, drafted=self.drafted, accepted=self.accepted,
+            steps=self.steps, drafted=self.drafted, left_out=self.left_out, accepted=self.accepted,
             acceptance_rate=_ratio(self.accepted, self.drafted),
             mean_draft_length=_ratio(self.drafted, self.steps),
             expert_demands=demands, hits=self.hits, late=self.late, misses=self.misses,
@@ -85,7 +86,8 @@ class GenerationStats:
     """What `generate --json` prints under "stats" and the live panel shows. None: nothing ran that could
     be measured.
 
-    tpot_s = decode time / (new tokens - 1); acceptance_rate = accepted / drafted; hit_rate = hits /
+    tpot_s = decode time / (new tokens - 1); drafted = tokens that were verified, left_out = those that the
+    draft proposed beyond and was too unsure of; acceptance_rate = accepted / drafted; hit_rate = hits /
     expert_demands, where hit = in device memory when asked for, late = its copy was in flight, computed = by
     the CPU lane from its host record, miss = none of these; token_hit_rate counts every (token, layer,
     chosen expert) instead; expert_match_rate = share of (token, layer) whose draft top-k set equals the
@@ -105,6 +107,7 @@ class GenerationStats:
     tokens_per_s: float | None
     steps: int
     drafted: int
+    left_out: int
     accepted: int
     acceptance_rate: float | None
     mean_draft_length: float | None

@@ -29,7 +29,8 @@ class Row:
         decode_s = sum((s.tpot_s or 0.0) * max(0, s.new_tokens - 1) for s in self.stats) - self.captured_s
         decode_bytes = sum(s.h2d_bytes - s.prefill_h2d_bytes for s in self.stats)
         demands = sum(s.expert_demands for s in self.stats)
-        steps = sum(s.steps for s in self.stats)
+        steps, drafted = sum(s.steps for s in self.stats), sum(s.drafted for s in self.stats)
+        left_out = sum(s.left_out for s in self.stats)
         return {
             "policy": self.policy,
             "draft_length": self.draft_length,
@@ -40,7 +41,8 @@ class Row:
             "tpot_s": share(decode_s, decode_tokens),
             "draft_s_per_step": share(sum(s.draft_s for s in self.stats), steps),
             "verify_s_per_step": share(sum(s.verify_s for s in self.stats), steps),
-            "acceptance_rate": share(sum(s.accepted for s in self.stats), sum(s.drafted for s in self.stats)),
+            "acceptance_rate": share(sum(s.accepted for s in self.stats), drafted),
+            "left_out_rate": share(left_out, drafted + left_out),
             "expert_match_rate": _mean(self.stats, "expert_match_rate"),
             "expert_order_match_rate": _mean(self.stats, "expert_order_match_rate"),
             "hit_rate": share(sum(s.hits for s in self.stats), demands),

@@ -55,6 +55,7 @@ class SpeculativeLoop:
         self._end_tokens = end_tokens
         self._stop = stop
         self._counters = runner.passes.counters
+        self._gated = False  # the step under way
         self._longest_draft = (
             runner.passes.rows.max_rows - 1
         )  # a longer window might change a token's last bits
@@ -113,6 +114,7 @@ class SpeculativeLoop:
             length, gate = self._governor.choose_gated(most)
         else:
             length = min(self._governor.choose(), most)
+        self._gated = gate is not None
         self._stepper.begin(history, length, last=room == 1, gate=gate)
 
     def _finish(self, history: list[int], room: int) -> StepResult:
@@ -123,6 +125,7 @@ class SpeculativeLoop:
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted
+            counters.left_out += len(done.margins) - drafted if self._gated else 0
             counters.accepted += done.accepted
         counters.draft_s += done.draft_s
         counters.verify_s += done.verify_s

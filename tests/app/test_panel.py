@@ -24,8 +24,8 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.types import Progress
 
 COUNTERS = GenerationCounters(
-    prompt_tokens=12, reused_tokens=5, new_tokens=41, steps=10, drafted=40, accepted=31, hits=87, late=3,
-    misses=10,
+    prompt_tokens=12, reused_tokens=5, new_tokens=41, steps=10, drafted=40, left_out=10, accepted=31, hits=87,
+    late=3, misses=10,
     routed_pairs=200, matched_pairs=150, prefill_h2d_bytes=1 << 20, decode_h2d_bytes=40 * 1024, ttft_s=0.5,
     decode_s=4.0,
     stall_s=0.02,
@@ -77,6 +77,7 @@ def test_the_panel_shows_what_was_measured() -> None:
     assert fact(html, "hit_rate") == "87 %"
     assert fact(html, "acceptance") == "78 %"
     assert fact(html, "draft_length") == "4.0" and fact(html, "draft_length_now") == "—"
+    assert fact(html, "left_out") == "20 %"
     moving = panel_html(ready(), replace(JOB, draft_length=5.5))
     assert fact(moving, "draft_length_now") == "6"
     ended = panel_html(ready(), replace(JOB, draft_length=5.5, finish="stop"))
@@ -110,6 +111,7 @@ def test_what_was_not_measured_is_a_dash_and_not_a_number() -> None:
         "hit_rate",
         "acceptance",
         "draft_length",
+        "left_out",
         "expert_match",
         "h2d",
         "h2d_token",

@@ -419,6 +419,7 @@ def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
             assert event.last == (not isinstance(following, TokenRouted))
     told = sum(len(margins) for margins in whim.heard)  # none of what was drafted behind an end token
     assert told <= drafts if end else told == drafts
+    assert counters.drafted + counters.left_out == told
     finished = [event for event in rig.events if isinstance(event, DraftFinished | StepFinished)]
     assert counters.drafted <= sum(e.drafted for e in finished if isinstance(e, StepFinished))
     if record:

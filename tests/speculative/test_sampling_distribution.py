@@ -166,7 +166,7 @@ def loop_counts(
     """What the loop writes, and how many tokens were drafted, verified, and accepted."""
     counts: Counter[tuple[int, ...]] = Counter()
     sampler = TokenSampler(SamplingConfig(temperature=1.0, seed=5))
-    drafted = verified = accepted = 0
+    drafted = verified = left_out = accepted = 0
     for _ in range(runs):
         made = TableRunner(TABLE)
         stepper = PassStepper(made.runner, drafter and drafter(made.runner, ends), sampler, None)
@@ -175,7 +175,9 @@ def loop_counts(
         counts[tuple(tokens[:LENGTH])] += 1
         drafted += sum(phase == "draft" for phase, _ in made.passes_run)
         verified += made.passes.counters.drafted
+        left_out += made.passes.counters.left_out
         accepted += made.passes.counters.accepted
+    assert drafted == verified + left_out
     return counts, drafted, verified, accepted
 
 

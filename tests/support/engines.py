@@ -137,7 +137,7 @@ def check_stats(answer: Answer) -> None:
     """What must hold of every answer's statistics, whatever ran."""
     stats = answer.stats
     assert stats.new_tokens == len(answer.tokens)
-    assert 0 <= stats.accepted <= stats.drafted
+    assert 0 <= stats.accepted <= stats.drafted and stats.left_out >= 0
     assert stats.hits + stats.late + stats.misses == stats.expert_demands
     assert stats.hit_rate == (stats.hits / stats.expert_demands if stats.expert_demands else None)
     assert stats.acceptance_rate == (stats.accepted / stats.drafted if stats.drafted else None)
