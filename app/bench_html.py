@@ -18,6 +18,7 @@ from localmoe.core.units import format_bytes, format_seconds
 
 _MEASURED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("tokens_per_s", "tokens/s", words.rate),
+    ("mean_draft_length", "tokens drafted", words.rate),
     ("acceptance_rate", "accepted", words.percent),
     ("expert_match_rate", "same experts", words.percent),
     ("hit_rate", "Hit rate", words.percent),

@@ -59,6 +59,7 @@ BENCHMARK: Mapping[str, str] = {
     "same experts": "专家相同",
     "late": "迟到",
     "draft a step": "每步起草",
+    "tokens drafted": "起草词元",
     "verify a step": "每步验证",
     "copied a token": "每词元复制",
     "waited": "等待",

@@ -6,8 +6,8 @@ from localmoe.cli.output import number, percent
 from localmoe.engine.bench_row import Summary
 
 COLUMNS = (
-    "policy, draft length", "tok/s", "TPOT ms", "draft ms", "verify ms", "accepted", "expert match",
-    "hit rate", "token hits", "late", "MB / token", "link GB/s", "stall s",
+    "policy, draft length", "tok/s", "TPOT ms", "draft ms", "verify ms", "drafted", "accepted",
+    "expert match", "hit rate", "token hits", "late", "MB / token", "link GB/s", "stall s",
 )  # fmt: skip
 
 
@@ -25,7 +25,8 @@ def cells(summary: Summary) -> list[str]:
     return [
         f"{summary['policy']}, {summary['draft_length']}", scaled("tokens_per_s", 1, 1),
         scaled("tpot_s", 1e3, 2), scaled("draft_s_per_step", 1e3, 2), scaled("verify_s_per_step", 1e3, 2),
-        share("acceptance_rate"), share("expert_match_rate"), share("hit_rate"), share("token_hit_rate"),
+        scaled("mean_draft_length", 1, 1), share("acceptance_rate"), share("expert_match_rate"),
+        share("hit_rate"), share("token_hit_rate"),
         share("late_rate"), scaled("h2d_bytes_per_token", 1e-6, 2), scaled("h2d_bytes_per_s", 1e-9, 2),
         scaled("stall_s", 1, 2),
     ]  # fmt: skip

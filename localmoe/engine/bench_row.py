@@ -42,6 +42,7 @@ class Row:
             "draft_s_per_step": share(sum(s.draft_s for s in self.stats), steps),
             "verify_s_per_step": share(sum(s.verify_s for s in self.stats), steps),
             "acceptance_rate": share(sum(s.accepted for s in self.stats), drafted),
+            "mean_draft_length": share(drafted, steps),
             "left_out_rate": share(left_out, drafted + left_out),
             "expert_match_rate": _mean(self.stats, "expert_match_rate"),
             "expert_order_match_rate": _mean(self.stats, "expert_order_match_rate"),

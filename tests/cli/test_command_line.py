@@ -163,7 +163,10 @@ def test_bench_compares_settings_and_says_whether_tokens_agree(capsys: pytest.Ca
     assert [(row["policy"], row["draft_length"]) for row in report["rows"]] == [
         (policy, length) for policy in POLICIES for length in (0, 2)
     ]
-    assert report["rows"][0]["acceptance_rate"] is None and 0 <= report["rows"][1]["acceptance_rate"] <= 1
+    plain, drafted = report["rows"][:2]
+    assert plain["acceptance_rate"] is None and 0 <= drafted["acceptance_rate"] <= 1
+    assert plain["mean_draft_length"] == 0 < drafted["mean_draft_length"] <= 2
+    assert plain["left_out_rate"] is None and drafted["left_out_rate"] == 0
 
 
 def test_what_is_no_model_is_refused_in_one_sentence(

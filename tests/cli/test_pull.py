@@ -100,7 +100,7 @@ def test_killed_in_the_middle_it_goes_on_and_only_the_missing_bytes_are_sent(
 ) -> None:
     files = {**small_model(1 << 20), "config.json": (tiny("qwen2_moe")[0] / "config.json").read_bytes()}
     hub.commit(REPO, files)
-    hub.rate = 4e6
+    hub.rate = 2e6
     process = start_pull()
     wait_for(lambda: part_bytes(tmp_path) > 3_000_000)
     process.send_signal(signal.SIGKILL)
