@@ -66,7 +66,9 @@ def _foretell(
     place = (layer.to(tl.int64) << LAYER_SHIFT) | tl.where(found, expert, NOBODY)
     if lane_words is not None:
         tl.store(lane_words + 4, tl.where(found, place, -1))
-        tl.store(word_out.to(tl.pointer_type(tl.int64)), (tl.load(lane_words) << JOB_SHIFT) | place)
+        tl.store(
+            word_out.to(tl.int64).to(tl.pointer_type(tl.int64)), (tl.load(lane_words) << JOB_SHIFT) | place
+        )
     if stage_words is not None:
         tl.store(stage_words, tl.where(found, place, -1))
         tl.store(stage_words + 1, tl.load(stage_words + 1) + 1)

@@ -208,7 +208,7 @@ def _group(
         job = share > 0
         num_jobs = tl.sum(job.to(tl.int32), 0)
         entry = tl.cumsum(job.to(tl.int32), 0) - 1
-        at = entries.to(tl.pointer_type(tl.int32)) + entry
+        at = entries.to(tl.int64).to(tl.pointer_type(tl.int32)) + entry
         tl.store(at, e, mask=job)
         tl.store(at + E, begin, mask=job)
         tl.store(at + 2 * E, begin + count, mask=job)

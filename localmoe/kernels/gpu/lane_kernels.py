@@ -44,15 +44,17 @@ def _post(
         if token < rows:
             h = tl.arange(0, BH)
             row = tl.load(x + token * x_stride + h, mask=h < H, other=0.0)
-            target = x_out.to(tl.pointer_type(x.dtype.element_ty))
+            target = x_out.to(tl.int64).to(tl.pointer_type(x.dtype.element_ty))
             tl.store(target + token.to(tl.int64) * H + h, row, mask=h < H)
         if token == 0:
             p = tl.arange(0, P_PAD)
             mine = p < rows * K
             tl.store(
-                pairs_out.to(tl.pointer_type(tl.int32)) + p, tl.load(pairs + p, mask=mine, other=0), mask=mine
+                pairs_out.to(tl.int64).to(tl.pointer_type(tl.int32)) + p,
+                tl.load(pairs + p, mask=mine, other=0),
+                mask=mine,
             )
-            at = head.to(tl.pointer_type(tl.int32))
+            at = head.to(tl.int64).to(tl.pointer_type(tl.int32))
             tl.store(at, layer)
             tl.store(at + 1, jobs)
             tl.store(at + 2, rows)
@@ -61,7 +63,7 @@ def _post(
         # the atomic orders all that was written before it, also as the host sees it
         if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
             tl.store(words + 3, tl.zeros([], tl.int64))
-            tl.store(flag.to(tl.pointer_type(tl.int64)), tl.load(words))
+            tl.store(flag.to(tl.int64).to(tl.pointer_type(tl.int64)), tl.load(words))
 
 
 @triton.jit
@@ -69,7 +71,7 @@ def await_answer(words, answer, patience, counts):
     """Until the CPU has answered the last job that was posted, or nobody will; the latter is noted for all
     that come later."""
     job = tl.load(words)
-    at = answer.to(tl.pointer_type(tl.int64))
+    at = answer.to(tl.int64).to(tl.pointer_type(tl.int64))
     if tl.load(words + 1, volatile=True) == 0:
         seen = tl.load(at, volatile=True)
         if counts & (seen != job):

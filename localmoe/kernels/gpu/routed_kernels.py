@@ -262,7 +262,7 @@ def combine_kernel(
             place = (token * K + at).to(tl.int64) * H + h
             if shares is not None:
                 part = tl.sum(tl.where(rank == i, share, 0), 0)
-                answers = by_cpu.to(tl.pointer_type(tl.float32)) + tl.multiple_of(place, 4)
+                answers = by_cpu.to(tl.int64).to(tl.pointer_type(tl.float32)) + tl.multiple_of(place, 4)
                 value = tl.load(out + place, mask=there & (part < I), other=0.0)
                 # past all caches, as the CPU has just written it
                 value += tl.load(answers, mask=there & (part > 0), other=0.0, cache_modifier=".cv")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +112,36 @@ def test_every_division_gives_the_same_sums(rates: LaneRates, transposed: bool, 
     wanted = {"cpu": {CPU}, "both": {CPU, MISS}, "link": {MISS}}
     name = {ALL_CPU: "cpu", BOTH: "both", ALL_LINK: "link"}[rates]
     assert found == {0, HIT} | wanted[name]
+
+
+@pytest.mark.skipif(
+    ON_GPU or sys.platform != "linux", reason="memory of a low address, which cannot be pinned"
+)
+def test_the_mailbox_may_lie_at_any_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton takes a number below 2^31 for 32 bits, also if it is an address."""
+    zeros, below_2_gib = torch.zeros, 0x40
+
+    def low(*shape: Any, **options: Any) -> Tensor:
+        if options.get("dtype") != torch.uint8:
+            return zeros(*shape, **options)
+        memory = mmap.mmap(-1, *shape, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | below_2_gib)
+        return torch.frombuffer(memory, dtype=options["dtype"])
+
+    made = bench()
+    made.put(1, 3)
+    x, (index, weights) = inputs(6), routing(6, 3, 5)
+    monkeypatch.setattr(torch, "zeros", low)
+    with lane_of(made, 3) as (lane, block):
+        monkeypatch.undo()
+        assert 0 < lane.mailbox.address < 1 << 31
+        view = view_of(made.row([ON_HOST, 0, ON_HOST, ON_HOST, ON_HOST], {1: 3}, [], 0))
+        out = run(made, block, BOTH, x, index, weights, 5, view)
+        assert_close(out, reference(made, x, index, weights, 5), 5)
+        assert {CPU, MISS} <= set(kinds(view))
+        lane.rest()
+        block.restart(7)
+        foretell(index[:1], weights[:1], view, 0, lane=block.view(0))
+        assert _foretold(lane) >> JOB_SHIFT == 7
 
 
 def test_an_expert_is_split_where_both_lanes_end_together() -> None:
