@@ -169,12 +169,19 @@ class PageDriver:
         wait_for(lambda: len(self.answer()) >= length, 30, f"{length} characters of an answer")
 
     def watch(self, look: Callable[[], tuple[Any, Any]], times: int) -> tuple[list[Any], list[Any]]:
+        """What is seen of two things that should move, four times a second: so many times at least, and until
+        both have moved; ten seconds at most."""
         self.wait_answer(2)
-        seen = []
-        for _ in range(times):
-            seen.append(look())
+        first: list[Any] = []
+        second: list[Any] = []
+        deadline = time.monotonic() + 10
+        while len(first) < times or (
+            min(len(set(first)), len(set(second))) < 2 and time.monotonic() < deadline
+        ):
+            for seen, one in zip((first, second), look(), strict=True):
+                seen.append(one)
             time.sleep(0.25)
-        return [first for first, _ in seen], [second for _, second in seen]
+        return first, second
 
     def stop(self, escape: bool = False) -> float:
         """Seconds from the click to the Send button."""
