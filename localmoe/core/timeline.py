@@ -59,13 +59,18 @@ class Timeline:
         self._lock = threading.Lock()
         self._steps: deque[StepSpans] = deque(maxlen=max_steps)
         self._open: tuple[str, float, list[Span]] | None = None
+        self._next_s: float | None = None  # since when the next step runs, if it does
 
     def begin_step(self, name: str) -> None:
-        """A step begins, and with it the one before ends."""
+        """A step begins, and with it the one before ends: now, or where `next_begins` was called since."""
         with self._lock:
-            now = self.now()
-            self._close(now)
-            self._open = name, now, []
+            begins_s = self.now() if self._next_s is None else self._next_s
+            self._close(begins_s)
+            self._open = name, begins_s, []
+
+    def next_begins(self) -> None:
+        """The next step begins here, whatever its name will be."""
+        self._next_s = self.now()
 
     def end_step(self) -> None:
         """The answer is over; nothing is open from here on."""
@@ -99,6 +104,7 @@ class Timeline:
             return tuple(self._steps)
 
     def _close(self, now: float) -> None:
+        self._next_s = None
         if self._open is None:
             return
         name, start_s, spans = self._open

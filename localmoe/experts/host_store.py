@@ -36,6 +36,7 @@ class HostStore:
         self._registered: dict[int, int] = {}  # layer -> address
         self._shifts: dict[int, int] = {}  # layer -> from its address on the host to that on the device
         self._layers = [self._allocate(layout) for layout in layouts]
+        self._records: dict[ExpertKey, Tensor] = {}  # that were asked for: to make one takes 5 us
 
     def _allocate(self, layout: RecordLayout) -> Tensor:
         stride = -(-layout.num_bytes(self.dtype) // PAGE_BYTES) * PAGE_BYTES
@@ -54,9 +55,12 @@ class HostStore:
 
     def record(self, key: ExpertKey) -> Tensor:
         """(elements,) flat weights of one expert."""
-        layout = self.layouts[key.layer]
-        raw = self._layers[key.layer][key.expert, : layout.num_bytes(self.dtype)]
-        return raw.view(self.dtype)
+        record = self._records.get(key)
+        if record is None:
+            num_bytes = self.layouts[key.layer].num_bytes(self.dtype)
+            record = self._layers[key.layer][key.expert, :num_bytes].view(self.dtype)
+            self._records[key] = record
+        return record
 
     def device_address(self, key: ExpertKey) -> int:
         """Where kernels find a record: its address in host memory, unless the device sees that elsewhere."""
@@ -114,6 +118,7 @@ class HostStore:
         self._registered.clear()
         self._shifts.clear()
         self._layers = []
+        self._records = {}
 
     def __enter__(self) -> HostStore:
         return self

@@ -5,6 +5,7 @@ neither what is copied nor where to.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from localmoe.core.errors import TransferError
 from localmoe.experts.slots import DeviceSlots
+from localmoe.kernels.cuda_driver import DriverCallError, copy_to_device
 
 _TICKETS = 8192  # staged ticket values; so many copies may be under way at most
+_WORD = 8  # bytes of one
 
 
 class Mark(Protocol):
@@ -58,7 +62,7 @@ class Transfers(Protocol):
 
 
 class CudaTransfers:
-    """Copies on a stream of their own."""
+    """Copies on a stream of their own, of records that are pinned and have the slots' dtype."""
 
     def __init__(self, done: Tensor) -> None:
         """done: int64 (1,) on the device, see kernels.residency."""
@@ -66,6 +70,9 @@ class CudaTransfers:
         self._stream = torch.cuda.Stream(done.device)
         self._values = torch.zeros(_TICKETS, dtype=torch.int64, pin_memory=True)
         self._host_values = self._values.numpy()
+        self._values_at, self._done_at = self._values.data_ptr(), done.data_ptr()
+        self._handle: int = self._stream.cuda_stream
+        self._thread: int | None = None  # the one that copied last
         self._issued = 0
 
     @property
@@ -74,15 +81,24 @@ class CudaTransfers:
         return self._issued
 
     def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
-        """Copy a record into a slot; returns its ticket at once."""
+        """Copy a record into a slot; returns its ticket at once.
+
+        Raises:
+            TransferError: the driver refuses.
+        """
+        if self._thread != threading.get_ident():
+            self._stream.query()  # as any call of PyTorch's, it makes the context current in this thread
+            self._thread = threading.get_ident()
         self._issued += 1
         at = self._issued % _TICKETS
         if at == 0:
             self._stream.synchronize()  # the staged values are used anew
         self._host_values[at] = self._issued
-        with torch.cuda.stream(self._stream):
-            slots.write(slot, record)
-            self._done.copy_(self._values[at : at + 1], non_blocking=True)
+        try:  # the driver itself: the GPU may be waiting for the pass behind these copies
+            copy_to_device(slots.address(slot), record.data_ptr(), record.nbytes, self._handle)
+            copy_to_device(self._done_at, self._values_at + _WORD * at, _WORD, self._handle)
+        except DriverCallError as error:
+            raise TransferError(f"The GPU did not take a copy of an expert: {error}.") from error
         return self._issued
 
     def time_mark(self) -> torch.cuda.Event:

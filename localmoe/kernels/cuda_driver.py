@@ -1,9 +1,11 @@
-"""Questions to the CUDA driver that PyTorch does not ask for us; there has to be one. Decides nothing."""
+"""Calls of the CUDA driver that PyTorch does not make for us, or not as fast; there has to be one. Decides
+nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 
 
@@ -18,6 +20,26 @@ class DriverCallError(Exception):
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+@cache
+def _copy_to_device() -> Callable[[int, int, int, int], int]:
+    call = _driver().cuMemcpyHtoDAsync_v2
+    call.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    call.restype = ctypes.c_int
+    return call
+
+
+def copy_to_device(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Start a copy from host memory, in the order of a stream (its handle). A context has to be current in
+    this thread, as after any call of PyTorch that uses the GPU.
+
+    Raises:
+        DriverCallError: the driver refuses.
+    """
+    code = _copy_to_device()(target, source, num_bytes, stream)
+    if code != 0:
+        raise DriverCallError("cuMemcpyHtoDAsync", code)
 
 
 def driver_version() -> int:

@@ -41,11 +41,17 @@ class Step:
     timeline: Timeline | None = None
     captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
     margins: list[float] = field(default_factory=list)  # of the tokens whose reports are in
+    draft_marks: int = 0  # of the clock, behind drafts
 
     @property
     def in_parts(self) -> bool:
         """Whether each draft pass has a time of its own."""
         return self.timeline is not None or self.gate is not None
+
+    def mark_drafts(self) -> None:
+        """The drafts issued so far end here."""
+        self.clock.tick()
+        self.draft_marks += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
 host has to do after a step, it does while the GPU works on the next one: on its drafts, or, where nothing is
 drafted and no copy wanted, on a pass that was issued behind the last one. Where a gate may end the drafts,
-they are issued one by one, the next one while the last one runs if the gate expects to want it. Keeps no
-cache (device_runner).
+they are issued one by one, the next one while the last one runs if the gate expects to want it. After a step
+that drafted, the next one's first draft is issued before anybody asks for it. Keeps no cache (device_runner).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class DeviceSteps:
         self._passes = runner.passes
         self._step: Step | None = None
         self._behind: Step | None = None  # issued before anything is known of `_step`
+        self._early: Step | None = None  # the next one, of which one token is drafted in case it is wanted
+        self._room = 1  # tokens that the answer may still get, those of the step under way among them
         self._plain_steps = 0  # in a row, for which neither drafts nor copies were wanted
         self._finished: FinishedStep | None = None
 
@@ -55,18 +57,18 @@ class DeviceSteps:
         return self._passes.memory.may_copy and not self._whole_window
 
     @torch.inference_mode()
-    def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, text: Sequence[int], count: int, *, room: int, gate: Gate | None = None) -> None:
         """Issue the drafts of at most `count` tokens after `text`; a step that runs already has none. While
         the GPU works on them, take over what the step before did. Where the host has nothing to decide before
-        it, the verify pass is issued too. last: no further step will be wanted. gate: if `may_stop`."""
+        it, the verify pass is issued too. room: tokens that the answer may still get. gate: if `may_stop`."""
         start, token = self._runner.sequence.length, text[-1]
         try:
             if self._sampling is not None:
                 self._issue.choice.begin(*self._sampling, text)
                 self._sampling = None
-            step = self._step = self._took_behind(token, start) or self._draft(
-                token, start, count, gate if self.may_stop else None
-            )
+            gate, self._room = gate if self.may_stop and count else None, room
+            step = self._took_behind(token, start) or self._took_early(start, count, gate)
+            step = self._step = step or self._draft(token, start, count, self._routed(count), gate)
             self._close_books()
             self._passes.lookahead.clear()
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
@@ -75,7 +77,7 @@ class DeviceSteps:
             if step.window is None and (not step.count or not self._passes.memory.may_copy):
                 step.still = plain and self._runner.may_refill
                 self._issue_verify(step)
-            if self._plain_steps >= RUN_BEHIND_AFTER and not last and step.still == self._runner.may_refill:
+            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1 and step.still == self._runner.may_refill:
                 self._issue_behind(step)
         except BaseException:
             self._rewind(start)
@@ -99,19 +101,20 @@ class DeviceSteps:
             ended = time.perf_counter()
             accepted = self._accept(step.start, done)
             check_chosen(done.choices[: accepted + 1])
+            if step.drafts and self._room > accepted + 2:  # one for a draft, and the target's own
+                self._draft_early(done.choices[accepted], step.start + 1 + accepted)
         except BaseException:
             self._rewind(step.start)
             raise
         self._finished = FinishedStep(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
         seconds = step.clock.seconds()
-        first = max(1, len(step.drafts)) if step.in_parts else 1
-        draft_s, verify_s = sum(seconds[:first]), sum(seconds[first:])
+        draft_s, verify_s = sum(seconds[: step.draft_marks]), sum(seconds[step.draft_marks :])
         in_drafts_s, in_verify_s = step.captures_s
         if step.timeline is not None:
             self._tell(step, step.timeline, seconds, ended, accepted + 1)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
-            verify_s = time.perf_counter() - ready
+            verify_s = ended - ready
         return Speculation(
             done.tokens, accepted, done.choices[accepted], max(0.0, draft_s - in_drafts_s),
             max(0.0, verify_s - in_verify_s), step.margins,
@@ -121,6 +124,7 @@ class DeviceSteps:
         """Wait for steps that were begun and are not wanted; take over what the last ones did."""
         step, self._step = self._step, None
         self._issue.choice.end()
+        self._drop_early()
         if step is None:
             self._close_books()
             return self._drop_behind()
@@ -131,27 +135,58 @@ class DeviceSteps:
             self._runner.take_over(found, "verify", wanted=False)
         self._drop_behind()
 
-    def _draft(self, token: int, start: int, count: int, gate: Gate | None) -> Step:
+    def _draft(self, token: int, start: int, count: int, routed: int, gate: Gate | None = None) -> Step:
         self._passes.window.set(start, count + 1, [token])
-        routed = count + (self._whole_window and count > 0)
         self._issue.force("draft", start, routed)
-        return self._new_step(token, start, count, routed, gate if count else None)
+        return self._new_step(token, start, count, routed, gate)
 
-    def _new_step(
-        self, token: int | None, start: int, count: int, drafts: int, gate: Gate | None = None
-    ) -> Step:
+    def _routed(self, count: int) -> int:
+        """Draft passes for so many tokens."""
+        return count + (self._whole_window and count > 0)
+
+    def _draft_early(self, token: int, start: int) -> None:
+        if self._passes.timeline is not None:
+            self._passes.timeline.next_begins()
+        self._early = self._draft(token, start, 1, 1)
+
+    def _took_early(self, start: int, count: int, gate: Gate | None) -> Step | None:
+        """The step whose first draft runs already, if that is wanted."""
+        if not count:
+            self._drop_early()
+        step, self._early = self._early, None
+        if step is None:
+            return None
+        assert step.start == start, f"a draft at {step.start} runs, not at {start}"
+        step.count, step.gate = count, gate
+        self._passes.window.resize(count + 1)
+        self._issue.force("draft", start, self._routed(count))
+        if gate is None:
+            self._issue_drafts(step, self._routed(count) - 1)
+        return step
+
+    def _drop_early(self) -> None:
+        """Wait for a draft that nobody wants: the window's staging is in use until then."""
+        step, self._early = self._early, None
+        if step is not None:
+            step.drafts[0].wait()
+            self._passes.counters.left_out += 1
+            if step.timeline is not None:
+                ended, took = time.perf_counter(), sum(step.clock.seconds())
+                step.timeline.add("draft", "token 1, not wanted", ended - took, ended)
+
+    def _new_step(self, token: int | None, start: int, count: int, drafts: int, gate: Gate | None) -> Step:
         clock, timeline = Clock(self._issue.on_gpu), self._passes.timeline
         step = Step(token, start, count, clock, [], gate, timeline=timeline)
         self._issue_drafts(step, drafts if gate is None else 1)
         if not drafts:
-            clock.tick()
+            step.mark_drafts()
         return step
 
     def _issue_behind(self, step: Step) -> None:
         """Issue the next step before this one has ended; what it is about stays on the device."""
         assert step.window is not None and not step.count
         self._issue.advance(step.window.output)
-        self._behind = self._new_step(None, step.start + 1, 0, 0)
+        self._behind = self._new_step(None, step.start + 1, 0, 0, None)
         self._behind.still = step.still
         self._issue_verify(self._behind, behind=True)
 
@@ -183,7 +218,7 @@ class DeviceSteps:
         for left in reversed(range(count)):
             step.drafts.append(Landing(self._issue.draft(step.start + step.count + 1).report))
             if step.in_parts or not left:
-                step.clock.tick()
+                step.mark_drafts()
         step.captures_s[0] += self._issue.capture_s - captured_s
 
     def _tell(self, step: Step, timeline: Timeline, seconds: list[float], ended: float, kept: int) -> None:
@@ -224,7 +259,7 @@ class DeviceSteps:
         count = step.count if gate is None else gate.worth_verifying(heard)
         if count < step.count:
             step.count = count
-            self._passes.window.shorten(count + 1)
+            self._passes.window.resize(count + 1)
         return ready
 
     def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
@@ -245,7 +280,7 @@ class DeviceSteps:
             self._passes.scheduler.notify(StepFinished(drafted, finished.accepted))
 
     def _rewind(self, length: int) -> None:
-        self._step = self._behind = self._finished = None
+        self._step = self._behind = self._early = self._finished = None
         self._runner.rewind(length)
 
     @property

@@ -38,8 +38,8 @@ class DeviceWindow:
         host[3 : 3 + len(tokens)] = tokens
         self._mirror.upload()
 
-    def shorten(self, live: int) -> None:
-        """Fewer tokens count than `set` said, in stream order."""
+    def resize(self, live: int) -> None:
+        """Other than `set` said, so many tokens count, in stream order."""
         self.live.fill_(live)
 
     def advance(self, token: Tensor) -> None:

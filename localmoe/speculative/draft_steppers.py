@@ -26,7 +26,7 @@ class DraftStepper:
         self._sampler = sampler
         self._history: Sequence[int] = ()
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """Nothing runs yet. length: of no use here."""
         self._history = history
 
@@ -53,7 +53,7 @@ class DeviceDraftStepper:
     def __init__(self, steps: DeviceDraftSteps) -> None:
         self._steps = steps
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """Issue the passes for `length` + 1 tokens."""
         self._steps.begin(history, length)
 

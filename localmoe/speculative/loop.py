@@ -115,7 +115,7 @@ class SpeculativeLoop:
         else:
             length = min(self._governor.choose(), most)
         self._gated = gate is not None
-        self._stepper.begin(history, length, last=room == 1, gate=gate)
+        self._stepper.begin(history, length, room=room, gate=gate)
 
     def _finish(self, history: list[int], room: int) -> StepResult:
         """Verify, keep what the target agrees with plus its next token."""

@@ -47,10 +47,10 @@ class Stepper(Protocol):
     def hears_margins(self) -> bool:
         """Whether drafts can be ended by what they say of themselves."""
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """Start to draft at most `length` tokens after `history`, of which the sequence holds all but the
-        last. By the time that it returns, all that the step before did has been counted. last: there is no
-        room for a step after this one. gate: what ends the drafts, for a stepper that hears margins."""
+        last. By the time that it returns, all that the step before did has been counted. room: tokens that
+        the answer may still get. gate: what ends the drafts, for a stepper that hears margins."""
 
     def finish(self) -> StepOutcome:
         """The step that was begun. An exception, here or in `begin`, leaves the sequence as it was."""
@@ -82,7 +82,7 @@ class PassStepper:
         """As the drafter tells them."""
         return self._drafter is not None and self._drafter.tells_margins
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """Nothing runs yet: every pass needs the host."""
         passes = self._runner.passes
         self._history, self._length, self._gate = history, length, gate
@@ -184,9 +184,9 @@ class DeviceStepper:
         """Not where the verify pass is issued behind the drafts at once."""
         return self._steps.may_stop
 
-    def begin(self, history: Sequence[int], length: int, *, last: bool, gate: Gate | None = None) -> None:
+    def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """The GPU drafts, and verifies too where the host has nothing to decide in between."""
-        self._steps.begin(history, length, last=last, gate=gate)
+        self._steps.begin(history, length, room=room, gate=gate)
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""

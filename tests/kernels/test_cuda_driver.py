@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from localmoe.kernels import cuda_driver
-from localmoe.kernels.cuda_driver import DriverCallError, device_address, driver_version
+from localmoe.kernels.cuda_driver import DriverCallError, copy_to_device, device_address, driver_version
 
 
 class Driver:
@@ -34,3 +35,23 @@ def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DriverCallError, match="cuMemHostGetDevicePointer failed with error 1") as caught:
         device_address(0)
     assert caught.value.code == 1
+
+
+def test_copies_are_handed_over_with_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def cuMemcpyHtoDAsync_v2(*numbers: int) -> int:
+        asked.append(numbers)
+        return 0 if numbers[2] else 1
+
+    monkeypatch.setattr(
+        cuda_driver, "_driver", lambda: SimpleNamespace(cuMemcpyHtoDAsync_v2=cuMemcpyHtoDAsync_v2)
+    )
+    cuda_driver._copy_to_device.cache_clear()
+    try:
+        copy_to_device(1 << 40, 1 << 33, 4096, 5)
+        with pytest.raises(DriverCallError, match="cuMemcpyHtoDAsync failed with error 1"):
+            copy_to_device(1 << 40, 1 << 33, 0, 5)
+    finally:
+        cuda_driver._copy_to_device.cache_clear()
+    assert asked[0] == (1 << 40, 1 << 33, 4096, 5)

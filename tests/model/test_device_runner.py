@@ -272,7 +272,8 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         assert counters.token_hits <= counters.token_demands
         drafts = rig.passes.issued.count("draft")
         assert counters.drafted <= drafts
-        assert counters.routed_pairs == LAYERS * drafts
+        assert counters.left_out <= bool(end and length and on_device)  # of a step that never came
+        assert counters.routed_pairs == LAYERS * (drafts - counters.left_out)
 
 
 SAMPLED = SamplingConfig(temperature=1.2, top_p=0.95, seed=21)
@@ -418,8 +419,8 @@ def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
         if isinstance(event, TokenRouted):
             assert event.last == (not isinstance(following, TokenRouted))
     told = sum(len(margins) for margins in whim.heard)  # none of what was drafted behind an end token
-    assert told <= drafts if end else told == drafts
-    assert counters.drafted + counters.left_out == told
+    assert told <= counters.drafted + counters.left_out <= drafts
+    assert end or counters.drafted + counters.left_out == drafts
     finished = [event for event in rig.events if isinstance(event, DraftFinished | StepFinished)]
     assert counters.drafted <= sum(e.drafted for e in finished if isinstance(e, StepFinished))
     if record:

@@ -50,7 +50,7 @@ def made_with(table: Table) -> TableRunner:
 
 def step(stepper: Stepper, length: int) -> StepOutcome:
     """Both halves of a step."""
-    stepper.begin(HISTORY, length, last=False)
+    stepper.begin(HISTORY, length, room=99)
     done = stepper.finish()
     stepper.close()
     return done
@@ -141,9 +141,9 @@ class FakeSteps:
         self.closed = 0
         self.was_last = False
 
-    def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None) -> None:
+    def begin(self, text: Sequence[int], count: int, *, room: int, gate: Gate | None) -> None:
         assert not self.closed and not self.was_last
-        self.was_last = last
+        self.was_last = room == 1
         self.asked.append((text[-1], count))
 
     def close(self) -> None:
@@ -186,8 +186,8 @@ def test_what_is_drafted_after_an_end_token_does_not_count(
     class Fixed:
         may_stop = False
 
-        def begin(self, text: Sequence[int], count: int, *, last: bool, gate: Gate | None) -> None:
-            assert not last and gate is None and (text, count) == (HISTORY, 3)
+        def begin(self, text: Sequence[int], count: int, *, room: int, gate: Gate | None) -> None:
+            assert room == 99 and gate is None and (text, count) == (HISTORY, 3)
 
         def finish(self) -> Done:
             return Done(drafted, accepted, 9, 0.25, 0.5, heard)

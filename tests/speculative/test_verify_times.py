@@ -74,4 +74,5 @@ def test_no_window_takes_longer_than_a_longer_one_nor_less_than_nothing(
     times = times_of(*measured)
     for curve in (times.between(65), times.fitted(65)):
         assert curve.shape == (65,) and (curve >= 0).all() and (np.diff(curve) >= -1e-12).all()
-    assert times.longest == max(window for window, _ in measured)
+    windows = [window for window, _ in measured]
+    assert max(windows[-5:]) <= times.longest <= max(windows)  # of nearly the same length, five are kept

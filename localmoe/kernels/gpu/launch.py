@@ -46,17 +46,43 @@ _PROCESSES: ContextVar[CompileProcesses | None] = ContextVar("localmoe_processes
 _COMPILED: ContextVar[_Compiled | None] = ContextVar("localmoe_compiled", default=None)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """kernel[grid](*args, **options); inside `compiling` it is compiled only."""
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+    """kernel[grid](*args, **options), which gives what Triton has compiled for it; inside `compiling` it is
+    compiled only."""
     compiled = _COMPILED.get()
     if compiled is None:
-        kernel[grid](*args, **options)
-    else:
-        compiled.check()
-        kind = _kind(kernel, args, options)
-        if kind not in compiled.kinds:  # to Triton each launch is a new one until its kernel is compiled
-            compiled.kinds.add(kind)
-            compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
+        return kernel[grid](*args, **options)
+    compiled.check()
+    kind = _kind(kernel, args, options)
+    if kind not in compiled.kinds:  # to Triton each launch is a new one until its kernel is compiled
+        compiled.kinds.add(kind)
+        compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
+    return None
+
+
+class RepeatedLaunch:
+    """A kernel that is launched outside of graphs in every step, while the GPU waits: Triton looks at its
+    arguments the first time only."""
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self._kernel = kernel
+        self._options = options
+        self._compiled: dict[Hashable, CompiledKernel] = {}
+
+    def __call__(self, kind: Hashable, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
+        """As `launch`.
+
+        Args:
+            kind: equal only where Triton compiles the same code for the same device.
+            constants: in the order of the kernel's parameters, of which they are the last ones.
+        """
+        compiled = self._compiled.get(kind)
+        if compiled is not None and _COMPILED.get() is None:
+            compiled[grid](*args, *constants.values())
+            return
+        made = launch(self._kernel, grid, *args, **constants, **self._options)
+        if isinstance(made, CompiledKernel):
+            self._compiled[kind] = made
 
 
 def _kind(kernel: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Hashable:

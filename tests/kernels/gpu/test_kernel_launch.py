@@ -25,7 +25,7 @@ from triton.compiler.errors import CompilationError
 from localmoe.kernels import cuda_driver
 from localmoe.kernels.gpu.add import _add, add
 from localmoe.kernels.gpu.dependent import after_previous
-from localmoe.kernels.gpu.launch import CompilingStopped, _forget_failed, compiling, launch
+from localmoe.kernels.gpu.launch import CompilingStopped, RepeatedLaunch, _forget_failed, compiling, launch
 from localmoe.kernels.gpu.linear import gemv, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.router import route
@@ -188,6 +188,41 @@ def test_a_kind_of_launch_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
     with compiling():
         add(x, x), add(x, x), add(x[:1], x[:1]), add(x.float(), x.float())
     assert compiled == [3 * HIDDEN, HIDDEN, 3 * HIDDEN]
+
+
+def test_what_is_launched_again_and_again_is_looked_at_once_for_each_kind() -> None:
+    looked: list[tuple[Any, ...]] = []
+    ran: list[tuple[Any, ...]] = []
+
+    class Compiled(triton.compiler.CompiledKernel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """Of nothing."""
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            return lambda *args: ran.append((grid, *args))
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            def run(*args: Any, **options: Any) -> Compiled:
+                looked.append((grid, *args, options))
+                return Compiled()
+
+            return run
+
+        def warmup(self, *args: Any, **options: Any) -> None:
+            looked.append(("warmup", *args))
+
+    again, grid = RepeatedLaunch(Kernel(), num_warps=2), (3, 1, 1)
+    for number in range(3):
+        again("a", grid, number, BLOCK=8)
+    again("b", grid, 7, BLOCK=8)
+    options = {"BLOCK": 8, "num_warps": 2}
+    assert looked == [(grid, 0, options), (grid, 7, options)]
+    assert ran == [(grid, 1, 8), (grid, 2, 8)], "constants in their order, options are in what was compiled"
+    if ON_GPU:
+        with compiling():
+            again("a", grid, 9, BLOCK=8)
+        assert looked[-1] == ("warmup", 9) and len(ran) == 2
 
 
 def test_compiling_ends_when_it_is_told_to() -> None:
