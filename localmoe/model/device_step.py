@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from localmoe.core.gates import Gate
 from localmoe.core.timeline import Timeline
+from localmoe.experts.copy_times import CopyTimes
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import PendingWindow
 from localmoe.model.window_report import WindowReport
@@ -52,6 +53,27 @@ class Step:
         """The drafts issued so far end here."""
         self.clock.tick()
         self.draft_marks += 1
+
+    def tell(self, seconds: list[float], ended: float, kept: int, copies: CopyTimes | None) -> None:
+        """Lay what the GPU's clock measured on the host's, for a timeline if there is one.
+
+        Args:
+            seconds: of each draft, of waiting for the host's decision, of the verify pass.
+            ended: when the host heard of its end.
+            copies: that ran meanwhile.
+        """
+        if self.timeline is None:
+            return
+        began = self.clock.began
+        began_s = began if isinstance(began, float) else ended - sum(seconds)
+        at = began_s
+        for token, took in enumerate(seconds[: len(self.drafts)], start=1):
+            self.timeline.add("draft", f"token {token}", at, at + took)
+            at += took
+        at = began_s + sum(seconds[:-1])
+        self.timeline.add("verify", f"verify {self.count + 1} tokens, keep {kept}", at, at + seconds[-1])
+        if copies is not None:
+            copies.place(self.timeline, began, began_s)
 
 
 @dataclass(frozen=True, slots=True)

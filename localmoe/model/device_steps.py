@@ -15,7 +15,6 @@ import torch
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.gates import Gate
-from localmoe.core.timeline import Timeline
 from localmoe.model.device_choice import check_chosen
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
@@ -34,13 +33,15 @@ class DeviceSteps:
         runner: DeviceRunner,
         sampling: SamplingConfig,
         seed: int,
+        end_tokens: frozenset[int] = frozenset(),
         *,
         whole_window: bool = False,
     ) -> None:
-        """sampling, seed: how tokens are chosen, the draft's and the target's. whole_window: see
-        core.switches."""
+        """sampling, seed: how tokens are chosen, the draft's and the target's. end_tokens: behind which no
+        step is wanted. whole_window: see core.switches."""
         self._runner = runner
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
+        self._end_tokens = end_tokens
         self._whole_window = whole_window
         self._issue = runner.issue
         self._passes = runner.passes
@@ -101,7 +102,7 @@ class DeviceSteps:
             ended = time.perf_counter()
             accepted = self._accept(step.start, done)
             check_chosen(done.choices[: accepted + 1])
-            if step.drafts and self._room > accepted + 2:  # one for a draft, and the target's own
+            if step.drafts and self._goes_on(done.choices[: accepted + 1]):
                 self._draft_early(done.choices[accepted], step.start + 1 + accepted)
         except BaseException:
             self._rewind(step.start)
@@ -111,8 +112,7 @@ class DeviceSteps:
         seconds = step.clock.seconds()
         draft_s, verify_s = sum(seconds[: step.draft_marks]), sum(seconds[step.draft_marks :])
         in_drafts_s, in_verify_s = step.captures_s
-        if step.timeline is not None:
-            self._tell(step, step.timeline, seconds, ended, accepted + 1)
+        step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = ended - ready
         return Speculation(
@@ -143,6 +143,10 @@ class DeviceSteps:
     def _routed(self, count: int) -> int:
         """Draft passes for so many tokens."""
         return count + (self._whole_window and count > 0)
+
+    def _goes_on(self, emitted: Sequence[int]) -> bool:
+        """Whether another step has room for a draft, and the target's own token, behind these."""
+        return self._room > len(emitted) + 1 and self._end_tokens.isdisjoint(emitted)
 
     def _draft_early(self, token: int, start: int) -> None:
         if self._passes.timeline is not None:
@@ -220,20 +224,6 @@ class DeviceSteps:
             if step.in_parts or not left:
                 step.mark_drafts()
         step.captures_s[0] += self._issue.capture_s - captured_s
-
-    def _tell(self, step: Step, timeline: Timeline, seconds: list[float], ended: float, kept: int) -> None:
-        """Lay what the GPU's clock measured on the host's. seconds: of each draft, of waiting for the host's
-        decision, of the verify pass."""
-        began = step.clock.began
-        began_s = began if isinstance(began, float) else ended - sum(seconds)
-        at = began_s
-        for token, took in enumerate(seconds[: len(step.drafts)], start=1):
-            timeline.add("draft", f"token {token}", at, at + took)
-            at += took
-        at = began_s + sum(seconds[:-1])
-        timeline.add("verify", f"verify {step.count + 1} tokens, keep {kept}", at, at + seconds[-1])
-        if self._passes.memory.times is not None:
-            self._passes.memory.times.place(timeline, began, began_s)
 
     def _hear_drafts(self, step: Step) -> float:
         """Tell the policy token by token, while later ones are drafted, as long as the gate goes on; when the
