@@ -115,10 +115,12 @@ class LayerFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """The verify pass is over; `accepted` of `drafted` tokens were kept."""
+    """The verify pass is over; `accepted` of `drafted` tokens were kept. draft_token_s: what drafting one
+    took by the device's clock; None: when policies heard of them tells it."""
 
     drafted: int
     accepted: int
+    draft_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step whose books are still open."""
+    """A step whose books are still open. draft_token_s: of its draft passes; None: it had none, or one was
+    captured."""
 
     report: WindowReport
     accepted: int
+    draft_token_s: float | None

@@ -107,11 +107,12 @@ class DeviceSteps:
         except BaseException:
             self._rewind(step.start)
             raise
-        self._finished = FinishedStep(done, accepted)
         self._runner.sequence.advance(step.start + 1 + accepted)
         seconds = step.clock.seconds()
         draft_s, verify_s = sum(seconds[: step.draft_marks]), sum(seconds[step.draft_marks :])
         in_drafts_s, in_verify_s = step.captures_s
+        draft_token_s = draft_s / len(step.drafts) if step.drafts and not in_drafts_s else None
+        self._finished = FinishedStep(done, accepted, draft_token_s)
         step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = ended - ready
@@ -267,7 +268,7 @@ class DeviceSteps:
         if finished is not None:
             self._runner.take_over(finished.report, "verify")
             drafted = len(finished.report.tokens)
-            self._passes.scheduler.notify(StepFinished(drafted, finished.accepted))
+            self._passes.scheduler.notify(StepFinished(drafted, finished.accepted, finished.draft_token_s))
 
     def _rewind(self, length: int) -> None:
         self._step = self._behind = self._early = self._finished = None

@@ -51,6 +51,7 @@ class RateMeter:
         self.issue_s: Callable[[], float | None] | None = None
         self._clock = clock
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
+        self._clocked_draft_token_s: deque[float] = deque(maxlen=_RECENT)  # better: no host between
         self._target_layer_s: deque[float] = deque(maxlen=_RECENT)
         self._interval_copy_s: deque[float] = deque(maxlen=_COPY_INTERVALS)
         self._interval: _Mark | None = None  # when it began, copies and seconds of the CPU before it
@@ -82,8 +83,11 @@ class RateMeter:
                 self._layer(event.layer, self._clock())
             case PassRouted():
                 self._end_pass(len(event.demanded))
-            case StepFinished() if self._least_gap_s is not None:
-                self._target_layer_s.append(self._least_gap_s)
+            case StepFinished():
+                if event.draft_token_s is not None:
+                    self._clocked_draft_token_s.append(event.draft_token_s)
+                if self._least_gap_s is not None:
+                    self._target_layer_s.append(self._least_gap_s)
             case PrefillStarted():
                 self._step_began = self._pass_began = None  # a prompt's passes are longer
                 self._interval = self._mark()
@@ -127,7 +131,8 @@ class RateMeter:
         return min(self._interval_copy_s, default=None)
 
     def _news(self) -> Rates | None:
-        draft_token_s, layer_s = min(self._draft_token_s, default=None), _median(self._target_layer_s)
+        draft_token_s = min(self._clocked_draft_token_s or self._draft_token_s, default=None)
+        layer_s = _median(self._target_layer_s)
         issue_s = None if self.issue_s is None else self.issue_s()
         found = Rates(self._copy_s(), draft_token_s, layer_s, self._cpu_helps, issue_s)
         told = self._told

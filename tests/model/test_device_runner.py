@@ -449,6 +449,28 @@ def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_ex
     steps.close()
 
 
+def test_a_steps_first_draft_is_issued_before_its_length_is_chosen_and_dropped_if_that_is_none() -> None:
+    seen: list[int] = []
+
+    class Watching(Moody):
+        def observe(
+            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        ) -> None:
+            seen.append(rig.passes.issued.count("draft"))
+
+    rig = Rig(Table(agreement=1.0, seed=6), 5)
+    said = [step.tokens for step in rig.loop(Watching([2, 1, 0, 2, 2])).run(PROMPT, 11)]
+    assert [len(tokens) for tokens in said] == [1, 3, 2, 1, 3, 1]
+    # one early draft after steps of 2, 1 and 2 tokens; the second is not wanted, and no fourth one would be
+    assert seen == [3, 4, 4, 6, 6]
+    counters = rig.state.counters
+    assert (counters.drafted, counters.left_out) == (5, 1)
+    ends = rig.passes.table.greedy(PROMPT, 5)[4]  # the second drafted token of the second step
+    rig = Rig(Table(agreement=1.0, seed=6), 5)
+    list(rig.loop(2, end=frozenset({ends})).run(PROMPT, 30))
+    assert rig.state.counters.left_out == 0, "nothing is drafted behind an end token"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=24),
@@ -592,6 +614,9 @@ def test_a_step_tells_the_policy_its_story_in_order() -> None:
     kinds = [type(event) for event in rig.events]
     story = [StepStarted, TokenRouted, TokenRouted, DraftFinished, PassRouted, StepFinished]
     assert kinds == [*story, StepStarted]  # the next step is being drafted already
+    done = rig.events[5]
+    assert isinstance(done, StepFinished) and (done.drafted, done.accepted) == (2, 2)
+    assert done.draft_token_s is not None and done.draft_token_s * 2 <= rig.state.counters.draft_s + 1e-9
     first = rig.events[1]
     assert isinstance(first, TokenRouted) and first.token == 0
     assert np.array_equal(first.experts, routed(rig.passes.held[3], 3))

@@ -218,6 +218,17 @@ def test_rates_of_layers_are_measured_by_their_events_and_told_when_they_change(
     assert policy.rates[-1] == Rates(0.25, 1.0, 1.0) and policy.rates[2].draft_token_s == 3.0
 
 
+def test_the_devices_clock_tells_better_what_drafts_take_than_when_they_are_heard_of() -> None:
+    scheduler, policy, clock = timed()
+    for clocked in (None, 1.5, None, 1.4):
+        scheduler.notify(StepStarted(0, 2))
+        clock.now += 2 * 0.7  # the first one ran before the step was begun
+        scheduler.notify(DraftFinished(2))
+        scheduler.notify(StepFinished(2, 0, clocked))
+    scheduler.notify(StepStarted(0, 2))
+    assert [rates.draft_token_s for rates in policy.rates] == [None, 0.7, 1.5], "1.4 is about the same"
+
+
 def test_what_asking_for_a_copy_takes_is_told_once_it_is_known_and_when_it_changes() -> None:
     scheduler, policy, _ = timed(copies=[0.0])
     issue_s: list[float | None] = [None]
