@@ -1,19 +1,21 @@
 """Measure, on the model itself, how many rows a pass must be padded to for a token's logits not to depend
 on how many tokens ride along. kernels.rows measures single products; this sees every operation but the
-routed experts.
+routed experts, of one layer of each kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.kv_cache import KVCache
+from localmoe.model.shallow import decoder_layers, depth_of_all, layer_kinds
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.takeover import NAME, take_over
 
@@ -21,6 +23,7 @@ _WINDOWS = (9, 5, 2)  # tokens a pass that are compared with one token a pass
 _WIDTHS = (80, 64, 48, 32, 16)  # how wide a pass may get is tried in this order
 _TOKENS = 16
 _PREFIX = KV_BLOCK - 7  # the compared tokens straddle a block of the cache
+_ALIGNMENT = 64  # bytes: of no wider piece of memory may a library's choice of a kernel depend
 
 
 def measure_row_padding(
@@ -44,12 +47,12 @@ def measure_row_padding(
     if for_attention is None:
         return None
     take_over(skeleton, [_stand_in] * len(skeleton.experts), attention=NAME)
-    config = skeleton.text_config
     count = _PREFIX + _WIDTHS[0]
-    cache = KVCache(int(config.num_hidden_layers), count + CANDIDATES[-1])
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, int(config.vocab_size), (count,), generator=generator).tolist()
-    with torch.inference_mode():
+    vocab = int(skeleton.text_config.vocab_size)
+    tokens = torch.randint(0, vocab, (count,), generator=generator).tolist()
+    with torch.inference_mode(), _cut_to_kinds(skeleton) as depth:
+        cache = KVCache(depth, count + CANDIDATES[-1])
         _run(skeleton.model, cache, tokens[:_PREFIX], 1, device)
         for multiple in CANDIDATES:
             if multiple >= max(for_experts.multiple, for_attention):
@@ -57,6 +60,22 @@ def measure_row_padding(
                 if width:
                     return RowPadding(multiple, min(width, for_experts.max_rows))
     return None
+
+
+@contextmanager
+def _cut_to_kinds(skeleton: Skeleton) -> Iterator[int]:
+    """The first layers alone, as many as are together of every kind, and how many these are. Layers of a kind
+    run the same operations on weights that lie alike in memory; all of a large model take some times as
+    long."""
+    owner, attribute = decoder_layers(skeleton)
+    layers: nn.ModuleList = getattr(owner, attribute)
+    lie = [tuple(p.data_ptr() % _ALIGNMENT for p in layer.parameters()) for layer in layers]
+    depth = depth_of_all(skeleton, list(zip(layer_kinds(skeleton), lie, strict=True)))
+    setattr(owner, attribute, layers[:depth])
+    try:
+        yield depth
+    finally:
+        setattr(owner, attribute, layers)
 
 
 def _same_bits_up_to(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,19 @@ def _is_setting(key: str, value: object) -> bool:
     return plain and not key.startswith("_") and key != "layer_idx"
 
 
+def decoder_layers(skeleton: Skeleton) -> tuple[nn.Module, str]:
+    """The module that runs the decoder's layers, and its attribute that lists them."""
+    names = (_LAYER.match(name) for name, _ in skeleton.model.named_modules())
+    owner, _, attribute = next(found[1] for found in names if found is not None).rstrip(".").rpartition(".")
+    return skeleton.model.get_submodule(owner), attribute
+
+
+def depth_of_all(skeleton: Skeleton, kinds: Sequence[Hashable]) -> int:
+    """How many of the first layers are together of every kind. kinds: of each decoder layer."""
+    last = max(kinds.index(kind) for kind in set(kinds))
+    return 1 + max(last, *(experts.decoder_layer for experts in skeleton.experts[:_LEAST_ROUTED]))
+
+
 def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     """The model without weights, to compute in `dtype`, cut after the first layers that together are of every
     kind. Call it where nothing else builds models: transformers changes PyTorch's defaults meanwhile.
@@ -47,8 +60,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
         UnsupportedModelError: with fewer layers it would be another model.
     """
     kinds = layer_kinds(skeleton)
-    last = max(kinds.index(kind) for kind in set(kinds))
-    depth = 1 + max(last, *(experts.decoder_layer for experts in skeleton.experts[:_LEAST_ROUTED]))
+    depth = depth_of_all(skeleton, kinds)
     config = copy.deepcopy(skeleton.config)
     _cut(config.get_text_config(), len(kinds), depth)
     what = f"{skeleton.config.model_type} with {depth} layers"
