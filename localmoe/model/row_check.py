@@ -1,12 +1,17 @@
-"""Measure, on the model itself, how many rows a pass must be padded to for a token's logits not to depend
+"""Measure, on the model itself, how many rows a pass must be padded to for what a token gives not to depend
 on how many tokens ride along. kernels.rows measures single products; this sees every operation but the
 routed experts, of one layer of each kind.
+
+Libraries compute a few values otherwise in the middle of many than alone (3 % of the sigmoids of one column),
+and later sums round most of that away. So what every module gives is compared, not only where it all ends.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,18 +24,23 @@ from localmoe.model.shallow import decoder_layers, depth_of_all, layer_kinds
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.takeover import NAME, take_over
 
-_WINDOWS = (9, 5, 2)  # tokens a pass that are compared with one token a pass
-_WIDTHS = (80, 64, 48, 32, 16)  # how wide a pass may get is tried in this order
-_TOKENS = 16
+_ALONE = CANDIDATES[-1]  # tokens that are also run one a pass, and the least that the widest pass has to be
+_WINDOWS = (9, 5, 2, _ALONE)  # tokens a pass that are compared with those
+_WIDEST = 80
+_TEXTS = 3  # random ones: what is wrong for few values is not wrong in each
 _PREFIX = KV_BLOCK - 7  # the compared tokens straddle a block of the cache
 _ALIGNMENT = 64  # bytes: of no wider piece of memory may a library's choice of a kernel depend
+_PIECE = 4096  # columns that a print is made of at a time
+_ODD = 0x1E3779B97F4A7C15
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_Seen = dict[tuple[str, int], Tensor]  # by module and place among what it was given and gave: prints of rows
 
 
 def measure_row_padding(
     skeleton: Skeleton, device: torch.device, for_experts: RowPadding
 ) -> RowPadding | None:
-    """The smallest row multiple, and the widest pass, for which a token's logits have the same bits in all
-    passes tried.
+    """The smallest row multiple, and the widest pass, for which all that modules give for a token has the
+    same bits in all passes tried.
 
     Leaves the model's experts handed to a stand-in: take over again before use.
 
@@ -47,19 +57,54 @@ def measure_row_padding(
     if for_attention is None:
         return None
     take_over(skeleton, [_stand_in] * len(skeleton.experts), attention=NAME)
-    count = _PREFIX + _WIDTHS[0]
-    generator = torch.Generator().manual_seed(0)
-    vocab = int(skeleton.text_config.vocab_size)
-    tokens = torch.randint(0, vocab, (count,), generator=generator).tolist()
+    generator, vocab = torch.Generator().manual_seed(0), int(skeleton.text_config.vocab_size)
+    prefix, *texts = (
+        torch.randint(0, vocab, (count,), generator=generator).tolist()
+        for count in (_PREFIX, *[_WIDEST] * _TEXTS)
+    )
     with torch.inference_mode(), _cut_to_kinds(skeleton) as depth:
-        cache = KVCache(depth, count + CANDIDATES[-1])
-        _run(skeleton.model, cache, tokens[:_PREFIX], 1, device)
+        passes = _Passes(skeleton, KVCache(depth, _PREFIX + _WIDEST + CANDIDATES[-1]), device)
+        passes.run(prefix, 1)
         for multiple in CANDIDATES:
             if multiple >= max(for_experts.multiple, for_attention):
-                width = _same_bits_up_to(skeleton.model, cache, tokens[_PREFIX:], multiple, device)
+                width = _same_bits_up_to(passes, texts, multiple, for_experts.max_rows)
                 if width:
                     return RowPadding(multiple, min(width, for_experts.max_rows))
     return None
+
+
+def _same_bits_up_to(passes: _Passes, texts: Sequence[list[int]], multiple: int, most: int) -> int:
+    """The widest pass up to which all give tokens the bits that they get one by one; 0 if narrow ones do not.
+    most: wider ones are of no use."""
+    few = texts[0][:_ALONE]
+    alone = passes.in_windows(few, 1, multiple, head=True)
+    if not all(_equal(alone, passes.in_windows(few, window, multiple, head=True)) for window in _WINDOWS):
+        return 0
+    known = [passes.in_windows(text, _ALONE, multiple, head=text is texts[0]) for text in texts]
+
+    def right(text: int, width: int, head: bool = False) -> bool:
+        return _equal(known[text], passes.in_windows(texts[text][:width], width, multiple, head=head))
+
+    widest = min(_WIDEST, -(-most // multiple) * multiple)
+    for text in range(len(texts)):  # each with other widths
+        for step in range(2 * _ALONE, _WIDEST + 1, _ALONE):
+            width = step - text * multiple
+            if _ALONE < width <= widest and not right(text, width):
+                widest = width - multiple
+    while widest > _ALONE and not all(right(text, widest, head=text == 0) for text in range(len(texts))):
+        widest -= multiple
+    return max(widest, _ALONE)
+
+
+def _equal(first: _Seen, other: _Seen) -> bool:
+    """Whether what both saw of the same tokens, the first ones, is the same."""
+    both = first.keys() & other.keys()
+    assert both, "no module gives rows"
+    for key in both:
+        count = min(len(first[key]), len(other[key]))
+        if not torch.equal(first[key][:count], other[key][:count]):
+            return False
+    return True
 
 
 @contextmanager
@@ -78,53 +123,89 @@ def _cut_to_kinds(skeleton: Skeleton) -> Iterator[int]:
         setattr(owner, attribute, layers)
 
 
-def _same_bits_up_to(
-    model: Any, cache: KVCache, tokens: list[int], multiple: int, device: torch.device
-) -> int:
-    """The widest pass that gives the first tokens the bits that they get one by one; 0 if narrow ones do
-    not."""
-    compared = tokens[:_TOKENS]
-    alone = _in_windows(model, cache, compared, 1, multiple, device)
-    if not all(
-        torch.equal(alone, _in_windows(model, cache, compared, w, multiple, device)) for w in _WINDOWS
-    ):
-        return 0
-    for width in _WIDTHS:
-        if torch.equal(alone, _in_windows(model, cache, tokens[:width], width, multiple, device)[:_TOKENS]):
-            return width
-    return 0
-
-
 def _head_dim(skeleton: Skeleton) -> int:
     text = skeleton.text_config
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _stand_in(hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Needs no weights, and lets every bit of the router's output show in the logits."""
+    """Needs no weights, and lets every bit of the router's output show in what it gives."""
     ranks = torch.arange(1, top_k_index.shape[1] + 1, device=hidden.device)
     mixed = (top_k_weights * ranks).sum(-1) + (top_k_index * ranks).sum(-1) / 1024
     return (hidden * mixed[:, None]).to(hidden.dtype)
 
 
-def _in_windows(
-    model: Any, cache: KVCache, tokens: Sequence[int], window: int, multiple: int, device: torch.device
-) -> Tensor:
-    parts = [
-        _run(model, cache, tokens[start : start + window], multiple, device)
-        for start in range(0, len(tokens), window)
-    ]
-    cache.truncate(_PREFIX)
-    return torch.cat(parts)
+class _Passes:
+    """Passes of a model over one cache, and the rows of all that its modules are given and give."""
+
+    def __init__(self, skeleton: Skeleton, cache: KVCache, device: torch.device) -> None:
+        self._model = skeleton.model
+        self._cache = cache
+        self._device = device
+
+    def in_windows(self, tokens: Sequence[int], window: int, multiple: int, *, head: bool) -> _Seen:
+        """Of tokens behind the prefix, so many a pass. head: all have logits, which take long."""
+        parts = [
+            self.run(tokens[start : start + window], multiple, head=head)
+            for start in range(0, len(tokens), window)
+        ]
+        self._cache.truncate(_PREFIX)
+        everywhere = [key for key in parts[0] if all(key in part for part in parts)]
+        return {key: torch.cat([part[key] for part in parts]) for key in everywhere}
+
+    def run(self, tokens: Sequence[int], multiple: int, *, head: bool = False) -> _Seen:
+        """One pass behind what the cache holds."""
+        start, count = self._cache.length, len(tokens)
+        padding = -count % multiple
+        ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self._device)
+        positions = torch.arange(start, start + count + padding, device=self._device)[None]
+        with _watched(self._model, count, count + padding) as seen:
+            self._model(
+                input_ids=ids, position_ids=positions, past_key_values=self._cache, use_cache=True,
+                logits_to_keep=0 if head else 1,
+            )  # fmt: skip
+        self._cache.truncate(start + count)
+        return seen
 
 
-def _run(model: Any, cache: KVCache, tokens: Sequence[int], multiple: int, device: torch.device) -> Tensor:
-    start, count = cache.length, len(tokens)
-    padding = -count % multiple
-    ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=device)
-    positions = torch.arange(start, start + count + padding, device=device)[None]
-    logits: Tensor = model(
-        input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=0
-    ).logits[0]
-    cache.truncate(start + count)
-    return logits[:count]
+@contextmanager
+def _watched(model: nn.Module, count: int, rows: int) -> Iterator[_Seen]:
+    """Prints of the first `count` rows of each floating-point tensor of `rows` rows that goes into a module
+    of the model or comes out of it."""
+    seen: _Seen = {}
+    calls: Counter[str] = Counter()
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, given: tuple[Any, ...], gave: Any) -> None:
+            for tensor in (*given, *(gave if isinstance(gave, tuple | list) else (gave,))):
+                place, calls[name] = calls[name], calls[name] + 1
+                if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() in (2, 3):
+                    *_, height, width = tensor.shape
+                    if height == rows and tensor.numel() == rows * width:
+                        seen[name, place] = _prints(tensor.reshape(rows, width)[:count])
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(-(2**62), 2**62, (_PIECE,), generator=generator).to(device) * 2 + 1
+
+
+def _prints(rows: Tensor) -> Tensor:
+    """(T,) int64, equal where rows (T, N) have the same bits, and hardly ever otherwise: sums of their
+    columns times random numbers, modulo 2^64. The rows themselves would take as much memory as a layer."""
+    factors = _factors(rows.device)
+    bits = (rows + 0.0).view(_BITS[rows.element_size()])  # -0 is as good as 0
+    found = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    for piece in bits.split(_PIECE, dim=1):
+        found = found * _ODD + (piece.long() * factors[: piece.shape[1]]).sum(dim=1)
+    return found

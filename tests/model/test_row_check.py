@@ -12,13 +12,20 @@ from support.tiny_models import ARCHITECTURES, tiny_config
 from torch import nn
 
 from localmoe.kernels.rows import RowPadding
-from localmoe.model import row_check
+from localmoe.model import row_check, shallow
 from localmoe.model.row_check import measure_row_padding
 from localmoe.model.shallow import decoder_layers, fill_alike
 from localmoe.model.skeleton import Skeleton, skeleton_from_config
 
 CPU = torch.device("cpu")
 DEEP = {"num_hidden_layers": 5}
+
+
+@pytest.fixture(autouse=True)
+def weights_that_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as trained ones: what layers add is not rounded away."""
+    monkeypatch.setattr(shallow, "SPREAD", 0.2)
+    torch.manual_seed(5)
 
 
 def filled(architecture: str, **changes: Any) -> Skeleton:
@@ -94,6 +101,25 @@ def test_rows_that_depend_on_each_other_are_seen_in_whatever_layer(at: int) -> N
     assert measure_row_padding(skeleton, CPU, RowPadding(1, 80)) is None
 
 
+class Wide(nn.Module):
+    """Gives one row in ten other last bits where 32 or more rows ride along, as some sigmoids do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.tanh(x)
+        rare = (x.flatten(0, -2).abs().sum(-1, keepdim=True) * 1e4).remainder(10) < 1
+        wide = x.flatten(0, -2).shape[0] >= 32
+        return torch.where(rare.view(*x.shape[:-1], 1) & wide, torch.nextafter(out, out + 1), out)
+
+
+def test_what_is_wrong_for_few_rows_of_wide_passes_is_seen() -> None:
+    skeleton = filled("olmoe")
+    layers_of(skeleton)[1].post_attention_layernorm = Wide()  # type: ignore[union-attr]
+    found = measure_row_padding(skeleton, CPU, RowPadding(1, 80))
+    assert found is not None and found.max_rows < 32
+    narrow = measure_row_padding(skeleton, CPU, RowPadding(1, 16))
+    assert narrow is not None and narrow.max_rows == 16, "wider ones are of no use"
+
+
 def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     skeleton = filled("olmoe")
     whole = list(layers_of(skeleton))
@@ -101,7 +127,22 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(row_check, "_run", fail)
+    monkeypatch.setattr(row_check._Passes, "run", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         measure_row_padding(skeleton, CPU, RowPadding(1, 80))
     assert list(layers_of(skeleton)) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_prints_are_of_all_bits_of_a_row_and_of_no_other(dtype: torch.dtype) -> None:
+    rows = torch.randn(6, 5000).to(dtype)
+    prints = row_check._prints(rows)
+    assert torch.equal(row_check._prints(rows[2:4]), prints[2:4]) and len(set(prints.tolist())) == 6
+    for column in (0, 1, 4095, 4096, 4999):
+        other = rows.clone()
+        other[3, column] = torch.nextafter(other[3, column], torch.tensor(9, dtype=dtype))
+        assert (row_check._prints(other) == prints).tolist() == [True, True, True, False, True, True]
+    swapped = rows[:, torch.arange(5000).roll(1)]
+    assert not (row_check._prints(swapped) == prints).any()
+    zeros = torch.zeros(2, 3, dtype=dtype)
+    assert torch.equal(row_check._prints(-zeros), row_check._prints(zeros)), "as equal numbers"
