@@ -72,7 +72,7 @@ class CudaTransfers:
         self._host_values = self._values.numpy()
         self._values_at, self._done_at = self._values.data_ptr(), done.data_ptr()
         self._handle: int = self._stream.cuda_stream
-        self._thread: int | None = None  # the one that copied last
+        self._of_thread = threading.local()  # a thread's number may be that of an earlier one
         self._issued = 0
 
     @property
@@ -86,9 +86,9 @@ class CudaTransfers:
         Raises:
             TransferError: the driver refuses.
         """
-        if self._thread != threading.get_ident():
+        if not hasattr(self._of_thread, "has_context"):
             self._stream.query()  # as any call of PyTorch's, it makes the context current in this thread
-            self._thread = threading.get_ident()
+            self._of_thread.has_context = True
         self._issued += 1
         at = self._issued % _TICKETS
         if at == 0:

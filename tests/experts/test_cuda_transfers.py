@@ -16,10 +16,8 @@ from localmoe.experts.transfers import CudaTransfers
 from localmoe.kernels.cuda_driver import DriverCallError
 
 pytestmark = pytest.mark.gpu
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device was found")
 
 
-@NEEDS_GPU
 def test_records_arrive_in_their_slots_before_their_tickets_do() -> None:
     device = torch.device("cuda")
     with make_store(2, 6) as store:
@@ -40,7 +38,6 @@ def test_records_arrive_in_their_slots_before_their_tickets_do() -> None:
         assert slots._arena[4].isnan().all() and slots._arena[:4, LAYOUT.elements :].isnan().all()
 
 
-@NEEDS_GPU
 def test_any_thread_may_ask() -> None:
     device = torch.device("cuda")
     with make_store(1, 2) as store:
@@ -63,7 +60,6 @@ def test_any_thread_may_ask() -> None:
         assert torch.equal(slots._arena[0].cpu(), store.record(ExpertKey(0, 1)))
 
 
-@NEEDS_GPU
 def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise DriverCallError("cuMemcpyHtoDAsync", 700)
