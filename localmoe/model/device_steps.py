@@ -75,7 +75,8 @@ class DeviceSteps:
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
             plain = not count and not self._passes.memory.waiting
             self._plain_steps = self._plain_steps + 1 if plain else 0
-            if step.window is None and (not step.count or not self._passes.memory.may_copy):
+            decides = step.gate is not None or (step.count and self._passes.memory.may_copy)
+            if step.window is None and not decides:
                 step.still = plain and self._runner.may_refill
                 self._issue_verify(step)
             if self._plain_steps >= RUN_BEHIND_AFTER and room > 1 and step.still == self._runner.may_refill:
@@ -219,6 +220,7 @@ class DeviceSteps:
 
     def _issue_drafts(self, step: Step, count: int) -> None:
         """`count` further passes; the clock marks every one's end, or the last one's."""
+        assert step.window is None, "a draft behind the verify pass would write over what that leaves"
         captured_s = self._issue.capture_s
         for left in reversed(range(count)):
             step.drafts.append(Landing(self._issue.draft(step.start + step.count + 1).report))
@@ -254,6 +256,7 @@ class DeviceSteps:
         return ready
 
     def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
+        assert len(step.drafts) >= step.count, f"{len(step.drafts)} of {step.count} tokens drafted"
         self._issue.force("verify", step.start, step.count + 1)
         if step.timeline is not None:
             step.clock.tick()

@@ -40,9 +40,10 @@ def _is_setting(key: str, value: object) -> bool:
 
 
 def decoder_layers(skeleton: Skeleton) -> tuple[nn.Module, str]:
-    """The module that runs the decoder's layers, and its attribute that lists them."""
-    names = (_LAYER.match(name) for name, _ in skeleton.model.named_modules())
-    owner, _, attribute = next(found[1] for found in names if found is not None).rstrip(".").rpartition(".")
+    """The module that runs the layers with the experts, and its attribute that lists them."""
+    found = _LAYER.match(skeleton.experts[0].path)
+    assert found is not None, f"experts outside a layer: {skeleton.experts[0].path}"
+    owner, _, attribute = found[1].rstrip(".").rpartition(".")
     return skeleton.model.get_submodule(owner), attribute
 
 

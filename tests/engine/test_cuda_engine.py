@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engines import ask, load_with_slots, runner_of
+from support.engines import ask, keep_slots, load_with_slots, runner_of
+from support.shapes import random_prompts, shallow
 from support.tiny_models import ARCHITECTURES
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
@@ -21,7 +22,7 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.model.runner import ModelRunner
-from localmoe.model.shapes import SHAPES, ModelShape, find_shape
+from localmoe.model.shapes import SHAPES
 
 pytestmark = pytest.mark.gpu
 GIB = 1 << 30
@@ -32,20 +33,6 @@ Tiny16 = Callable[[str], Path]
 
 def on_gpu(budget: int | None = None, **settings: Any) -> EngineConfig:
     return EngineConfig(device="cuda", vram_budget_bytes=budget, **{"strict": True, **settings})
-
-
-def shallow(name: str, layers: int) -> ModelShape:
-    """A real model's shape with fewer layers."""
-    shape = find_shape(name)
-    changes: dict[str, Any] = {"num_hidden_layers": layers}
-    if "layer_types" in shape.dimensions:
-        changes["layer_types"] = list(shape.dimensions["layer_types"])[:layers]
-    return replace(shape, dimensions={**shape.dimensions, **changes})
-
-
-def random_prompts(engine: Engine, count: int, tokens: int) -> list[GenerationRequest]:
-    ids = np.random.default_rng(5).integers(0, engine.footprint.vocab_size, (count, tokens)).tolist()
-    return [GenerationRequest(prompt_token_ids=tuple(row), max_new_tokens=24) for row in ids]
 
 
 def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
@@ -125,7 +112,7 @@ def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None
         config = on_gpu(20 * GIB, context=1024)
         with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
             assert not isinstance(runner_of(engine), ModelRunner), "steps run whole on the GPU"
-            engine._new_slots(slots)
+            keep_slots(engine, slots)
             requests = [*random_prompts(engine, 3, 20), *random_prompts(engine, 1, 150)]
             for policy in POLICIES:
                 for length in LENGTHS:
@@ -135,6 +122,7 @@ def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None
                     ]
                     expected = expected or given
                     assert given == expected, (slots, policy, length)
+                    assert engine._loaded.passes.memory.slots.num_slots == slots
         torch.cuda.empty_cache()
 
 

@@ -77,6 +77,15 @@ def test_a_few_layers_say_what_all_would(architecture: str, monkeypatch: pytest.
     assert min(runs) > 0
 
 
+def test_what_else_has_numbered_layers_is_left_alone() -> None:
+    skeleton = filled("qwen3_moe")
+    tower = nn.ModuleList([nn.Linear(4, 4) for _ in range(7)])
+    skeleton.model._modules = {"tower": tower, **skeleton.model._modules}
+    with counted(skeleton) as runs:
+        assert measure_row_padding(skeleton, CPU, RowPadding(1, 80)) is not None
+    assert min(runs[:2]) > 0 and not any(runs[2:]) and len(tower) == 7
+
+
 def test_a_layer_whose_weights_lie_otherwise_is_tried_too() -> None:
     skeleton = filled("mixtral")
     weight = layers_of(skeleton)[3].self_attn.q_proj.weight  # type: ignore[union-attr]

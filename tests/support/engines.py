@@ -36,6 +36,13 @@ def load_with_slots(model: str | Path, num_slots: int, **config: Any) -> Engine:
     return engine
 
 
+def keep_slots(engine: Engine, num_slots: int) -> None:
+    """From now on the engine has so many empty slots, whatever its budget has room for."""
+    engine._budget._keep_slots(num_slots)
+    engine._budget.empty_slots()
+    assert engine._loaded.passes.memory.slots.num_slots == num_slots
+
+
 @dataclass
 class Answer:
     """A whole answer."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -12,7 +14,7 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.engine.planning import prepare_shape
-from localmoe.model.shapes import ModelShape
+from localmoe.model.shapes import ModelShape, find_shape
 from support.engines import ROOMY, Answer
 from support.tiny_models import tiny_config
 
@@ -53,6 +55,21 @@ def ask_ids(engine: Engine, ids: tuple[int, ...], num_tokens: int = 16, **reques
     """The answer to a prompt of token ids."""
     whole = GenerationRequest(prompt_token_ids=ids, max_new_tokens=num_tokens, **request)
     return Answer(list(engine.stream(whole)))
+
+
+def shallow(name: str, layers: int) -> ModelShape:
+    """A real model's shape with fewer layers."""
+    shape = find_shape(name)
+    changes: dict[str, Any] = {"num_hidden_layers": layers}
+    if "layer_types" in shape.dimensions:
+        changes["layer_types"] = list(shape.dimensions["layer_types"])[:layers]
+    return replace(shape, dimensions={**shape.dimensions, **changes})
+
+
+def random_prompts(engine: Engine, count: int, tokens: int) -> list[GenerationRequest]:
+    """Requests for answers of 24 tokens."""
+    ids = np.random.default_rng(5).integers(0, engine.footprint.vocab_size, (count, tokens)).tolist()
+    return [GenerationRequest(prompt_token_ids=tuple(row), max_new_tokens=24) for row in ids]
 
 
 def reference_model(engine: Engine) -> Any:

@@ -1,0 +1,115 @@
+"""What verify passes compute on a real GPU: every row's bits are those of the pass that an answer without
+drafts runs at that place. Tokens alone would show a wrong row in one case of a hundred."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.engines import Answer, ask, keep_slots, runner_of
+from support.shapes import ask_ids, random_prompts, shallow
+from torch import Tensor
+
+from localmoe.core.config import EngineConfig, SamplingConfig
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.synthetic import SyntheticSettings
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+from localmoe.model.device_runner import DeviceRunner, PendingWindow
+from localmoe.model.shapes import SHAPES
+
+pytestmark = pytest.mark.gpu
+CONFIG = EngineConfig(device="cuda", strict=True, dtype="bfloat16", context=1024)
+
+
+@dataclass
+class Window:
+    """A verify pass that ran: its place, the tokens that it read, and its logits, copied in stream order."""
+
+    start: int
+    tokens: Tensor
+    logits: Tensor
+
+
+@contextmanager
+def watched(engine: Engine) -> Iterator[list[Window]]:
+    runner: object = runner_of(engine)
+    assert isinstance(runner, DeviceRunner), "steps run whole on the GPU"
+    windows: list[Window] = []
+    issue = runner.issue_window
+
+    def issue_window(count: int, start: int, **how: Any) -> PendingWindow:
+        pending = issue(count, start, **how)
+        read = runner.passes.window.tokens[:count].clone()
+        windows.append(Window(start, read, pending.output.logits[:count].clone()))
+        return pending
+
+    runner.issue_window = issue_window  # type: ignore[method-assign]
+    try:
+        yield windows
+    finally:
+        del runner.issue_window
+
+
+def check_rows(
+    engine: Engine, ask: Callable[..., Answer], lengths: Sequence[int | str], chance: random.Random
+) -> int:
+    """Ask for one answer without drafts, and with drafts of these lengths; how many experts those missed."""
+    misses = 0
+    with watched(engine) as windows:
+        engine.reset()
+        plain = ask(draft_length=0)
+        first = len(plain.prompt)
+        said = dict(enumerate(plain.tokens[:-1], start=first))  # the last one is in no pass
+        alone = {window.start: window.logits[0] for window in windows if window.start in said}
+        for length in lengths:
+            if not misses or chance.random() < 0.6:
+                engine.reset()  # slots fill while it answers
+            windows.clear()
+            policy = chance.choice(["on-demand", "moe-speq"])
+            answer = ask(draft_length=length, policy=policy)
+            assert answer.tokens == plain.tokens
+            misses += answer.stats.misses
+            right = set()
+            for window in windows:
+                for place, token in enumerate(window.tokens.tolist(), start=window.start):
+                    if said.get(place) != token:
+                        break
+                    row = window.logits[place - window.start]
+                    assert torch.equal(row, alone[place]), (policy, length, place)
+                    right.add(place)
+            assert right == set(said)
+    return misses
+
+
+@pytest.mark.parametrize("slots", [12, 60, None])
+def test_every_row_of_a_verify_pass_has_the_bits_of_a_pass_of_its_own(slots: int | None) -> None:
+    chance = random.Random(slots)
+    with Engine.load("demo", CONFIG) as engine:
+        if slots is not None:
+            keep_slots(engine, slots)
+        misses = 0
+        for seed, prompt in enumerate(read_prompts(BUNDLED_PROMPTS, 8)):
+            sampling = SamplingConfig(temperature=0.9, top_p=0.9, seed=seed)
+            one = partial(ask, engine, [Message("user", prompt.text)], 40, sampling=sampling)
+            misses += check_rows(engine, one, ("auto", "auto", 1, 4, 8, 16), chance)
+        assert misses > 0
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
+    chance = random.Random(name)
+    for slots in (9, 40):
+        with Engine.load_shape(shallow(name, 3), CONFIG, SyntheticSettings()) as engine:
+            keep_slots(engine, slots)
+            for seed, request in enumerate(random_prompts(engine, 3, 20)):
+                sampling = SamplingConfig(temperature=0.9, seed=seed)
+                one = partial(ask_ids, engine, request.prompt_token_ids, 24, sampling=sampling)
+                assert check_rows(engine, one, ("auto", 1, 3, 5, 8, 16), chance) > 0
+        torch.cuda.empty_cache()
