@@ -1,5 +1,5 @@
-"""What the host does while the GPU waits for it: from a verify pass's report to the next step's first draft
-pass, from the last draft's report to the verify pass (where a gate ends the drafts), and to start copies.
+"""What the GPU waits for the host: from a verify pass to the next step's first draft pass, from the last
+draft's report to the verify pass (where a gate ends the drafts), and what starting copies takes the host.
 Needs a GPU.
 
 python benchmarks/host_gaps.py [--shape qwen1.5-moe-a2.7b] [--budget 16] [--routing sticky:0.5] [--tokens 192]
@@ -11,6 +11,7 @@ simulation's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +28,13 @@ from localmoe.engine import Engine
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.model.device_clock import Landing
 from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.device_step import Step
+from localmoe.model.device_steps import DeviceSteps
 from localmoe.model.step_graphs import StepGraphs
 
 Marks = list[tuple[str, float]]
 WATCHED: tuple[tuple[type, str], ...] = (
     (Landing, "wait"),
-    (DeviceRunner, "land_window"),
     (DeviceRunner, "issue_window"),
     (StepGraphs, "run"),
 )
@@ -63,13 +65,28 @@ def watched() -> Iterator[Marks]:
             setattr(owner, name, original)
 
 
-def to_first_draft(marks: Marks) -> list[float]:
-    """Seconds from each verify pass's report to the next pass that was issued."""
-    found = []
-    for at, (name, began) in enumerate(marks):
-        if name == "land_window":
-            found += [ended - began for after, ended in marks[at:] if after == "run"][:1]
-    return found
+@contextmanager
+def steps_made() -> Iterator[list[Step]]:
+    """Those that are begun inside, in order."""
+    made: list[Step] = []
+    owner: Any = DeviceSteps
+    original = owner._new_step
+
+    def new_step(*args: Any) -> Step:
+        made.append(original(*args))
+        return made[-1]
+
+    owner._new_step = new_step
+    try:
+        yield made
+    finally:
+        owner._new_step = original
+
+
+def between_steps(steps: list[Step]) -> list[float]:
+    """Seconds of the GPU's clock from each verify pass's end to the next step's first draft."""
+    pairs = [(a, b) for a, b in itertools.pairwise(steps) if a.window is not None and b.drafts]
+    return [a.clock._points[-1].elapsed_time(b.clock.began) / 1e3 for a, b in pairs]  # type: ignore[union-attr, arg-type]
 
 
 def to_verify(marks: Marks) -> list[float]:
@@ -124,12 +141,12 @@ def main() -> None:
         for length in lengths:
             for seed in range(3):  # captures passes, fills slots
                 answer(engine, seed, args.tokens, length)
-            with watched() as marks:
+            with watched() as marks, steps_made() as steps:
                 stats = answer(engine, 7, args.tokens, length)
-            line = (
-                f"draft length {length}: {stats.tokens_per_s or 0:.1f} tok/s; from the verify pass's report "
-            )
-            line += f"to the next draft pass {1e6 * np.median(to_first_draft(marks)):.0f} us"
+            torch.cuda.synchronize()
+            waits = 1e6 * np.array(between_steps(steps))
+            line = f"draft length {length}: {stats.tokens_per_s or 0:.1f} tok/s; from the verify pass to the "
+            line += f"next draft {np.median(waits):.0f} us (least {waits.min():.0f}, {len(waits)} steps)"
             if length == "auto":
                 verify_us = 1e6 * np.median(to_verify(marks))
                 line += f", from the last draft's report to the verify pass {verify_us:.0f}"

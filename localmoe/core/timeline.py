@@ -68,9 +68,9 @@ class Timeline:
             self._close(begins_s)
             self._open = name, begins_s, []
 
-    def next_begins(self) -> None:
-        """The next step begins here, whatever its name will be."""
-        self._next_s = self.now()
+    def next_begins(self, at_s: float | None = None) -> None:
+        """The next step begins then (None: now), whatever its name will be."""
+        self._next_s = self.now() if at_s is None else at_s
 
     def end_step(self) -> None:
         """The answer is over; nothing is open from here on."""

@@ -69,7 +69,7 @@ def make_stepper(
 
         if request.draft_only:
             return DeviceDraftStepper(DeviceDraftSteps(runner, sampler.config, sampler.seed))
-        steps = DeviceSteps(runner, sampler.config, sampler.seed, end_tokens, whole_window=whole_window)
+        steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
         return DeviceStepper(steps, end_tokens)
     if request.draft_only:
         return DraftStepper(runner, sampler)

@@ -61,8 +61,9 @@ class DevicePasses:
         self._state.window.set(0, 0, [0])
         with compiling(stop):  # what takes longest first
             self.choice.prepare(self._run_dry_prompts())
+            self._state.window.set(0, 0, [0])
             self._run_draft()
-            self._run_windows()
+            self.go_on(self._run_windows(), 0)
 
     def prepare(self) -> None:
         """Run each kind of pass once, for no token: afterwards all that passes keep between them is there,
@@ -74,6 +75,7 @@ class DevicePasses:
         self._state.window.set(0, 0, [0])
         self._state.memory.open_pass()
         output = self._run_windows()
+        self.go_on(output, 0)
         rows = len(output.logits)
         self._state.memory.close_pass(self.read_window(output.report.cpu().numpy(), rows, rows).log)
         self.choice.prepare(output.logits[:1])
@@ -197,9 +199,17 @@ class DevicePasses:
 
     def advance(self, output: PassOutput) -> None:
         """Move the window, of one token, on to the one that its pass chose."""
+        self._state.window.advance(self._choices(output)[:1])
+
+    def go_on(self, output: PassOutput, following: int, accepted: int | None = None) -> None:
+        """Move the window on behind its pass, see DeviceWindow.go_on."""
+        self._state.window.go_on(self._choices(output), following, accepted)
+
+    def _choices(self, output: PassOutput) -> Tensor:
+        """int32 (rows,) of a window's report."""
         rows = len(output.logits)
-        choices = self._num_layers * (self._num_experts + 1 + rows * self._top_k)
-        self._state.window.advance(output.report[choices : choices + 1])
+        first = self._num_layers * (self._num_experts + 1 + rows * self._top_k)
+        return output.report[first : first + rows]
 
     def _window_body(self, rows: int) -> PassOutput:
         window = self._state.window
@@ -212,7 +222,7 @@ class DevicePasses:
         logits = self._forward(tokens, positions, keep=0)
         block = self._state.memory.block
         numbers = [block.log.flatten(), block.waited_ns(), self._experts(self._routed())]
-        numbers += [self.choice.choose(logits, positions).int(), window.tokens[:rows].int()]
+        numbers += [self.choice.choose(logits, positions).int(), window.numbers(rows)]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())
         return PassOutput(logits, torch.cat(numbers))

@@ -165,25 +165,30 @@ class DeviceRunner:
         return PendingWindow(count, start, output, Landing(output.report))
 
     def land_window(
-        self, pending: PendingWindow, before_again: Callable[[], None] = lambda: None
+        self, pending: PendingWindow, before_again: Callable[[WindowReport], None] = lambda failed: None
     ) -> tuple[PassOutput, WindowReport]:
         """Wait for a window's pass. One that the CPU lane failed is run again without it, after
-        `before_again`, which has to undo what was issued behind it."""
-        rows = len(pending.output.logits)
-        report = self.issue.read_window(pending.report.wait(), pending.count, rows)
+        `before_again`, which has to undo what was issued behind it, and is given its report."""
+        report = self._heard(pending)
         lane = self.passes.lane
         if report.lane is None or lane is None or lane.close_pass(report.lane):
             return pending.output, report
         self.passes.memory.close_pass(report.log)  # what it put into slots is right, what it computed is not
-        before_again()
+        before_again(report)
         return self.land_window(self.issue_window(pending.count, pending.start))
 
     def drop_window(self, pending: PendingWindow) -> None:
         """Wait for a window's pass that nobody wants, of which no policy is told."""
-        report = self.issue.read_window(pending.report.wait(), pending.count, len(pending.output.logits))
+        report = self._heard(pending)
         if report.lane is not None and self.passes.lane is not None:
             self.passes.lane.close_pass(report.lane)
         self.passes.memory.close_pass(report.log)
+
+    def _heard(self, pending: PendingWindow) -> WindowReport:
+        report = self.issue.read_window(pending.report.wait(), pending.count, len(pending.output.logits))
+        place = report.start, report.live
+        assert place == (pending.start, pending.count), f"a pass ran at {place}, not at {pending.start}"
+        return report
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
         logits, experts = self.issue.stream(tokens, start)

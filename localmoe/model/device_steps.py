@@ -1,8 +1,8 @@
-"""Steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the
-host has to do after a step, it does while the GPU works on the next one: on its drafts, or, where nothing is
-drafted and no copy wanted, on a pass that was issued behind the last one. Where a gate may end the drafts,
-they are issued one by one, the next one while the last one runs if the gate expects to want it. After a step
-that drafted, the next one's first draft is issued before anybody asks for it. Keeps no cache (device_runner).
+"""Steps that run whole on the GPU: drafts, then the verify pass, then one wait of the host. What the host
+has to do after a step, it does while the GPU works on the next one, which was issued behind the verify pass:
+its first draft, or, where nothing is drafted and no copy wanted, its own verify pass. What those are about,
+the GPU knows first. Where a gate may end the drafts, they are issued one by one, the next one while the last
+one runs if the gate expects to want it. Keeps no cache (device_runner).
 """
 
 from __future__ import annotations
@@ -33,21 +33,18 @@ class DeviceSteps:
         runner: DeviceRunner,
         sampling: SamplingConfig,
         seed: int,
-        end_tokens: frozenset[int] = frozenset(),
         *,
         whole_window: bool = False,
     ) -> None:
-        """sampling, seed: how tokens are chosen, the draft's and the target's. end_tokens: behind which no
-        step is wanted. whole_window: see core.switches."""
+        """sampling, seed: how tokens are chosen, the draft's and the target's. whole_window: see
+        core.switches."""
         self._runner = runner
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
-        self._end_tokens = end_tokens
         self._whole_window = whole_window
         self._issue = runner.issue
         self._passes = runner.passes
         self._step: Step | None = None
-        self._behind: Step | None = None  # issued before anything is known of `_step`
-        self._early: Step | None = None  # the next one, of which one token is drafted in case it is wanted
+        self._next: Step | None = None  # issued behind `_step`: its pass, or one draft in case that is wanted
         self._room = 1  # tokens that the answer may still get, those of the step under way among them
         self._plain_steps = 0  # in a row, for which neither drafts nor copies were wanted
         self._finished: FinishedStep | None = None
@@ -68,8 +65,7 @@ class DeviceSteps:
                 self._issue.choice.begin(*self._sampling, text)
                 self._sampling = None
             gate, self._room = gate if self.may_stop and count else None, room
-            step = self._took_behind(token, start) or self._took_early(start, count, gate)
-            step = self._step = step or self._draft(token, start, count, self._routed(count), gate)
+            step = self._step = self._took_next(start, count, gate) or self._draft(token, start, count, gate)
             self._close_books()
             self._passes.lookahead.clear()
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
@@ -99,12 +95,12 @@ class DeviceSteps:
             if decided:
                 self._issue_verify(step)
             assert step.window is not None
-            _, done = self._runner.land_window(step.window, lambda: self._issue_anew(step))
+            _, done = self._runner.land_window(step.window, lambda failed: self._issue_anew(step, failed))
             ended = time.perf_counter()
-            accepted = self._accept(step.start, done)
+            simulated = self._simulated
+            accepted = simulated.accepted(step.start + 1, step.count) if simulated else done.agreed
             check_chosen(done.choices[: accepted + 1])
-            if step.drafts and self._goes_on(done.choices[: accepted + 1]):
-                self._draft_early(done.choices[accepted], step.start + 1 + accepted)
+            next_capture_s = self._settle_next(done.choices[accepted], step.start + 1 + accepted)
         except BaseException:
             self._rewind(step.start)
             raise
@@ -116,7 +112,7 @@ class DeviceSteps:
         self._finished = FinishedStep(done, accepted, draft_token_s)
         step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
-            verify_s = ended - ready
+            verify_s = ended - ready - next_capture_s
         return Speculation(
             done.tokens, accepted, done.choices[accepted], max(0.0, draft_s - in_drafts_s),
             max(0.0, verify_s - in_verify_s), step.margins,
@@ -126,18 +122,19 @@ class DeviceSteps:
         """Wait for steps that were begun and are not wanted; take over what the last ones did."""
         step, self._step = self._step, None
         self._issue.choice.end()
-        self._drop_early()
         if step is None:
             self._close_books()
-            return self._drop_behind()
+            self._drop_next()
+            return
         for draft in step.drafts:
             draft.wait()  # the window's staging is in use until then
         if step.window is not None:
-            _, found = self._runner.land_window(step.window, lambda: self._issue_anew(step))
+            _, found = self._runner.land_window(step.window, lambda failed: self._issue_anew(step, failed))
             self._runner.take_over(found, "verify", wanted=False)
-        self._drop_behind()
+        self._drop_next()
 
-    def _draft(self, token: int, start: int, count: int, routed: int, gate: Gate | None = None) -> Step:
+    def _draft(self, token: int, start: int, count: int, gate: Gate | None) -> Step:
+        routed = self._routed(count)
         self._passes.window.set(start, count + 1, [token])
         self._issue.force("draft", start, routed)
         return self._new_step(token, start, count, routed, gate)
@@ -146,34 +143,68 @@ class DeviceSteps:
         """Draft passes for so many tokens."""
         return count + (self._whole_window and count > 0)
 
-    def _goes_on(self, emitted: Sequence[int]) -> bool:
-        """Whether another step has room for a draft, and the target's own token, behind these."""
-        return self._room > len(emitted) + 1 and self._end_tokens.isdisjoint(emitted)
+    def _issue_early(self, step: Step) -> None:
+        """The next step's first draft, behind a verify pass: where it begins and with what, is found there.
+        Only where it has room for a draft and the target's own token, whatever is kept of this step."""
+        synthetic, simulated = self._passes.synthetic, self._simulated
+        routes_by_position = synthetic is not None and simulated is None
+        if step.window is None or self._room <= step.count + 2 or routes_by_position:
+            return
+        accepted, start = None, step.start + 1 + step.count  # at most
+        if simulated is not None:
+            accepted = simulated.accepted(step.start + 1, step.count)
+            start = step.start + 1 + accepted
+        self._issue.go_on(step.window.output, 2, accepted)
+        self._issue.force("draft", start, 1)
+        self._next = self._new_step(None, start, 1, 1, None)
 
-    def _draft_early(self, token: int, start: int) -> None:
-        if self._passes.timeline is not None:
-            self._passes.timeline.next_begins()
-        self._early = self._draft(token, start, 1, 1)
+    def _issue_behind(self, step: Step) -> None:
+        """The next step's verify pass, behind one of a step that drafted nothing."""
+        assert step.window is not None and not step.count
+        self._issue.advance(step.window.output)
+        self._next = self._new_step(None, step.start + 1, 0, 0, None)
+        self._next.still = step.still
+        self._issue_verify(self._next, behind=True)
 
-    def _took_early(self, start: int, count: int, gate: Gate | None) -> Step | None:
-        """The step whose first draft runs already, if that is wanted."""
-        if not count:
-            self._drop_early()
-        step, self._early = self._early, None
+    def _settle_next(self, token: int, start: int) -> float:
+        """What runs behind the step that has ended turns out to be about this; seconds that capturing its
+        draft took beside that step."""
+        step = self._next
         if step is None:
+            return 0.0
+        step.token, step.start = token, start
+        if step.drafts and step.timeline is not None:
+            began = step.clock.began
+            step.timeline.next_begins(began if isinstance(began, float) else None)
+        return step.captures_s[0]
+
+    def _took_next(self, start: int, count: int, gate: Gate | None) -> Step | None:
+        """The step that runs already, if what runs of it is wanted."""
+        step = self._next
+        if step is None or (step.drafts and not count):
+            self._drop_next()
             return None
-        assert step.start == start, f"a draft at {step.start} runs, not at {start}"
-        step.count, step.gate = count, gate
-        self._passes.window.resize(count + 1)
-        self._issue.force("draft", start, self._routed(count))
-        if gate is None:
-            self._issue_drafts(step, self._routed(count) - 1)
+        assert step.start == start, f"a step at {step.start} runs, not at {start}"
+        self._next = None
+        if step.drafts:
+            step.count, step.gate = count, gate
+            self._passes.window.resize(count + 1)
+            further = self._routed(count) - 1
+            if further:  # else that was put there, where the one before it may still be read
+                self._issue.force("draft", start, 1 + further)
+            if gate is None:
+                self._issue_drafts(step, further)
         return step
 
-    def _drop_early(self) -> None:
-        """Wait for a draft that nobody wants: the window's staging is in use until then."""
-        step, self._early = self._early, None
-        if step is not None:
+    def _drop_next(self) -> None:
+        """Wait for what was issued behind the last step, whose books are closed: the window's staging is in
+        use until then."""
+        step, self._next = self._next, None
+        if step is None:
+            return
+        if step.window is not None:
+            self._runner.drop_window(step.window)
+        else:
             step.drafts[0].wait()
             self._passes.counters.left_out += 1
             if step.timeline is not None:
@@ -188,35 +219,13 @@ class DeviceSteps:
             step.mark_drafts()
         return step
 
-    def _issue_behind(self, step: Step) -> None:
-        """Issue the next step before this one has ended; what it is about stays on the device."""
-        assert step.window is not None and not step.count
-        self._issue.advance(step.window.output)
-        self._behind = self._new_step(None, step.start + 1, 0, 0, None)
-        self._behind.still = step.still
-        self._issue_verify(self._behind, behind=True)
-
-    def _took_behind(self, token: int, start: int) -> Step | None:
-        """The step that runs already, now that its token is known."""
-        step, self._behind = self._behind, None
-        if step is not None:
-            assert step.start == start, f"a step at {step.start} runs, not at {start}"
-            step.token = token
-        return step
-
-    def _drop_behind(self) -> None:
-        """Wait for the step that was issued behind the last one, whose books are closed."""
-        step, self._behind = self._behind, None
-        if step is not None and step.window is not None:
-            self._runner.drop_window(step.window)
-
-    def _issue_anew(self, step: Step) -> None:
+    def _issue_anew(self, step: Step, failed: WindowReport) -> None:
         """Before a step's verify pass runs once more."""
-        if self._behind is not None:
-            self._drop_behind()
+        if self._next is not None:
+            self._drop_next()
             assert step.token is not None
-            self._passes.window.set(step.start, 1, [step.token])
-            self._issue.force("verify", step.start, 1)
+            self._passes.window.set(step.start, step.count + 1, [step.token, *failed.tokens])
+            self._issue.force("verify", step.start, step.count + 1)
 
     def _issue_drafts(self, step: Step, count: int) -> None:
         """`count` further passes; the clock marks every one's end, or the last one's."""
@@ -264,6 +273,8 @@ class DeviceSteps:
         step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind, still=step.still)
         step.clock.tick()
         step.captures_s[1] = self._issue.capture_s - captured_s
+        if step.drafts:
+            self._issue_early(step)
 
     def _close_books(self) -> None:
         """Count what the last step did."""
@@ -274,7 +285,7 @@ class DeviceSteps:
             self._passes.scheduler.notify(StepFinished(drafted, finished.accepted, finished.draft_token_s))
 
     def _rewind(self, length: int) -> None:
-        self._step = self._behind = self._early = self._finished = None
+        self._step = self._next = self._finished = None
         self._runner.rewind(length)
 
     @property
@@ -282,12 +293,3 @@ class DeviceSteps:
         """What says which drafted tokens are accepted, if the target does not."""
         synthetic = self._passes.synthetic
         return synthetic if synthetic is not None and synthetic.simulates_acceptance else None
-
-    def _accept(self, start: int, done: WindowReport) -> int:
-        """Drafted tokens that are the target's own choices, or that a simulation accepts."""
-        simulated = self._simulated
-        for i, token in enumerate(done.tokens):
-            kept = token == done.choices[i] if simulated is None else simulated.accepts(start + 1 + i)
-            if not kept:
-                return i
-        return len(done.tokens)

@@ -42,7 +42,32 @@ class DeviceWindow:
         """Other than `set` said, so many tokens count, in stream order."""
         self.live.fill_(live)
 
+    def numbers(self, rows: int) -> Tensor:
+        """int32 (3 + rows,): start, live, cursor, and as many tokens."""
+        return self._mirror.words[: 3 + rows].int()
+
     def advance(self, token: Tensor) -> None:
         """Go on by one token, (1,) on the device, in stream order."""
         self.start.add_(1)
         self.tokens[:1].copy_(token)
+
+    def go_on(self, choices: Tensor, following: int, accepted: int | None = None) -> None:
+        """Behind the window's pass, in stream order: the tokens that it chose too are kept, and its choice
+        after them begins a window of which `following` tokens will count.
+
+        Args:
+            choices: int32 (R,), the token after each of the window's, and of what else the pass ran.
+            accepted: so many drafted tokens are kept, whatever was chosen.
+        """
+        if choices.is_cuda:
+            from localmoe.kernels.gpu.acceptance import accept_tokens
+
+            accept_tokens(self.start, self.live, self.cursor, self.tokens, choices, following, accepted)
+            return
+        drafted = max(0, int(self.live) - 1)
+        if accepted is None:
+            accepted = int((self.tokens[1 : 1 + drafted] == choices[:drafted]).long().cumprod(0).sum())
+        self.start.add_(accepted + 1)
+        self.live.fill_(following)
+        self.cursor.zero_()
+        self.tokens[:1].copy_(choices[accepted : accepted + 1])

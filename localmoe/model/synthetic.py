@@ -103,6 +103,10 @@ class SyntheticModel:
             self._accepted.append(drawn < (self.settings.acceptance or 0.0))
         return bool(self._accepted[block][row])
 
+    def accepted(self, start: int, count: int) -> int:
+        """How many of `count` tokens drafted at positions from `start` on are accepted."""
+        return next((i for i in range(count) if not self.accepts(start + i)), count)
+
     def margins(self, start: int, count: int) -> list[float]:
         """How sure the draft is of what it drafts at `count` positions from `start` on: as the embedded
         model's is of tokens that are accepted, or rejected."""

@@ -33,6 +33,7 @@ class WindowReport:
         experts: int (L, T, K), what the routers chose.
         choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
         tokens: the tokens after the first, as the pass read them.
+        start: position of the first token, and live: tokens, that the pass was about; both as it read them.
         lane: what became of the CPU lane's jobs; None of a pass without it.
         waited_s: for experts that were not in VRAM, see kernels.gpu.waiting.
     """
@@ -41,8 +42,16 @@ class WindowReport:
     experts: NDArray[np.int32]
     choices: list[int]
     tokens: list[int]
+    start: int
+    live: int
     lane: LaneReport | None = None
     waited_s: float = 0.0
+
+    @property
+    def agreed(self) -> int:
+        """How many of the tokens, up to the first that is not, are the pass's own choices."""
+        pairs = enumerate(zip(self.tokens, self.choices, strict=False))
+        return next((row for row, (token, choice) in pairs if token != choice), len(self.tokens))
 
 
 def read_window(
@@ -50,13 +59,16 @@ def read_window(
 ) -> WindowReport:
     """From the numbers of a pass of `rows` rows, of which `count` are the window's. shape: L, E and K."""
     layers, experts, top_k = shape
-    sizes = [layers * experts, layers, layers * rows * top_k, rows, rows]
-    log, waited_ns, routed, choices, tokens, lane = np.split(report, np.cumsum(sizes))
+    sizes = [layers * experts, layers, layers * rows * top_k, rows, 3 + rows]
+    log, waited_ns, routed, choices, window, lane = np.split(report, np.cumsum(sizes))
+    (start, live, _), tokens = window[:3].tolist(), window[3:]
     return WindowReport(
         log.reshape(layers, experts),
         routed.reshape(layers, rows, top_k)[:, :count],
         choices[:count].tolist(),
         tokens[1:count].tolist(),
+        start,
+        live,
         LaneBlock.read(lane) if lane.size else None,
         float(waited_ns.sum(dtype=np.int64)) / 1e9,
     )

@@ -166,8 +166,7 @@ class PassStepper:
         self, synthetic: SyntheticModel, logits: Tensor, history: Sequence[int], drafted: list[int]
     ) -> Verdict:
         """What the simulation accepts, then the target's choice after it."""
-        places = range(len(drafted))
-        accepted = next((i for i in places if not synthetic.accepts(len(history) + i)), len(drafted))
+        accepted = synthetic.accepted(len(history), len(drafted))
         return Verdict(accepted, self._sampler.next_token(logits[accepted], [*history, *drafted[:accepted]]))
 
 

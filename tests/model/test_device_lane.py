@@ -4,6 +4,7 @@ failure."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,9 +121,7 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
         failed = windows[0] == fails_at
         if failed:  # whatever it computed is wrong
             found.choices[:] = [0] * len(found.choices)
-        return WindowReport(
-            found.log, found.experts, found.choices, found.tokens, LaneReport(windows[0], 0, failed)
-        )
+        return replace(found, lane=LaneReport(windows[0], 0, failed))
 
     passes.read_window, passes.window = reported, issued  # type: ignore[method-assign]
     given = [token for step in rig.loop(length).run(PROMPT, 30) for token in step.tokens]

@@ -172,7 +172,7 @@ class TablePasses:
         self._issued()
         self.choice.note(numbers.start, readable, numbers.live)
         choices = self.choice.choose(torch.stack(rows), start + torch.arange(count)).numpy()
-        parts = [log.ravel(), experts.ravel(), choices, np.array(tokens)]
+        parts = [log.ravel(), experts.ravel(), choices, numbers.numbers(count).numpy()]
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
 
     def advance(self, output: PassOutput) -> None:
@@ -180,12 +180,17 @@ class TablePasses:
         first = LAYERS * (EXPERTS + count * TOP_K)
         self.window_numbers.advance(output.report[first : first + 1])
 
+    def go_on(self, output: PassOutput, following: int, accepted: int | None = None) -> None:
+        count = len(output.logits)
+        first = LAYERS * (EXPERTS + count * TOP_K)
+        self.window_numbers.go_on(output.report[first : first + count], following, accepted)
+
     def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
         assert rows == count
         cells = LAYERS * EXPERTS
-        log, experts, choices, tokens = np.split(report, np.cumsum([cells, LAYERS * count * TOP_K, count]))
-        shaped = experts.reshape(LAYERS, count, TOP_K)
-        return WindowReport(log.reshape(LAYERS, EXPERTS), shaped, choices.tolist(), tokens[1:].tolist())
+        log, experts, choices, window = np.split(report, np.cumsum([cells, LAYERS * count * TOP_K, count]))
+        shaped, (start, live, _, _, *tokens) = experts.reshape(LAYERS, count, TOP_K), window.tolist()
+        return WindowReport(log.reshape(LAYERS, EXPERTS), shaped, choices.tolist(), tokens, start, live)
 
     def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
         self._issue("stream")
@@ -241,7 +246,7 @@ class Rig:
         whole: bool = False, sampling: SamplingConfig = GREEDY,
     ) -> SpeculativeLoop:  # fmt: skip
         sampler = TokenSampler(sampling)
-        steps = DeviceSteps(self.runner, sampling, sampler.seed, end, whole_window=whole)
+        steps = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
         stepper: Stepper = DeviceStepper(steps, end)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
@@ -278,7 +283,8 @@ def test_answers_are_the_targets_own_and_slots_are_right_after_every_step(
         assert counters.token_hits <= counters.token_demands
         drafts = rig.passes.issued.count("draft")
         assert counters.drafted <= drafts
-        assert counters.routed_pairs == LAYERS * drafts and not counters.left_out
+        assert counters.routed_pairs == LAYERS * (drafts - counters.left_out)
+        assert counters.left_out <= (on_device and bool(end)), "one draft behind an end token at most"
 
 
 SAMPLED = SamplingConfig(temperature=1.2, top_p=0.95, seed=21)
@@ -457,26 +463,28 @@ def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_ex
     steps.close()
 
 
-def test_a_steps_first_draft_is_issued_before_its_length_is_chosen_and_dropped_if_that_is_none() -> None:
-    seen: list[int] = []
+def test_a_steps_first_draft_is_issued_behind_the_verify_pass_and_dropped_if_none_is_wanted() -> None:
+    def run(length: int | Governor, limit: int, end: set[int]) -> tuple[Rig, list[int], list[int]]:
+        rig = Rig(Table(agreement=1.0, seed=6), 5)
+        read, seen = rig.passes.read_window, []
 
-    class Watching(Moody):
-        def observe(
-            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
-        ) -> None:
+        def reported(report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
             seen.append(rig.passes.issued.count("draft"))
+            return read(report, count, rows)
 
-    rig = Rig(Table(agreement=1.0, seed=6), 5)
-    said = [step.tokens for step in rig.loop(Watching([2, 1, 0, 2, 2])).run(PROMPT, 11)]
-    assert [len(tokens) for tokens in said] == [1, 3, 2, 1, 3, 1]
-    # one early draft after steps of 2, 1 and 2 tokens; the second is not wanted, and no fourth one would be
+        rig.passes.read_window = reported  # type: ignore[method-assign]
+        steps = list(rig.loop(length, end=frozenset(end)).run(PROMPT, limit))
+        return rig, [len(step.tokens) for step in steps], seen[1:]
+
+    rig, emitted, seen = run(Moody([2, 1, 0, 2, 2]), 11, set())
+    assert emitted == [1, 3, 2, 1, 3, 1]
+    # behind steps of 2, 1 and 2 tokens; the second is not wanted, and for a fourth there is no room
     assert seen == [3, 4, 4, 6, 6]
     counters = rig.state.counters
     assert (counters.drafted, counters.left_out) == (5, 1)
-    ends = rig.passes.table.greedy(PROMPT, 5)[4]  # the second drafted token of the second step
-    rig = Rig(Table(agreement=1.0, seed=6), 5)
-    list(rig.loop(2, end=frozenset({ends})).run(PROMPT, 30))
-    assert rig.state.counters.left_out == 0, "nothing is drafted behind an end token"
+    rig, emitted, seen = run(2, 30, {rig.passes.table.greedy(PROMPT, 2)[1]})
+    assert emitted == [1, 1] and seen == [3], "the first drafted token ends the answer"
+    assert rig.state.counters.left_out == 1 and rig.tokens() == [*PROMPT, *rig.passes.table.greedy(PROMPT, 1)]
 
 
 @settings(max_examples=60, deadline=None)
