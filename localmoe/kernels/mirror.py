@@ -9,24 +9,24 @@ from torch import Tensor
 
 
 class Mirror:
-    """Words on the device that show what was last uploaded, and two places on the host to write the next ones
-    to in turn. So whoever uploads before each pass may do so while one other pass is under way.
+    """Words on the device that show what was last uploaded, and places on the host to write the next ones to
+    in turn: with two of them, whoever uploads before each pass may do so while one other pass is under way.
 
     Attributes:
-        stages: int64 (2, N), those places; pinned where the device is a GPU.
+        stages: int64 (places, N), those places; pinned where the device is a GPU.
         words: int64 (N,) on the device.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device, places: int = 2) -> None:
         self._on_gpu = device.type == "cuda"
-        self._staging = torch.zeros(2, count, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._staging = torch.zeros(places, count, dtype=torch.int64, pin_memory=self._on_gpu)
         self.stages: NDArray[np.int64] = self._staging.numpy()
         self._turn = 0
         self.words = torch.zeros(count, dtype=torch.int64, device=device)
 
     @property
     def host(self) -> NDArray[np.int64]:
-        """int64 (N,), what `upload` takes next. It was last taken two uploads ago, which must have ended."""
+        """int64 (N,), what `upload` takes next. It was taken `places` uploads ago, which must have ended."""
         place: NDArray[np.int64] = self.stages[self._turn]
         return place
 
@@ -35,7 +35,7 @@ class Mirror:
         On a GPU a kernel fetches them: a copy would wait behind all expert copies under way, for there is
         one engine for each direction."""
         staging, words = self._staging[self._turn, begin:end], self.words[begin:end]
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % len(self.stages)
         if self._on_gpu:
             from localmoe.kernels.gpu.fetch import fetch
 

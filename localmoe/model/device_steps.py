@@ -189,11 +189,9 @@ class DeviceSteps:
         if step.drafts:
             step.count, step.gate = count, gate
             self._passes.window.resize(count + 1)
-            further = self._routed(count) - 1
-            if further:  # else that was put there, where the one before it may still be read
-                self._issue.force("draft", start, 1 + further)
+            self._issue.force("draft", start, self._routed(count))
             if gate is None:
-                self._issue_drafts(step, further)
+                self._issue_drafts(step, self._routed(count) - 1)
         return step
 
     def _drop_next(self) -> None:

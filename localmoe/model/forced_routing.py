@@ -37,7 +37,8 @@ class ForcedRouting:
 
     def _put(self, kind: str, forced: NDArray[np.int64]) -> None:
         if kind not in self._mirrors:
-            self._mirrors[kind] = Mirror(self._positions * forced[0].size, self._device)
+            # a step uploads for its drafts twice, the first time behind the verify pass before it
+            self._mirrors[kind] = Mirror(self._positions * forced[0].size, self._device, places=4)
             self._shapes[kind] = forced.shape[1:]
         self._mirrors[kind].host[: forced.size] = forced.reshape(-1)
         self._mirrors[kind].upload(0, forced.size)

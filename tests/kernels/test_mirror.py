@@ -23,17 +23,18 @@ def test_the_device_shows_what_was_uploaded_and_nothing_later(count: int) -> Non
     assert mirror.words.tolist() == whole.tolist() == values.tolist()
 
 
-def test_the_next_words_can_be_written_while_the_last_ones_are_still_to_be_taken() -> None:
-    mirror = Mirror(4, DEVICE)
-    seen = []
-    for i in range(5):
-        taken = mirror.host
-        taken[:] = i
+@pytest.mark.parametrize("places", [2, 4])
+def test_the_next_words_can_be_written_while_the_last_ones_are_still_to_be_taken(places: int) -> None:
+    mirror = Mirror(4, DEVICE, places)
+    seen, taken = [], []
+    for i in range(9):
+        taken.append(mirror.host)
+        taken[-1][:] = i
         mirror.upload()
-        assert not np.shares_memory(mirror.host, taken)
+        assert not any(np.shares_memory(mirror.host, earlier) for earlier in taken[1 - places :])
         seen.append(mirror.words.clone())
-    assert [words.tolist() for words in seen] == [[i] * 4 for i in range(5)]
-    assert np.shares_memory(mirror.host, mirror.stages[1]) and mirror.stages.shape == (2, 4)
+    assert [words.tolist() for words in seen] == [[i] * 4 for i in range(9)]
+    assert np.shares_memory(mirror.host, mirror.stages[9 % places]) and mirror.stages.shape == (places, 4)
 
 
 def test_a_part_is_uploaded_alone() -> None:
