@@ -87,16 +87,17 @@ class GenerationStats:
     be measured.
 
     tpot_s = decode time / (new tokens - 1); drafted = tokens that were verified, left_out = those that the
-    draft proposed beyond and was too unsure of, or for a step that then drafted nothing; acceptance_rate =
-    accepted / drafted; hit_rate = hits / expert_demands, where hit = in device memory when asked for, late
-    = its copy was in flight, computed = by the CPU lane from its host record, miss = none of these;
-    token_hit_rate counts every (token, layer, chosen expert) instead; expert_match_rate = share of (token,
-    layer) whose draft top-k set equals the target's, and expert_order_match_rate the share where the order
-    of importance agrees too; coverage_rate = share of expert_demands that were hit or late, or that the
-    draft's routing of the same window had named; wasted = prefetched and not used before eviction;
-    h2d_bytes_per_token counts decode copies only; cpu_bytes are of weights that the CPU lane read, in
-    cpu_jobs jobs that took cpu_busy_s, and the GPU had to wait for cpu_waited of them; cpu_ahead_bytes of
-    cpu_bytes were asked for before their job came, by the threads that then computed with them.
+    draft proposed beyond and was too unsure of, or for a step that then drafted nothing or was not wanted;
+    acceptance_rate = accepted / drafted; hit_rate = hits / expert_demands, where hit = in device memory
+    when asked for, late = its copy was in flight, computed = by the CPU lane from its host record, miss =
+    none of these; token_hit_rate counts every (token, layer, chosen expert) instead; expert_match_rate =
+    share of (token, layer) whose draft top-k set equals the target's, and expert_order_match_rate the share
+    where the order of importance agrees too; coverage_rate = share of expert_demands that were hit or late,
+    or that the draft's routing of the same window had named; wasted = prefetched and not used before
+    eviction; h2d_bytes_per_token counts decode copies only; cpu_bytes are of weights that the CPU lane
+    read, in cpu_jobs jobs that took cpu_busy_s, and the GPU had to wait for cpu_waited of them;
+    cpu_ahead_bytes of cpu_bytes were asked for before their job came, by the threads that then computed
+    with them.
     """
 
     prompt_tokens: int
