@@ -22,10 +22,10 @@ class LandingSlots:
 
     def deal(self, free: Sequence[int]) -> None:
         """Offer these slots to the layers in turn, and no others."""
-        self._slots[:] = _NONE
-        layers = self._slots.shape[0]
-        for i, slot in enumerate(free[: self._slots.size]):
-            self._slots[i % layers, i // layers] = slot
+        dealt = np.full(self._slots.size, _NONE, dtype=np.int64)
+        count = min(len(free), dealt.size)
+        dealt[:count] = free[:count]
+        self._slots[:] = dealt.reshape(LANDING_SLOTS, -1).T
 
     def addresses(self, slot_address: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64 (L, LANDING_SLOTS), each layer's, then zeros. slot_address: of all slots."""

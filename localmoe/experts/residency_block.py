@@ -7,6 +7,7 @@ Copies that end during a pass show in `done`, which the copy stream writes. Deci
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ class ResidencyBlock:
         sizes = (cells, cells, num_layers * LANDING_SLOTS, -(-cells // 2))
         self._mirror = Mirror(sum(sizes), device)
         self._bounds: list[int] = np.cumsum(sizes[:-1]).tolist()
+        self._stages = [self._parts_of(stage, shape) for stage in self._mirror.stages]
         self._home: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self.home = torch.zeros(shape, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
@@ -52,6 +54,13 @@ class ResidencyBlock:
         self._ticket = on_device[1].view(shape)
         self._landing = on_device[2].view(num_layers, LANDING_SLOTS)
         self._score = on_device[3].view(torch.float32)[:cells].view(shape)
+
+    def _parts_of(self, stage: NDArray[np.int64], shape: tuple[int, int]) -> tuple[NDArray[Any], ...]:
+        """Addresses, tickets, landing slots and scores of a place on the host, of the shapes that `upload` is
+        given."""
+        address, ticket, free, score = np.split(stage, self._bounds)
+        scores = score.view(np.float32)[: address.size].reshape(shape)
+        return address.reshape(shape), ticket.reshape(shape), free.reshape(shape[0], -1), scores
 
     @property
     def num_bytes(self) -> int:
@@ -88,18 +97,16 @@ class ResidencyBlock:
             landing: (L, LANDING_SLOTS), addresses of free slots, then zeros.
             scores: (L, E), the lowest makes room, infinite ones never do.
         """
-        address, ticket, free, score = np.split(self._mirror.host, self._bounds)
-        address[:] = np.where(here, slots, self._home).reshape(-1)
-        ticket[:] = np.where(here, tickets, ON_HOST).reshape(-1)
-        free[:] = landing.reshape(-1)
-        score.view(np.float32)[: scores.size] = scores.reshape(-1)
+        address, ticket, free, score = self._stages[self._mirror.turn]
+        address[:], ticket[:], free[:], score[:] = self._home, ON_HOST, landing, scores
+        np.copyto(address, slots, where=here)
+        np.copyto(ticket, tickets, where=here)
         self._mirror.upload()
 
     def upload_scores(self, scores: NDArray[np.float32]) -> None:
         """The scores alone: the rest is as the pass before leaves it."""
-        first = self._bounds[-1]
-        self._mirror.host[first:].view(np.float32)[: scores.size] = scores.reshape(-1)
-        self._mirror.upload(first)
+        self._stages[self._mirror.turn][-1][:] = scores
+        self._mirror.upload(self._bounds[-1])
 
     def view(self, layer: int) -> ResidencyView:
         """A layer's rows on the device."""
