@@ -99,6 +99,13 @@ def to_verify(marks: Marks) -> list[float]:
     return found
 
 
+def spread(seconds: list[float]) -> str:
+    """Median and least in microseconds, and of how many."""
+    if not seconds:
+        return "never (nothing was drafted)"
+    return f"{1e6 * np.median(seconds):.0f} us (least {1e6 * min(seconds):.0f}, {len(seconds)} steps)"
+
+
 def answer(engine: Engine, seed: int, tokens: int, length: DraftLength) -> GenerationStats:
     """Statistics of an answer to random tokens."""
     ids = np.random.default_rng(seed).integers(0, engine.footprint.vocab_size, 80).tolist()
@@ -144,12 +151,10 @@ def main() -> None:
             with watched() as marks, steps_made() as steps:
                 stats = answer(engine, 7, args.tokens, length)
             torch.cuda.synchronize()
-            waits = 1e6 * np.array(between_steps(steps))
-            line = f"draft length {length}: {stats.tokens_per_s or 0:.1f} tok/s; from the verify pass to the "
-            line += f"next draft {np.median(waits):.0f} us (least {waits.min():.0f}, {len(waits)} steps)"
+            line = f"draft length {length}: {stats.tokens_per_s or 0:.1f} tok/s; "
+            line += f"from the verify pass to the next draft {spread(between_steps(steps))}"
             if length == "auto":
-                verify_us = 1e6 * np.median(to_verify(marks))
-                line += f", from the last draft's report to the verify pass {verify_us:.0f}"
+                line += f", from the last draft's report to the verify pass {spread(to_verify(marks))}"
             print(f"synthetic: {line}", flush=True)
         memory = engine._loaded.passes.memory
         assert isinstance(memory, DeviceExpertMemory)

@@ -1,7 +1,8 @@
 """How fast do weights reach the expert records, against reading the files alone? Both with the same threads.
 
-Writes a Qwen2-MoE checkpoint of random bytes, one tensor an expert or fused, and times, with the files in the
-page cache and without:
+Writes a Qwen2-MoE checkpoint of random bytes, one tensor an expert or fused, or a gpt-oss one whose experts
+are in MXFP4 (records are then 3.8 times as large as what is read), and times, with the files in the page
+cache and without:
 
     read     the files into one buffer a thread that is used again and again: no memory is touched first
     fill     the files into fresh memory of the same size, without looking at what is in them
@@ -10,7 +11,7 @@ page cache and without:
 Each time is the best of --rounds. A virtual machine gets memory from its host when it is first used, which
 can take longer than the reads; with --touch-first the memory has been used (and given back) just before.
 
-    python benchmarks/load_speed.py [--gib 4] [--layout both] [--device cpu] [--touch-first] [--json]
+    python benchmarks/load_speed.py [--gib 4] [--layout all] [--device cpu] [--touch-first] [--json]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,29 +43,49 @@ from localmoe.model.parallel_reader import num_threads
 from localmoe.model.skeleton import build_skeleton
 
 HIDDEN, INNER, EXPERTS = 2048, 1408, 60
+OSS_WIDTH, OSS_EXPERTS = 2880, 32
+LAYOUTS = ("experts", "fused", "mxfp4")
 FILE_BYTES = 4 << 30
 CHUNK_BYTES = 4 << 20
 Shapes = dict[str, list[int]]
 
 
-def write_checkpoint(folder: Path, gib: float, *, fused: bool) -> Checkpoint:
+def write_checkpoint(folder: Path, gib: float, layout: str) -> Checkpoint:
     """A model folder with as many layers as fit the size (at least one)."""
-    layer_bytes = 2 * 3 * HIDDEN * INNER * EXPERTS
-    config = transformers.AutoConfig.for_model(
-        "qwen2_moe", hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS, vocab_size=32000,
-        num_hidden_layers=max(1, round(gib * (1 << 30) / layer_bytes)), num_experts_per_tok=4,
-        num_attention_heads=16, num_key_value_heads=16, shared_expert_intermediate_size=5632,
-        intermediate_size=5632,
-    )  # fmt: skip
+    config = (oss_config if layout == "mxfp4" else qwen_config)(gib * (1 << 30))
     folder.mkdir()
     config.save_pretrained(folder)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     shapes: dict[str, list[int]] = {}
+    stored = {"experts": published, "fused": lambda name, shape: {name: shape}, "mxfp4": in_blocks}[layout]
     for name, parameter in model.named_parameters():
-        shapes |= {name: list(parameter.shape)} if fused else published(name, list(parameter.shape))
+        shapes |= stored(name, list(parameter.shape))
     write_files(folder, shapes)
     return Checkpoint.open(folder)
+
+
+def qwen_config(num_bytes: float) -> Any:
+    """Qwen1.5-MoE-A2.7B, with other layers."""
+    layer_bytes = 2 * 3 * HIDDEN * INNER * EXPERTS
+    return transformers.AutoConfig.for_model(
+        "qwen2_moe", hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS, vocab_size=32000,
+        num_hidden_layers=max(1, round(num_bytes / layer_bytes)), num_experts_per_tok=4,
+        num_attention_heads=16, num_key_value_heads=16, shared_expert_intermediate_size=5632,
+        intermediate_size=5632,
+    )  # fmt: skip
+
+
+def oss_config(num_bytes: float) -> Any:
+    """gpt-oss-20b, with other layers."""
+    layer_bytes = 17 / 32 * 3 * OSS_WIDTH**2 * OSS_EXPERTS
+    config = transformers.AutoConfig.for_model(
+        "gpt_oss", hidden_size=OSS_WIDTH, intermediate_size=OSS_WIDTH, num_local_experts=OSS_EXPERTS,
+        num_hidden_layers=max(1, round(num_bytes / layer_bytes)), num_experts_per_tok=4, vocab_size=32000,
+        num_attention_heads=64, num_key_value_heads=8, head_dim=64,
+    )  # fmt: skip
+    config.quantization_config = {"quant_method": "mxfp4"}
+    return config
 
 
 def published(name: str, shape: list[int]) -> Shapes:
@@ -76,13 +98,26 @@ def published(name: str, shape: list[int]) -> Shapes:
     return {f"{path}.{expert}.{part}.weight": matrix for expert in range(shape[0]) for part in parts}
 
 
+def in_blocks(name: str, shape: list[int]) -> Shapes:
+    """A parameter as gpt-oss's checkpoints store it: blocks of 32 weights along a row, and their scales."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return {name: shape}
+    blocks = [shape[0], shape[2], shape[1] // 32]
+    return {f"{name}_blocks": [*blocks, 16], f"{name}_scales": blocks}
+
+
+def element_bytes(name: str) -> int:
+    """Of a stored tensor."""
+    return 1 if name.endswith(("_blocks", "_scales")) else 2
+
+
 def write_files(folder: Path, shapes: Shapes, block: bytes | None = None) -> None:
     """Random bytes, or those of `block` (one block, from a different place each time), in files of at most
     some 4 GiB."""
     groups: list[Shapes] = [{}]
     size = 0
     for name, shape in shapes.items():
-        num_bytes = 2 * torch.Size(shape).numel()
+        num_bytes = element_bytes(name) * torch.Size(shape).numel()
         if size and size + num_bytes > FILE_BYTES:
             groups, size = [*groups, {}], 0
         groups[-1][name] = shape
@@ -100,8 +135,9 @@ def write_file(path: Path, shapes: Shapes, block: bytes) -> None:
     """One safetensors file, on the disk when this returns."""
     header, end = {}, 0
     for name, shape in shapes.items():
-        start, end = end, end + 2 * torch.Size(shape).numel()
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        width = element_bytes(name)
+        start, end = end, end + width * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16" if width == 2 else "U8", "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps(header).encode()
     with path.open("wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
@@ -225,7 +261,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gib", type=float, default=4.0)
-    parser.add_argument("--layout", choices=("experts", "fused", "both"), default="both")
+    parser.add_argument("--layout", choices=(*LAYOUTS, "all"), default="all")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--touch-first", action="store_true")
@@ -234,9 +270,9 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     results: list[dict[str, object]] = []
-    for layout in ("experts", "fused") if args.layout == "both" else (args.layout,):
+    for layout in LAYOUTS if args.layout == "all" else (args.layout,):
         with tempfile.TemporaryDirectory(dir=args.folder) as place:
-            checkpoint = write_checkpoint(Path(place) / "model", args.gib, fused=layout == "fused")
+            checkpoint = write_checkpoint(Path(place) / "model", args.gib, layout)
             for cold in (False, True):
                 rates = measure(checkpoint, device, args, cold=cold)
                 results.append({"layout": layout, "cold": cold, "bytes": checkpoint.total_bytes, **rates})

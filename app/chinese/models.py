@@ -19,6 +19,7 @@ MODELS = {
     "for laptops": "适合笔记本电脑",
     "fully open, English": "完全开放，英语",
     "English and Chinese": "英语与中文",
+    "thinks before it answers": "先思考再回答",
     "strong, many languages": "能力强，多语言",
     "European languages": "欧洲语言",
     "{total} parameters": "{total} 参数",

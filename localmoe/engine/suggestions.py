@@ -26,9 +26,9 @@ class Suggestion:
 def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
-    vocabulary: int,
+    vocabulary: int, file_bytes: int | None = None,
 ) -> Suggestion:  # fmt: skip
-    """16-bit weights throughout."""
+    """16-bit weights throughout. file_bytes: of an expert as it is published; None: as it is kept."""
     footprint = ModelFootprint(
         name=repo_id, architecture=architecture, num_layers=layers, num_experts=experts,
         experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
@@ -36,7 +36,7 @@ def _suggestion(
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=True,
     )  # fmt: skip
-    num_bytes = footprint.shared_bytes + footprint.total_experts * footprint.expert_bytes
+    num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
 
 
@@ -62,6 +62,12 @@ SUGGESTIONS = (
         draft_expert_bytes=4_595_712, context=8192, hidden=2048, vocabulary=151_936,
     ),
     _suggestion(
+        "openai/gpt-oss-20b", "thinks before it answers", "apache-2.0", "gpt_oss",
+        layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
+        draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
+        file_bytes=13_219_200,
+    ),
+    _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
         layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
         draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
@@ -81,7 +87,11 @@ def propose(
     to be slow. Where none fits, the smallest alone, with its reason."""
     judged = [(suggestion, fit(suggestion.facts)) for suggestion in suggestions]
     fitting = [pair for pair in judged if pair[1].fits]
-    by_size = sorted(fitting, key=lambda pair: pair[0].facts.num_bytes, reverse=True)[:NUM_PROPOSED]
+    by_size = sorted(fitting, key=_size, reverse=True)[:NUM_PROPOSED]
     if not by_size:
-        return [min(judged, key=lambda pair: pair[0].facts.num_bytes)] if judged else []
+        return [min(judged, key=_size)] if judged else []
     return sorted(by_size, key=lambda pair: (pair[1].tokens_per_s or 0.0) < _FAST_ENOUGH)
+
+
+def _size(judged: tuple[Suggestion, Fit]) -> int:
+    return judged[0].facts.footprint.total_params

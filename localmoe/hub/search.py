@@ -27,6 +27,10 @@ _QUANTISED_TAGS = frozenset(
         "fp8", "gptq", "mlx", "modelopt", "mxfp4",
     }
 )  # fmt: skip
+_READ_METHOD = "mxfp4"  # its weights are 16-bit floats too
+_READ_TAGS = frozenset(
+    {"8-bit", "mxfp4"}
+)  # that the Hub gives to such repos, for the bytes they are stored in
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +118,13 @@ def hit_of(info: ModelInfo) -> SearchHit:
 def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     tags = set(info.tags or ())
     quantised = config.get("quantization_config")
-    if quantised or tags & _QUANTISED_TAGS:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        kind = method if isinstance(method, str) else ", ".join(sorted(tags & _QUANTISED_TAGS)) or "unknown"
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    foreign = tags & _QUANTISED_TAGS
+    if method == _READ_METHOD:
+        quantised = method = None
+        foreign -= _READ_TAGS
+    if quantised or foreign:
+        kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
         return f"its weights are quantised ({kind}); localmoe needs the original 16-bit weights"
     if "custom_code" in tags or config.get("auto_map"):
         return "it needs Python code of its own, which localmoe never runs"

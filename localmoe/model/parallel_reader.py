@@ -20,11 +20,13 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.model.mxfp4 import BLOCK, BLOCK_BYTES, decode
 from localmoe.model.weight_reader import WeightReader, stored_dtype
 
 MAX_THREADS = 8
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
 STAGED_BYTES = 4 << 20  # at most, of a read through a buffer, of which each thread has one
+DECODED_BYTES = 1 << 20  # at most, of weights that are decoded at once: they stay in a core's cache
 _POLL_S = 0.05  # between looks at `cancel` while nothing finishes
 
 
@@ -35,16 +37,20 @@ class Piece:
     Attributes:
         target: of any device, floating dtype and strides.
         layer: the MoE layer whose records it belongs to; None for a shared weight.
+        scales: of stored blocks of MXFP4, which become `target`'s weights; None: elements are stored as such.
     """
 
     header: TensorHeader
     first_element: int
     target: Tensor
     layer: int | None = None
+    scales: TensorHeader | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
+        if self.scales is not None:
+            return self.target.numel() // BLOCK * (BLOCK_BYTES + 1)
         return self.target.numel() * stored_dtype(self.header).itemsize
 
 
@@ -63,6 +69,18 @@ def split_read(
     rows = max(1, limit // (row * stored.itemsize))
     for start in range(0, flat.shape[0], rows):
         yield Piece(header, first_element + start * row, flat[start : start + rows], layer)
+
+
+def split_blocks(
+    blocks: TensorHeader, scales: TensorHeader, target: Tensor, first_row: int, layer: int
+) -> Iterator[Piece]:
+    """A read of MXFP4 blocks: of rows from `first_row` on, of dimension 0 of the stored matrix and of
+    `target`."""
+    columns = target.shape[1]
+    rows = max(1, DECODED_BYTES // (columns * target.itemsize))
+    for start in range(0, target.shape[0], rows):
+        first_byte = (first_row + start) * columns // BLOCK * BLOCK_BYTES
+        yield Piece(blocks, first_byte, target[start : start + rows], layer, scales)
 
 
 def num_threads() -> int:
@@ -140,16 +158,35 @@ class _Work:
 
 def _read(reader: WeightReader, piece: Piece, staging: Tensor) -> Tensor:
     """Read one piece; returns the buffer to use for the next."""
+    if piece.scales is not None:
+        return _read_blocks(reader, piece, piece.scales, staging)
     stored = stored_dtype(piece.header)
     if _is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
         return staging
-    if staging.numel() < piece.num_bytes:
-        staging = torch.empty(max(piece.num_bytes, STAGED_BYTES), dtype=torch.uint8)
+    staging = _at_least(piece.num_bytes, staging)
     part = staging[: piece.num_bytes].view(stored).view(piece.target.shape)
     reader.read_part(piece.header, piece.first_element, part)
     piece.target.copy_(part)
     return staging
+
+
+def _read_blocks(reader: WeightReader, piece: Piece, scales: TensorHeader, staging: Tensor) -> Tensor:
+    staging = _at_least(piece.num_bytes, staging)
+    rows, columns = piece.target.shape
+    count = rows * columns // BLOCK
+    blocks = staging[: count * BLOCK_BYTES]
+    exponents = staging[count * BLOCK_BYTES : piece.num_bytes]
+    reader.read_part(piece.header, piece.first_element, blocks)
+    reader.read_part(scales, piece.first_element // BLOCK_BYTES, exponents)
+    piece.target.copy_(decode(blocks.view(rows, -1, BLOCK_BYTES), exponents.view(rows, -1)))
+    return staging
+
+
+def _at_least(num_bytes: int, staging: Tensor) -> Tensor:
+    if staging.numel() >= num_bytes:
+        return staging
+    return torch.empty(max(num_bytes, STAGED_BYTES), dtype=torch.uint8)
 
 
 def _is_direct(target: Tensor, stored: torch.dtype) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model.materialise import float32_names
-from localmoe.model.parallel_reader import Piece, split_read
+from localmoe.model.mxfp4 import check_layout, parameter_of, scales_of
+from localmoe.model.parallel_reader import Piece, split_blocks, split_read
 from localmoe.model.skeleton import Skeleton
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
@@ -80,7 +81,7 @@ class Placement:
         self._by_pattern = {p: entry for entry in self._converters for p in entry.source_patterns}
         self._float32 = float32_names(skeleton.model)
         for header in checkpoint.tensors.values():
-            self._place(header)
+            self._place(header, checkpoint.tensors)
 
     def pieces(self) -> Iterator[Piece]:
         """All reads but those of conversions."""
@@ -122,12 +123,14 @@ class Placement:
             self._store.views(ExpertKey(target.layer, expert))[target.part].copy_(tensor[expert])
         self._elements[key] = tensor.numel()
 
-    def _place(self, header: TensorHeader) -> None:
+    def _place(self, header: TensorHeader, tensors: Mapping[str, TensorHeader]) -> None:
         key, pattern = rename_source_key(
             header.name, self._renamings, self._converters, self._model.base_model_prefix, self._meta
         )
         if key not in self._meta and header.name in self._meta:
             key, pattern = header.name, None
+        if parameter_of(key) in self._experts:
+            self._place_blocks(parameter_of(key), header, tensors.get(scales_of(header.name)))
         if key not in self._meta:
             return
         if pattern is not None:
@@ -167,6 +170,19 @@ class Placement:
         if tuple(header.shape) != tuple(view.shape):
             raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, view.shape)
         self._read_expert(key, header, expert, slab, view, 0)
+
+    def _place_blocks(self, key: str, blocks: TensorHeader, scales: TensorHeader | None) -> None:
+        """A parameter of all experts in MXFP4, whose blocks lie along a row: the sum's dimension."""
+        target = self._experts[key]
+        for expert in range(self._store.num_experts):
+            view = self._store.views(ExpertKey(target.layer, expert))[target.part]
+            rows = view.T if self._store.layouts[target.layer].transposed else view
+            check_layout(blocks, scales, (self._store.num_experts, *rows.shape))
+            assert scales is not None
+            self._elements[key] += view.numel() if (key, expert, 0) not in self._reads else 0
+            self._reads[key, expert, 0] = list(
+                split_blocks(blocks, scales, rows, expert * rows.shape[0], target.layer)
+            )
 
     def _read_expert(
         self, key: str, header: TensorHeader, expert: int, slab: int, view: Tensor, first_element: int

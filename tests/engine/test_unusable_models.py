@@ -128,7 +128,12 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
     ("values", "words"),
     [
         ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\).*16-bit"),
-        ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}, "quantised"),
+        (
+            {"quantization_config": {"quant_method": "awq", "modules_to_not_convert": []}},
+            r"quantised \(awq\)",
+        ),
+        ({"quantization_config": {"bits": 4}}, r"quantised \(unknown\)"),
+        ({"quantization_config": "mxfp4"}, "quantised"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}, "Python code of its own"),
         ({"model_type": "no_such_architecture"}, "no_such_architecture"),
         ({"model_type": None}, "."),
