@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,6 +29,7 @@ shapes = st.tuples(st.integers(1, 9), st.integers(1, 70), st.sampled_from([2, 6,
 
 
 @given(shapes, st.sampled_from(BITS), st.integers(0, 10**6), st.floats(-4, 3))
+@example((2, 60, 32), 8, 1, 0.099609375)  # two ratios that float32 cannot tell apart
 @settings(deadline=None, max_examples=100)
 def test_scales_are_as_good_and_codes_the_nearest(
     shape: tuple[int, int, int], bits: int, seed: int, exponent: float
@@ -48,8 +49,11 @@ def test_scales_are_as_good_and_codes_the_nearest(
             squared_error(weight[row, columns_of], dequantize(matrix, torch.float64)[row, columns_of])
             for matrix in (found, wanted)
         ]
-        # either scale's float16 rounding: relative, or half a step of the smallest numbers
-        slack = 2**-22 * float(groups[part].double().square().sum()) + group_size * (2**bits * 2**-25) ** 2
+        # either scale's float16 rounding: relative, or half a step of the smallest numbers; and which ratio
+        # looks best to float32 sums of a group's products, which enter squared
+        relative = 2**-22 + 4 * (group_size + 1) * 2**-24
+        slack = relative * float(groups[part].double().square().sum())
+        slack += group_size * (2**bits * 2**-25) ** 2
         assert errors[0] <= errors[1] * 1.001 + slack
 
 
