@@ -102,7 +102,7 @@ def main() -> None:
         path = Path(folder) / "draft"
         write_draft(path, list(layers), num_experts, device)
         draft = DraftCheckpoint.open(path)
-        readers = [LayerReader(draft, draft.naming(), layer, num_experts, device) for layer in layers]
+        readers = [LayerReader(draft.reader(draft.naming()), layer, num_experts, device) for layer in layers]
         packed = [reader.packed() for reader in readers] if device.type == "cuda" else []
         for kind in ("unpacked on the GPU", "unpacked on the CPU") * 2 if packed else ("for the CPU",) * 2:
             started = time.perf_counter()

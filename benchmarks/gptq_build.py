@@ -27,7 +27,7 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Progress
 from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.drafts import HostExpertSource
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.model.gptq_build import BATCH, GptqBuild
 from localmoe.model.layerwise import LayerwiseModel, _own_tensors, _put
 from localmoe.model.shapes import find_shape

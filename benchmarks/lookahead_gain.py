@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import ModelFootprint
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.hardware.cards import find_card
 from localmoe.hardware.limits import Rates
 from localmoe.model.footprint import measure_footprint

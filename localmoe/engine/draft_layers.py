@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
@@ -18,8 +21,6 @@ from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import ExpertsModule
-from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.expert_names import ExpertNaming
 from localmoe.quant.expert_reader import ExpertMatrices
 
 DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
@@ -45,12 +46,36 @@ def draft_bytes(draft: DraftLayers | None) -> int:
     )
 
 
+class MatrixReader(Protocol):
+    """The experts of a draft that was checked."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+
+    @property
+    def form(self) -> DraftForm:
+        """What they take in memory."""
+
+    @property
+    def act_order(self) -> bool:
+        """Whether columns may be in an order of their own."""
+
+    def layer(
+        self,
+        decoder_layer: int,
+        num_experts: int,
+        gate_shape: tuple[int, int],
+        device: torch.device | None = None,
+    ) -> Iterator[ExpertMatrices]:
+        """See quant.expert_reader.ExpertReader."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerReader:
-    """One layer of a draft that was checked. naming: how its tensors name experts."""
+    """One layer of a draft."""
 
-    draft: DraftCheckpoint
-    naming: ExpertNaming
+    draft: MatrixReader
     experts: ExpertsModule
     num_experts: int
     device: torch.device
@@ -65,10 +90,10 @@ class LayerReader:
         layer: LowBitExperts | None = None
         for expert, (gate_up, down) in enumerate(self._fused(self.device)):
             if layer is None:
-                ordered = not self.draft.layout.act_order and gate_up.columns is None
+                form, ordered = self.draft.form, not self.draft.act_order and gate_up.columns is None
                 layer = empty_layer(
-                    self.experts, self.num_experts, self.draft.bits, self.draft.group_size, self.device,
-                    indexed=not ordered, codebook=self.draft.form.codebook,
+                    self.experts, self.num_experts, form.bits, form.group_size, self.device,
+                    indexed=not ordered, codebook=form.codebook,
                 )  # fmt: skip
             self._set(layer, expert, gate_up, down)
         assert layer is not None
@@ -100,9 +125,7 @@ class LayerReader:
         self, device: torch.device | None, *, concatenated: bool = True
     ) -> Iterator[tuple[CodeMatrix, CodeMatrix]]:
         """gate_up and down of each expert in turn, their codes on `device`."""
-        found = self.draft.layer(
-            self.naming, self.experts.decoder_layer, self.num_experts, self._sizes, device
-        )
+        found = self.draft.layer(self.experts.decoder_layer, self.num_experts, self._sizes, device)
         # a map keeps nothing of an expert while the next one is read, as a loop's variables would
         return map(partial(_fuse, self.draft, concatenated), found)
 
@@ -124,9 +147,7 @@ class LayerReader:
         return (down[0], down[1]) if layout.transposed else (down[1], down[0])
 
 
-def _fuse(
-    draft: DraftCheckpoint, concatenated: bool, expert: ExpertMatrices
-) -> tuple[CodeMatrix, CodeMatrix]:
+def _fuse(draft: MatrixReader, concatenated: bool, expert: ExpertMatrices) -> tuple[CodeMatrix, CodeMatrix]:
     """One matrix with rows [gate; up], or of each in turn; and down.
 
     Raises:

@@ -203,7 +203,8 @@ class DraftPlace:
         parts, folder = self._parts(), self._budget.config.draft_dir
         prepared, held = parts.prepared, parts.draft
         try:
-            if prepared.source.draft_form(folder).codebook and held is not None and held.method != "NF4":
+            form = prepared.source.draft_form(folder, packed=prepared.compute.whole_passes)
+            if form.codebook and held is not None and not held.codebook:
                 raise DraftError("An NF4 draft was made meanwhile, which is larger: load the model again.")
             info, layers = prepared.source.load_draft(
                 prepared.skeleton, parts.store, prepared.compute.device, folder,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
-from localmoe.engine.draft_layers import DraftLayers, LayerReader
+from localmoe.engine.draft_layers import DraftLayers, LayerReader, MatrixReader
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_folder import DownloadRecord
@@ -24,6 +24,8 @@ from localmoe.model.skeleton import Skeleton
 from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.expert_names import PROJECTION_NAMES, ExpertNaming, find_naming
+from localmoe.quant.mxfp4 import FORM
+from localmoe.quant.mxfp4_reader import Mxfp4Reader
 
 GROUP_SIZE = 128
 DRAFT_BITS = 4
@@ -31,14 +33,20 @@ DRAFT_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """What a loaded draft is. method: "RTN", "GPTQ", "NF4", or "synthetic" of random codes."""
+    """What a loaded draft is. method: "RTN", "GPTQ", "NF4", "MXFP4" as published, or
+    "synthetic" of random codes."""
 
     bits: int
     method: str
     group_size: int
 
+    @property
+    def codebook(self) -> bool:
+        """Whether codes stand for the values of a table."""
+        return self.method in ("NF4", "MXFP4")
+
     def __str__(self) -> str:
-        kind = self.method if self.method == "NF4" else f"INT{self.bits} {self.method}"
+        kind = self.method if self.codebook else f"INT{self.bits} {self.method}"
         return f"{kind}, group {self.group_size}"
 
 
@@ -108,6 +116,46 @@ def load_draft(
     draft = DraftCheckpoint.open(folder)
     naming = draft.naming()
     check_draft(draft, base, naming)
+    layers = _read_layers(
+        draft.reader(naming), skeleton, device, packed=packed, fused=fused, progress=progress, cancel=cancel
+    )
+    return _info(draft), layers
+
+
+def load_published(
+    checkpoint: Checkpoint,
+    skeleton: Skeleton,
+    device: torch.device,
+    *,
+    packed: bool,
+    fused: bool = True,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> tuple[DraftInfo, DraftLayers]:
+    """The codes of a model that is published in MXFP4 as its draft. Arguments are `load_draft`'s.
+
+    Raises:
+        DraftError: they cannot be read.
+        LoadCancelledError: `cancel` was set.
+    """
+    interleaved = not skeleton.experts[0].module.is_concatenated
+    layers = _read_layers(
+        Mxfp4Reader(checkpoint.folder, checkpoint.tensors, interleaved), skeleton, device,
+        packed=packed, fused=fused, progress=progress, cancel=cancel,
+    )  # fmt: skip
+    return DraftInfo(FORM.bits, "MXFP4", FORM.group_size), layers
+
+
+def _read_layers(
+    found: MatrixReader,
+    skeleton: Skeleton,
+    device: torch.device,
+    *,
+    packed: bool,
+    fused: bool,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> DraftLayers:
     matrices: list[list[DraftExpert]] = []
     layers: list[LowBitExperts] = []
     for done, experts in enumerate(skeleton.experts):
@@ -115,12 +163,12 @@ def load_draft(
             raise LoadCancelledError("Loading the draft was cancelled.")
         if progress is not None:
             progress(Progress("Loading the draft", done, len(skeleton.experts), "layers"))
-        reader = LayerReader(draft, naming, experts, skeleton.num_experts, device)
+        reader = LayerReader(found, experts, skeleton.num_experts, device)
         if packed:
             layers.append(reader.packed())
         else:
             matrices.append(reader.matrices(fused=fused))
-    return _info(draft), layers if packed else matrices
+    return layers if packed else matrices
 
 
 def _info(draft: DraftCheckpoint) -> DraftInfo:
@@ -151,7 +199,7 @@ def replace_draft(
     check_draft(draft, base, naming)
     for layer, experts in enumerate(skeleton.experts):
         tick()
-        reader = LayerReader(draft, naming, experts, skeleton.num_experts, device)
+        reader = LayerReader(draft.reader(naming), experts, skeleton.num_experts, device)
         loaded = layers[layer]
         if isinstance(loaded, LowBitExperts):
             reader.refill(loaded)

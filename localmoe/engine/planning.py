@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import ConfigError, DraftingRefusedError
+from localmoe.core.errors import BudgetError, ConfigError, DraftingRefusedError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_on_device
 from localmoe.engine.draft_models import read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
+from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import (
     SWITCHED_OFF,
     ComputeSettings,
@@ -24,7 +25,7 @@ from localmoe.engine.settings import (
     choose_compute,
     choose_context,
 )
-from localmoe.engine.sources import CheckpointSource, ModelSource, RandomSource
+from localmoe.engine.sources import CheckpointSource, ModelSource
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
@@ -86,16 +87,37 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
-    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
-    draft = source.draft_form(config.draft_dir)
-    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
-        footprint = with_draft_model(footprint, draft_model, compute)
+    source, footprint, plan = _plan(source, skeleton, draft_model, config, compute)
     synthetic = source.simulation(footprint)
-    plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
+
+
+def _plan(
+    source: ModelSource,
+    skeleton: Skeleton,
+    draft_model: DraftModelShape | None,
+    config: EngineConfig,
+    compute: ComputeSettings,
+) -> tuple[ModelSource, ModelFootprint, MemoryPlan]:
+    """The plan, and the source with the largest of its drafts that fits."""
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    draft = source.draft_form(config.draft_dir, packed=compute.whole_passes)
+    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    if draft_model is not None:
+        footprint = with_draft_model(footprint, draft_model, compute)
+    smaller = source.with_smaller_draft(config.draft_dir, packed=compute.whole_passes)
+    try:
+        plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
+    except BudgetError:
+        if smaller is None:
+            raise
+    else:
+        if plan.drafting or smaller is None:
+            return source, footprint, plan
+    return _plan(smaller, skeleton, draft_model, config, compute)
 
 
 def _name(dtype: torch.dtype) -> str:

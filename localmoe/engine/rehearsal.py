@@ -144,7 +144,7 @@ def _twin(prepared: PreparedModel, config: EngineConfig) -> Twin | None:
 
 def _draft_form(prepared: PreparedModel, config: EngineConfig) -> DraftForm | None:
     if prepared.plan.drafting and prepared.draft_model is None:
-        return prepared.source.draft_form(config.draft_dir)
+        return prepared.source.draft_form(config.draft_dir, packed=prepared.compute.whole_passes)
     return None
 
 

@@ -1,30 +1,30 @@
-"""Where a model's weights, draft and text come from: a checkpoint on this machine, or random numbers. Plans
-nothing."""
+"""Where a model's weights, draft and text come from: a checkpoint on this machine (random_source has random
+numbers). Plans nothing."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from localmoe.chat.prompt import Encoder, PromptEncoder, TokenEncoder
+from localmoe.chat.prompt import Encoder, PromptEncoder
 from localmoe.core.draft_config import DraftForm, DraftSettings, GptqSettings
 from localmoe.core.errors import DraftError
-from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
-from localmoe.engine.default_drafts import default_form, default_places
+from localmoe.engine.default_drafts import default_form, default_places, is_published
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafting import DraftBasis, make_draft
 from localmoe.engine.drafts import (
     DRAFT_BITS,
-    GROUP_SIZE,
     DraftInfo,
     HostExpertSource,
     load_draft,
+    load_published,
     snapshot_revision,
 )
 from localmoe.engine.end_tokens import find_end_tokens
@@ -33,17 +33,11 @@ from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.loader import load_weights
-from localmoe.model.random_weights import (
-    STORED_DTYPE,
-    fill_random,
-    random_draft,
-    random_packed_draft,
-)
-from localmoe.model.shapes import ModelShape
-from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
+from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.quant.base_check import DraftBase
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
+from localmoe.quant.mxfp4 import FORM
 
 
 class ModelSource(Protocol):
@@ -70,8 +64,12 @@ class ModelSource(Protocol):
     ) -> HostStore:
         """Fill the skeleton's shared weights on `device`; the experts' records."""
 
-    def draft_form(self, folder: Path | None) -> DraftForm:
+    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
         """Of the draft that `load_draft` would load."""
+
+    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> ModelSource | None:
+        """The same, with a draft that takes less memory than the one that `load_draft` would load; None if
+        it has no other."""
 
     def load_draft(
         self,
@@ -106,6 +104,7 @@ class CheckpointSource:
     model: LocalModel
     checkpoint: Checkpoint
     draft_bits: int = DRAFT_BITS  # of the draft in the default place
+    published: bool = True  # weights that are published as low-bit codes may be the draft
 
     @classmethod
     def open(cls, model: str, draft_bits: int = DRAFT_BITS) -> CheckpointSource:
@@ -151,17 +150,30 @@ class CheckpointSource:
         revision = snapshot_revision(self.model.folder)
         return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
 
-    def draft_form(self, folder: Path | None) -> DraftForm:
-        """From headers: that of the named draft, or of the best whole one in the default place.
+    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
+        """From headers: that of the named draft, of the published codes, or of the best whole one in the
+        default place.
 
         Raises:
             DraftError: the named one is damaged.
         """
         if folder is not None:
             return DraftCheckpoint.open(folder).form
+        if self._takes_published(packed):
+            return FORM
         return default_form(
             self.model, self.checkpoint, snapshot_revision(self.model.folder), self.draft_bits
         )
+
+    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> CheckpointSource | None:
+        """One of integers in the place of the published codes."""
+        if folder is not None or not self._takes_published(packed):
+            return None
+        return replace(self, published=False)
+
+    def _takes_published(self, packed: bool) -> bool:
+        """Only for the GPU's kernels: the CPU's computes codes of a table in twice the time and room."""
+        return packed and self.published and is_published(self.checkpoint, self.draft_bits)
 
     def load_draft(
         self,
@@ -176,29 +188,26 @@ class CheckpointSource:
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
-        """The draft that the user named, or the one in the default place, which is built (round-to-nearest)
-        where there is none or where it is damaged or of other weights.
+        """The draft that the user named, or the weights as they are published if those are low-bit codes, or
+        the one in the default place, which is built (round-to-nearest) where there is none or where it is
+        damaged or of other weights.
 
         Raises:
             DraftError: the named one is damaged or of another model. LoadCancelledError: `cancel` was set.
         """
+        if folder is None and self._takes_published(packed):
+            return load_published(
+                self.checkpoint, skeleton, device,
+                packed=packed, fused=fused, progress=progress, cancel=cancel,
+            )  # fmt: skip
         base = self.draft_base(skeleton, store)
-
-        def load(place: Path) -> tuple[DraftInfo, DraftLayers]:
-            return load_draft(
-                place,
-                skeleton,
-                device,
-                base=base,
-                packed=packed,
-                fused=fused,
-                progress=progress,
-                cancel=cancel,
-            )
-
+        load = partial(
+            load_draft, skeleton=skeleton, device=device, base=base,
+            packed=packed, fused=fused, progress=progress, cancel=cancel,
+        )  # fmt: skip
         if folder is not None:
             return load(folder)
-        for place in default_places(self.model, base.fingerprint, self.draft_form(None)):
+        for place in default_places(self.model, base.fingerprint, self.draft_form(None, packed=packed)):
             with suppress(DraftError):
                 return load(place)
         if not may_build:
@@ -218,81 +227,3 @@ class CheckpointSource:
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """What generation config, config and tokenizer say."""
         return find_end_tokens(self.model.folder, encoder.tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomSource:
-    """A model of a real one's shape whose weights are random numbers; it has no file and no words."""
-
-    shape: ModelShape
-    synthetic: SyntheticSettings
-
-    @property
-    def name(self) -> str:
-        """Says what it is."""
-        return f"{self.shape.name} (synthetic weights)"
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """bfloat16, whatever the real model is published in."""
-        return STORED_DTYPE
-
-    def skeleton(self, dtype: torch.dtype) -> Skeleton:
-        """Raises UnsupportedModelError: transformers cannot build the shape."""
-        return skeleton_from_config(self.shape.config(), dtype, f"the shape {self.shape.name}")
-
-    def load_weights(
-        self,
-        skeleton: Skeleton,
-        device: torch.device,
-        *,
-        progress: ProgressCallback | None,
-        cancel: threading.Event | None,
-    ) -> HostStore:
-        """Raises LoadCancelledError: `cancel` was set."""
-        layouts = [experts.layout for experts in skeleton.experts]
-        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE)
-        try:
-            fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    def draft_form(self, folder: Path | None) -> DraftForm:
-        """4 bits in groups of 128."""
-        return DraftForm(DRAFT_BITS, GROUP_SIZE)
-
-    def load_draft(
-        self,
-        skeleton: Skeleton,
-        store: HostStore,
-        device: torch.device,
-        folder: Path | None,
-        *,
-        packed: bool,
-        fused: bool = True,
-        may_build: bool = True,
-        progress: ProgressCallback | None,
-        cancel: threading.Event | None,
-    ) -> tuple[DraftInfo, DraftLayers]:
-        """Random codes, which are not those of the random weights."""
-        assert folder is None, "a shape has no draft folder"
-        info, seed = DraftInfo(DRAFT_BITS, "synthetic", GROUP_SIZE), self.synthetic.seed
-        if packed:
-            return info, random_packed_draft(skeleton, device, seed, GROUP_SIZE)
-        return info, random_draft(skeleton, device, seed, GROUP_SIZE, fused=fused)
-
-    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
-        """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""
-        return SyntheticModel(
-            self.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
-        )
-
-    def encoder(self) -> Encoder:
-        """Takes token ids only."""
-        return TokenEncoder(int(self.shape.config().get_text_config().vocab_size))
-
-    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
-        """None: an answer goes on to its limit."""
-        return frozenset()

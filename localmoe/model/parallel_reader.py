@@ -20,8 +20,8 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
-from localmoe.model.mxfp4 import BLOCK, BLOCK_BYTES, decode
 from localmoe.model.weight_reader import WeightReader, stored_dtype
+from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode
 
 MAX_THREADS = 8
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread

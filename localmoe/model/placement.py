@@ -26,9 +26,9 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model.materialise import float32_names
-from localmoe.model.mxfp4 import check_layout, parameter_of, scales_of
 from localmoe.model.parallel_reader import Piece, split_blocks, split_read
 from localmoe.model.skeleton import Skeleton
+from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
 _WEIGHTS = ("gate_up_proj", "down_proj")
@@ -177,11 +177,10 @@ class Placement:
         for expert in range(self._store.num_experts):
             view = self._store.views(ExpertKey(target.layer, expert))[target.part]
             rows = view.T if self._store.layouts[target.layer].transposed else view
-            check_layout(blocks, scales, (self._store.num_experts, *rows.shape))
-            assert scales is not None
+            found = check_layout(blocks, scales, (self._store.num_experts, *rows.shape))
             self._elements[key] += view.numel() if (key, expert, 0) not in self._reads else 0
             self._reads[key, expert, 0] = list(
-                split_blocks(blocks, scales, rows, expert * rows.shape[0], target.layer)
+                split_blocks(blocks, found, rows, expert * rows.shape[0], target.layer)
             )
 
     def _read_expert(

@@ -14,7 +14,7 @@ from torch import nn
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model import mxfp4
+from localmoe.quant.mxfp4 import is_packed
 
 _RECURRENT_LAYER_TYPES = {
     "linear_attention",
@@ -126,8 +126,8 @@ def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
 
 def _refuse_by_config(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
-    method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-    if quantization and method != mxfp4.METHOD:  # whose weights are 16-bit floats too
+    if quantization and not is_packed(checkpoint.config):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise UnsupportedModelError(
             f"The weights in {checkpoint.folder} are quantised ({method}): localmoe needs the original "
             "16-bit weights as the target and makes its own INT4 draft."

@@ -132,7 +132,7 @@ class DraftCheckpoint:
         Raises:
             DraftError: a tensor is missing, damaged, or of another shape.
         """
-        return self._reader(naming).matrix(decoder_layer, expert, projection, shape)
+        return self.reader(naming).matrix(decoder_layer, expert, projection, shape)
 
     def layer(
         self,
@@ -148,9 +148,10 @@ class DraftCheckpoint:
         Raises:
             DraftError: as `matrix`.
         """
-        return self._reader(naming).layer(decoder_layer, num_experts, gate_shape, device)
+        return self.reader(naming).layer(decoder_layer, num_experts, gate_shape, device)
 
-    def _reader(self, naming: ExpertNaming) -> ExpertReader:
+    def reader(self, naming: ExpertNaming) -> ExpertReader:
+        """Of its experts, which its tensors name so."""
         return ExpertReader(self.folder, self._checkpoint.tensors, self.layout, naming)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.hub.safetensors_header import TensorHeader
 from localmoe.kernels.codes import CodeMatrix
@@ -47,6 +48,16 @@ class ExpertReader:
     layout: MatrixLayout
     naming: ExpertNaming
 
+    @property
+    def form(self) -> DraftForm:
+        """What experts take in memory."""
+        return DraftForm(self.layout.bits, self.layout.group_size, self.layout.codebook)
+
+    @property
+    def act_order(self) -> bool:
+        """Whether columns may be in an order of their own."""
+        return self.layout.act_order
+
     def matrix(
         self, decoder_layer: int, expert: int, projection: Projection, shape: tuple[int, int]
     ) -> CodeMatrix:
@@ -55,7 +66,7 @@ class ExpertReader:
         Raises:
             DraftError: a tensor is missing, damaged, or of another shape, or the matrix has a bias.
         """
-        with _OpenFile(self.folder) as file:
+        with OpenFile(self.folder) as file:
             return self._matrix(file, self.naming.module(decoder_layer, expert, projection), shape)
 
     def layer(
@@ -76,14 +87,14 @@ class ExpertReader:
             DraftError: as `matrix`.
         """
         shapes = (gate_shape, gate_shape, gate_shape[::-1])
-        with _OpenFile(self.folder) as file:
+        with OpenFile(self.folder) as file:
             for expert in range(num_experts):
                 modules = [self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS]
                 yield self._matrices(file, modules, shapes, device)  # and keep none of them meanwhile
 
     def _matrices(
         self,
-        file: _OpenFile,
+        file: OpenFile,
         modules: Sequence[str],
         shapes: Sequence[tuple[int, int]],
         device: torch.device | None,
@@ -94,7 +105,7 @@ class ExpertReader:
         return gate, up, down
 
     def _matrix(
-        self, file: _OpenFile, module: str, shape: tuple[int, int], device: torch.device | None = None
+        self, file: OpenFile, module: str, shape: tuple[int, int], device: torch.device | None = None
     ) -> CodeMatrix:
         parts = self.layout.parts(*shape)
         headers = {name: self._header(f"{module}.{name}", part) for name, part in parts.items()}
@@ -129,7 +140,7 @@ class ExpertReader:
             )
         return header
 
-    def _check_bias(self, file: _OpenFile, name: str) -> None:
+    def _check_bias(self, file: OpenFile, name: str) -> None:
         """Some exporters write a bias of zeros beside every matrix; any other would be lost."""
         header = self.tensors.get(name)
         if header is None or header.num_bytes == 0:
@@ -144,7 +155,7 @@ class ExpertReader:
             )
 
 
-class _OpenFile:
+class OpenFile:
     """Keeps one file open at a time. Plain reads, so that no mapping keeps the file's pages resident."""
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +163,7 @@ class _OpenFile:
         self._path: Path | None = None
         self._stream: io.FileIO | None = None
 
-    def __enter__(self) -> _OpenFile:
+    def __enter__(self) -> OpenFile:
         return self
 
     def __exit__(

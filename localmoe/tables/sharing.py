@@ -7,7 +7,7 @@ from __future__ import annotations
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.engine.bench_row import Summary
 from localmoe.engine.planning import MAX_WINDOW
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.hardware.needs import device_needs
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape

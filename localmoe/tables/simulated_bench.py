@@ -10,7 +10,7 @@ from localmoe.core.switches import DEFAULT_SWITCHES
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.units import format_rate
 from localmoe.engine.bench_row import Summary
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.hardware.cards import Card
 from localmoe.hardware.limits import Rates
 from localmoe.model.footprint import measure_footprint

@@ -18,7 +18,7 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine.drafting import build_draft
 from localmoe.engine.drafts import HostExpertSource
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import demo_folder
 from localmoe.model.gptq_build import BATCH, GptqBuild, least_build_bytes

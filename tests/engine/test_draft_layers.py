@@ -48,7 +48,7 @@ def test_what_is_unpacked_takes_less_than_two_slots_beside_the_draft(
     model = Model.load(tiny16("qwen2_moe"))
     write_checkpoint(model, tmp_path / "draft", bits=bits, act_order=act_order)
     draft, layer = DraftCheckpoint.open(tmp_path / "draft"), model.skeleton.experts[0]
-    reader = LayerReader(draft, draft.naming(), layer, model.skeleton.num_experts, CPU)
+    reader = LayerReader(draft.reader(draft.naming()), layer, model.skeleton.num_experts, CPU)
     with PeakMemory() as memory:
         packed = reader.packed()
     slot_bytes = 2 * layer.layout.elements

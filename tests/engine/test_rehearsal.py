@@ -298,7 +298,7 @@ def test_a_loaded_model_has_the_stamp_that_was_looked_for_before(
         asked.append(found.path)
         return found
 
-    form = prepared.source.draft_form(None)
+    form = prepared.source.draft_form(None, packed=True)
     config = prepared.skeleton.model.config
     device_stamp.stamp_of(
         config, torch.float16, torch.device("cpu"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ExpertKey, Progress
-from localmoe.engine.sources import RandomSource
+from localmoe.engine.random_source import RandomSource
 from localmoe.experts.host_store import HostStore
 from localmoe.model.random_weights import SPREAD, random_draft
 from localmoe.model.skeleton import Skeleton

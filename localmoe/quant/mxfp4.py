@@ -1,24 +1,40 @@
 """Weights published in microscaling FP4 (OCP Microscaling Formats 1.0), as gpt-oss's experts are: 32 weights
 of 4 bits share a power of two. All of them are 16-bit floats too, so nothing is lost where they are kept as
-such. Reads no file and knows no architecture.
+such; and their codes are a draft that needs no rounding. Reads no file and knows no architecture.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError
-from localmoe.hub.checkpoint import TensorHeader
+from localmoe.hub.safetensors_header import TensorHeader
+from localmoe.kernels.codebook import E2M1_VALUES, e2m1_codebook
+from localmoe.kernels.codes import CodeMatrix
 
 METHOD = "mxfp4"  # as `quantization_config` has it
 BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = BLOCK // 2
+FORM = DraftForm(4, BLOCK, codebook=True)
 _BLOCKS, _SCALES = "_blocks", "_scales"  # behind the parameter's name
 _BIAS = 127  # of a scale's exponent
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the four bits without their sign, which is the highest
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config.json says that its experts are stored so."""
+    values = config.get("quantization_config")
+    return isinstance(values, Mapping) and values.get("quant_method") == METHOD
+
+
+def holds_blocks(names: Iterable[str]) -> bool:
+    """Whether any of a checkpoint's tensors is stored so."""
+    return any(parameter_of(name) for name in names)
 
 
 def parameter_of(name: str) -> str:
@@ -31,9 +47,11 @@ def scales_of(name: str) -> str:
     return name.removesuffix(_BLOCKS) + _SCALES
 
 
-def check_layout(blocks: TensorHeader, scales: TensorHeader | None, rows: tuple[int, int, int]) -> None:
+def check_layout(
+    blocks: TensorHeader, scales: TensorHeader | None, rows: tuple[int, int, int]
+) -> TensorHeader:
     """See that both tensors hold a parameter of `rows` (E, N, K): blocks (E, N, K / 32, 16) and scales
-    (E, N, K / 32).
+    (E, N, K / 32). Returns the scales.
 
     Raises:
         CheckpointError: they do not.
@@ -51,6 +69,7 @@ def check_layout(blocks: TensorHeader, scales: TensorHeader | None, rows: tuple[
                 f"Tensor {header.name} has shape {list(header.shape)} of {header.dtype}, the model expects "
                 f"{list(shape)} of U8: config.json and weights do not belong together."
             )
+    return scales
 
 
 def decode(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -64,11 +83,20 @@ def decode(blocks: Tensor, scales: Tensor) -> Tensor:
     return _pairs().index_select(0, places.flatten()).view(torch.bfloat16).view(rows, groups * BLOCK)
 
 
+def unpack(blocks: Tensor, scales: Tensor) -> CodeMatrix:
+    """The same as codes of a table, on the device of `blocks`; scales and table are on the CPU."""
+    rows, groups, _ = blocks.shape
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).view(rows, groups * BLOCK)
+    return CodeMatrix(codes, _powers(scales), groups * BLOCK, BLOCK, 4, codebook=e2m1_codebook())
+
+
+def _powers(scales: Tensor) -> Tensor:
+    return torch.exp2(scales.float() - _BIAS)
+
+
 @cache
 def _pairs() -> Tensor:
     """int32 (256 * 256,): the bits of the two bfloat16 that each byte stands for, with each scale."""
-    values = torch.tensor(_E2M1 + tuple(-value for value in _E2M1))
-    byte = torch.arange(256)
+    values, byte = torch.tensor(E2M1_VALUES), torch.arange(256)
     pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
-    powers = torch.exp2(byte.float() - _BIAS)
-    return (pairs * powers[:, None, None]).to(torch.bfloat16).view(torch.int32).flatten()
+    return (pairs * _powers(byte)[:, None, None]).to(torch.bfloat16).view(torch.int32).flatten()

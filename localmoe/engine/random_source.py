@@ -1,0 +1,107 @@
+"""A model of a real one's shape with random weights, in a checkpoint's place (engine.sources.ModelSource)."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from localmoe.chat.prompt import Encoder, TokenEncoder
+from localmoe.core.draft_config import DraftForm
+from localmoe.core.synthetic import SyntheticSettings
+from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.draft_layers import DraftLayers
+from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
+from localmoe.experts.host_store import HostStore
+from localmoe.model.random_weights import (
+    STORED_DTYPE,
+    fill_random,
+    random_draft,
+    random_packed_draft,
+)
+from localmoe.model.shapes import ModelShape
+from localmoe.model.skeleton import Skeleton, skeleton_from_config
+from localmoe.model.synthetic import SyntheticModel
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSource:
+    """A model of a real one's shape whose weights are random numbers; it has no file and no words."""
+
+    shape: ModelShape
+    synthetic: SyntheticSettings
+
+    @property
+    def name(self) -> str:
+        """Says what it is."""
+        return f"{self.shape.name} (synthetic weights)"
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """bfloat16, whatever the real model is published in."""
+        return STORED_DTYPE
+
+    def skeleton(self, dtype: torch.dtype) -> Skeleton:
+        """Raises UnsupportedModelError: transformers cannot build the shape."""
+        return skeleton_from_config(self.shape.config(), dtype, f"the shape {self.shape.name}")
+
+    def load_weights(
+        self,
+        skeleton: Skeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Raises LoadCancelledError: `cancel` was set."""
+        layouts = [experts.layout for experts in skeleton.experts]
+        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE)
+        try:
+            fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
+        """4 bits in groups of 128."""
+        return DraftForm(DRAFT_BITS, GROUP_SIZE)
+
+    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> None:
+        """There is one alone."""
+
+    def load_draft(
+        self,
+        skeleton: Skeleton,
+        store: HostStore,
+        device: torch.device,
+        folder: Path | None,
+        *,
+        packed: bool,
+        fused: bool = True,
+        may_build: bool = True,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> tuple[DraftInfo, DraftLayers]:
+        """Random codes, which are not those of the random weights."""
+        assert folder is None, "a shape has no draft folder"
+        info, seed = DraftInfo(DRAFT_BITS, "synthetic", GROUP_SIZE), self.synthetic.seed
+        if packed:
+            return info, random_packed_draft(skeleton, device, seed, GROUP_SIZE)
+        return info, random_draft(skeleton, device, seed, GROUP_SIZE, fused=fused)
+
+    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
+        """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""
+        return SyntheticModel(
+            self.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
+        )
+
+    def encoder(self) -> Encoder:
+        """Takes token ids only."""
+        return TokenEncoder(int(self.shape.config().get_text_config().vocab_size))
+
+    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
+        """None: an answer goes on to its limit."""
+        return frozenset()
