@@ -21,7 +21,7 @@ from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
 from localmoe.model.weight_reader import WeightReader, stored_dtype
-from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode
+from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode_into
 
 MAX_THREADS = 8
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
@@ -179,7 +179,7 @@ def _read_blocks(reader: WeightReader, piece: Piece, scales: TensorHeader, stagi
     exponents = staging[count * BLOCK_BYTES : piece.num_bytes]
     reader.read_part(piece.header, piece.first_element, blocks)
     reader.read_part(scales, piece.first_element // BLOCK_BYTES, exponents)
-    piece.target.copy_(decode(blocks.view(rows, -1, BLOCK_BYTES), exponents.view(rows, -1)))
+    decode_into(blocks.view(rows, -1, BLOCK_BYTES), exponents.view(rows, -1), piece.target)
     return staging
 
 

@@ -5,6 +5,7 @@ such; and their codes are a draft that needs no rounding. Reads no file and know
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from localmoe.hub.safetensors_header import TensorHeader
 from localmoe.kernels.codebook import E2M1_VALUES, e2m1_codebook
 from localmoe.kernels.codes import CodeMatrix
 
+_LOG = logging.getLogger(__name__)
 METHOD = "mxfp4"  # as `quantization_config` has it
 BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = BLOCK // 2
@@ -81,6 +83,28 @@ def decode(blocks: Tensor, scales: Tensor) -> Tensor:
     rows, groups, _ = blocks.shape
     places = torch.bitwise_or(blocks, (scales.int() << 8)[:, :, None])
     return _pairs().index_select(0, places.flatten()).view(torch.bfloat16).view(rows, groups * BLOCK)
+
+
+def decode_into(blocks: Tensor, scales: Tensor, target: Tensor) -> None:
+    """The same into (N, 32 G) in RAM, of any strides and floating dtype."""
+    loops = _loops()
+    if loops is None or target.dtype != torch.bfloat16:
+        target.copy_(decode(blocks, scales))
+        return
+    by_rows, out = target.stride(1) == 1, target.view(torch.int16).numpy()
+    fill = loops.fill_rows if by_rows else loops.fill_columns
+    fill(blocks.numpy(), scales.numpy(), _pairs().numpy(), out if by_rows else out.T)
+
+
+@cache
+def _loops() -> Any:
+    """The compiled ones, which several threads can run at once; None without numba."""
+    try:
+        from localmoe.quant import mxfp4_loops
+    except ImportError as error:
+        _LOG.warning("MXFP4 is decoded by PyTorch, which takes longer: %s", error)
+        return None
+    return mxfp4_loops
 
 
 def unpack(blocks: Tensor, scales: Tensor) -> CodeMatrix:

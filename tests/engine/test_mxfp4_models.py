@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.engines import ask, load_with_slots
@@ -36,7 +36,8 @@ from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import build_skeleton
-from localmoe.quant.mxfp4 import FORM, decode
+from localmoe.quant import mxfp4
+from localmoe.quant.mxfp4 import FORM, decode, decode_into
 from localmoe.quant.mxfp4_reader import Mxfp4Reader
 
 CPU = torch.device("cpu")
@@ -84,6 +85,27 @@ def test_decoding_is_exact(rows: int, groups: int, seed: int, low: int, high: in
         assert torch.equal(found.double(), exact.flatten(1))
     theirs = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.bfloat16)
     assert torch.equal(found.T.contiguous().view(torch.int16), theirs[0].view(torch.int16))
+
+
+@given(st.integers(1, 150), st.integers(1, 3), st.integers(0, 2**31 - 1), st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_weights_are_decoded_into_any_place(
+    rows: int, groups: int, seed: int, turned: bool, with_numba: bool
+) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (rows, groups, 16), dtype=torch.uint8, generator=chance)
+    scales = torch.randint(0, 255, (rows, groups), dtype=torch.uint8, generator=chance)
+    wanted = decode(blocks, scales)
+    for dtype in (torch.bfloat16, torch.float32):
+        room = torch.full((rows + 2, 32 * groups + 3), 7.0, dtype=dtype)
+        room = room.T.contiguous().T if turned else room
+        with pytest.MonkeyPatch.context() as patched:
+            if not with_numba:
+                patched.setattr(mxfp4, "_loops", lambda: None)
+            decode_into(blocks, scales, room[1:-1, 2:-1])
+        assert torch.equal(room[1:-1, 2:-1], wanted.to(dtype))
+        room[1:-1, 2:-1] = 7.0
+        assert (room == 7.0).all(), "something beside it was written"
 
 
 def test_records_hold_what_transformers_dequantises(folder: Path, reference: Any) -> None:

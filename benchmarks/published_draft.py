@@ -1,0 +1,168 @@
+"""A model published in MXFP4 (gpt-oss) drafting with its own codes, and with integers rounded from them: time
+to load, speed and accepted tokens by draft length. Needs a GPU, RAM for 16-bit experts, and room on a disk.
+
+    python benchmarks/published_draft.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lengths 0 8 32]
+
+Weights are random and written as such a checkpoint first, so routing is what random routers make of random
+prompts, and how sure the model is of its words says nothing of a trained one: it tells the two drafts apart.
+Everything is measured; nothing is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from first_start import DEMO
+from load_speed import in_blocks
+from safetensors.torch import save_file
+from torch import Tensor
+
+from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.stats import GenerationStats
+from localmoe.engine import Engine
+from localmoe.engine.sources import CheckpointSource
+from localmoe.model.shapes import find_shape
+
+TOKENIZER_WORDS = 4000  # that the embedded tokenizer knows, at least
+SPREAD = 0.02  # of 16-bit weights
+EXPONENTS = (119, 122)  # of scales, so that experts' weights spread alike
+SAMPLING = SamplingConfig(temperature=0.7, seed=1)
+
+
+def stored(name: str, shape: list[int], device: torch.device) -> Tensor:
+    """Random values of one tensor of a checkpoint."""
+    if name.endswith("_blocks"):
+        return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    if name.endswith("_scales"):
+        return torch.randint(*EXPONENTS, shape, dtype=torch.uint8, device=device)
+    if "norm" in name:
+        return torch.ones(shape, dtype=torch.bfloat16, device=device)
+    if name.endswith(("bias", "sinks")):
+        return torch.zeros(shape, dtype=torch.bfloat16, device=device)
+    return torch.randn(shape, dtype=torch.bfloat16, device=device) * SPREAD
+
+
+def write_model(folder: Path, shape: str, layers: int, device: torch.device) -> float:
+    """A checkpoint of the shape with so many layers; its gigabytes."""
+    dimensions = dict(find_shape(shape).dimensions)
+    dimensions |= {"num_hidden_layers": layers, "layer_types": dimensions["layer_types"][:layers]}
+    config = replace(find_shape(shape), dimensions=dimensions).config()
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    config.quantization_config = {"quant_method": "mxfp4"}
+    config.save_pretrained(folder)
+    torch.manual_seed(0)
+    size, parts = 0.0, list(by_layer((name, list(p.shape)) for name, p in model.named_parameters()))
+    for number, part in enumerate(parts, 1):
+        tensors = {
+            name: stored(name, shape, device).cpu()
+            for parameter, dims in part
+            for name, shape in in_blocks(parameter, dims).items()
+        }
+        size += sum(tensor.nbytes for tensor in tensors.values()) / 1e9
+        save_file(tensors, folder / f"model-{number:05}-of-{len(parts):05}.safetensors", {"format": "pt"})
+    for file in DEMO.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return size
+
+
+def by_layer(parameters: Iterator[tuple[str, list[int]]]) -> Iterator[list[tuple[str, list[int]]]]:
+    """Lists of neighbours that belong to the same layer, or to none."""
+    part: list[tuple[str, list[int]]] = []
+    for name, shape in parameters:
+        if part and layer_of(part[0][0]) != layer_of(name):
+            yield part
+            part = []
+        part.append((name, shape))
+    yield part
+
+
+def layer_of(name: str) -> str:
+    """The number of the layer, as text."""
+    return name.split(".")[2] if ".layers." in name else ""
+
+
+def answer(
+    engine: Engine, number: int, tokens: int, length: DraftLength, *, draft_only: bool = False
+) -> tuple[GenerationStats, float]:
+    """Statistics, and tokens a second without the time in which passes were captured."""
+    ids = np.random.default_rng(number).integers(3, TOKENIZER_WORDS, 80).tolist()
+    request = GenerationRequest(
+        prompt_token_ids=tuple(ids), max_new_tokens=tokens, sampling=SAMPLING, draft_length=length,
+        draft_only=draft_only,
+    )  # fmt: skip
+    before = engine.live.capture_s()
+    for event in engine.stream(request):
+        stats = event.stats
+    seconds = (stats.tpot_s or 0.0) * (tokens - 1) - (engine.live.capture_s() - before)
+    return stats, (tokens - 1) / max(1e-9, seconds)
+
+
+def measure(folder: Path, args: argparse.Namespace) -> None:
+    """Load and answer with whatever draft the engine takes."""
+    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=int(args.budget * 2**30))
+    began = time.perf_counter()
+    with Engine.load(str(folder), config) as engine:
+        info, plan = engine.info(), engine.plan
+        print(
+            f"random weights: draft {info.draft}, loaded in {time.perf_counter() - began:.1f} s; "
+            f"{100 * plan.resident_share:.0f} % of the experts in slots; {info.lanes}",
+            flush=True,
+        )
+        for length in args.lengths:
+            answer(engine, 0, args.tokens, length)
+            found = [answer(engine, number, args.tokens, length) for number in range(1, args.answers + 1)]
+            tell(f"draft length {length}", found)
+        answer(engine, 0, args.tokens, "auto", draft_only=True)
+        found = [answer(engine, n, args.tokens, "auto", draft_only=True) for n in range(1, args.answers + 1)]
+        tell("draft only (approximate)", found)
+        peak = torch.cuda.max_memory_reserved() / 2**30
+        print(f"random weights: peak of the allocator {peak:.2f} of {args.budget:g} GiB", flush=True)
+
+
+def tell(what: str, found: list[tuple[GenerationStats, float]]) -> None:
+    """One line."""
+    drafted, accepted = (sum(getattr(stats, of) for stats, _ in found) for of in ("drafted", "accepted"))
+    speeds = ", ".join(f"{speed:.1f}" for _, speed in found)
+    rate = f", {accepted} of {drafted} drafted tokens accepted" if drafted else ""
+    hits = np.mean([stats.hit_rate or 0 for stats, _ in found])
+    print(f"random weights: {what}: {speeds} tok/s{rate}, hit rate {100 * hits:.0f} %", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="gpt-oss-20b")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--budget", type=float, default=16.0, help="GiB")
+    parser.add_argument("--lengths", nargs="*", default=["0", "8", "32", "auto"])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--answers", type=int, default=3)
+    args = parser.parse_args()
+    args.lengths = ["auto" if length == "auto" else int(length) for length in args.lengths]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        began = time.perf_counter()
+        size = write_model(folder, args.shape, args.layers, torch.device("cuda"))
+        torch.cuda.empty_cache()
+        print(f"{size:.1f} GB written in {time.perf_counter() - began:.0f} s", flush=True)
+        measure(folder, args)
+        takes = CheckpointSource._takes_published
+        CheckpointSource._takes_published = lambda self, packed: False  # type: ignore[method-assign]
+        try:
+            measure(folder, args)
+        finally:
+            CheckpointSource._takes_published = takes  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
