@@ -2,33 +2,44 @@
 to load, speed and accepted tokens by draft length. Needs a GPU, RAM for 16-bit experts, and room on a disk.
 
     python benchmarks/published_draft.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lengths 0 8 32]
+    python benchmarks/published_draft.py --demo
 
 Weights are random and written as such a checkpoint first, so routing is what random routers make of random
-prompts, and how sure the model is of its words says nothing of a trained one: it tells the two drafts apart.
-Everything is measured; nothing is simulated.
+prompts, and how sure the model is of its words says nothing of a trained one. With --demo it is the embedded
+model, its experts rounded to MXFP4, which answers the bundled prompts greedily. Everything is measured;
+nothing is simulated.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from first_start import DEMO
 from load_speed import in_blocks
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, SamplingConfig
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.mxfp4_models import to_mxfp4
+
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.stats import GenerationStats
+from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.sources import CheckpointSource
 from localmoe.model.shapes import find_shape
 
@@ -75,6 +86,29 @@ def write_model(folder: Path, shape: str, layers: int, device: torch.device) -> 
     return size
 
 
+def write_demo(folder: Path) -> float:
+    """The embedded model, its experts rounded; its gigabytes."""
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("draft*"), dirs_exist_ok=True)
+    source = CheckpointSource.open("demo")
+    skeleton = source.skeleton(source.stored_dtype)
+    store = source.load_weights(skeleton, torch.device("cpu"), progress=None, cancel=None)
+    (file,) = folder.glob("*.safetensors")
+    tensors = {name: tensor for name, tensor in load_file(file).items() if ".experts." not in name}
+    experts = HostExpertSource(skeleton, store)
+    for layer, module in enumerate(skeleton.experts):
+        all_of_it = [experts.matrices(layer, expert) for expert in range(skeleton.num_experts)]
+        gate_up = torch.stack([torch.cat([gate, up]) for gate, up, _ in all_of_it])
+        down = torch.stack([down for _, _, down in all_of_it])
+        for name, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
+            blocks, scales = to_mxfp4(weight)
+            tensors |= {f"{module.path}.{name}_blocks": blocks, f"{module.path}.{name}_scales": scales}
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return sum(tensor.nbytes for tensor in tensors.values()) / 1e9
+
+
 def by_layer(parameters: Iterator[tuple[str, list[int]]]) -> Iterator[list[tuple[str, list[int]]]]:
     """Lists of neighbours that belong to the same layer, or to none."""
     part: list[tuple[str, list[int]]] = []
@@ -91,55 +125,60 @@ def layer_of(name: str) -> str:
     return name.split(".")[2] if ".layers." in name else ""
 
 
-def answer(
-    engine: Engine, number: int, tokens: int, length: DraftLength, *, draft_only: bool = False
-) -> tuple[GenerationStats, float]:
-    """Statistics, and tokens a second without the time in which passes were captured."""
+def request_of(number: int, args: argparse.Namespace) -> GenerationRequest:
+    """The one that belongs to a number."""
+    if args.demo:
+        prompt = read_prompts(BUNDLED_PROMPTS)[number]
+        return GenerationRequest((Message("user", prompt.text),), max_new_tokens=args.tokens)
     ids = np.random.default_rng(number).integers(3, TOKENIZER_WORDS, 80).tolist()
-    request = GenerationRequest(
-        prompt_token_ids=tuple(ids), max_new_tokens=tokens, sampling=SAMPLING, draft_length=length,
-        draft_only=draft_only,
-    )  # fmt: skip
+    return GenerationRequest(prompt_token_ids=tuple(ids), max_new_tokens=args.tokens, sampling=SAMPLING)
+
+
+def answer(engine: Engine, request: GenerationRequest) -> tuple[GenerationStats, float]:
+    """Statistics, and tokens a second without the time in which passes were captured."""
     before = engine.live.capture_s()
     for event in engine.stream(request):
         stats = event.stats
-    seconds = (stats.tpot_s or 0.0) * (tokens - 1) - (engine.live.capture_s() - before)
-    return stats, (tokens - 1) / max(1e-9, seconds)
+    steps = max(1, stats.new_tokens - 1)
+    seconds = (stats.tpot_s or 0.0) * steps - (engine.live.capture_s() - before)
+    return stats, steps / max(1e-9, seconds)
 
 
 def measure(folder: Path, args: argparse.Namespace) -> None:
     """Load and answer with whatever draft the engine takes."""
-    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=int(args.budget * 2**30))
+    context = 1024 if args.demo else 2048
+    config = EngineConfig(device="cuda", context=context, vram_budget_bytes=int(args.budget * 2**30))
     began = time.perf_counter()
     with Engine.load(str(folder), config) as engine:
         info, plan = engine.info(), engine.plan
         print(
-            f"random weights: draft {info.draft}, loaded in {time.perf_counter() - began:.1f} s; "
+            f"draft {info.draft}, loaded in {time.perf_counter() - began:.1f} s; "
             f"{100 * plan.resident_share:.0f} % of the experts in slots; {info.lanes}",
             flush=True,
         )
         for length in args.lengths:
-            answer(engine, 0, args.tokens, length)
-            found = [answer(engine, number, args.tokens, length) for number in range(1, args.answers + 1)]
-            tell(f"draft length {length}", found)
-        answer(engine, 0, args.tokens, "auto", draft_only=True)
-        found = [answer(engine, n, args.tokens, "auto", draft_only=True) for n in range(1, args.answers + 1)]
-        tell("draft only (approximate)", found)
+            ask_all(engine, args, f"draft length {length}", draft_length=length)
+        ask_all(engine, args, "draft only (approximate)", draft_only=True)
         peak = torch.cuda.max_memory_reserved() / 2**30
-        print(f"random weights: peak of the allocator {peak:.2f} of {args.budget:g} GiB", flush=True)
+        print(f"peak of the allocator {peak:.2f} of {args.budget:g} GiB", flush=True)
 
 
-def tell(what: str, found: list[tuple[GenerationStats, float]]) -> None:
-    """One line."""
+def ask_all(engine: Engine, args: argparse.Namespace, what: str, **settings: Any) -> None:
+    """All answers once more, with these settings, in one line; what the first pass of each kind needs is made
+    before."""
+    requests = [replace(request_of(number, args), **settings) for number in range(args.answers + 1)]
+    answer(engine, requests[0])
+    found = [answer(engine, request) for request in requests[1:]]
     drafted, accepted = (sum(getattr(stats, of) for stats, _ in found) for of in ("drafted", "accepted"))
     speeds = ", ".join(f"{speed:.1f}" for _, speed in found)
     rate = f", {accepted} of {drafted} drafted tokens accepted" if drafted else ""
     hits = np.mean([stats.hit_rate or 0 for stats, _ in found])
-    print(f"random weights: {what}: {speeds} tok/s{rate}, hit rate {100 * hits:.0f} %", flush=True)
+    print(f"{what}: {speeds} tok/s{rate}, hit rate {100 * hits:.0f} %", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--demo", action="store_true", help="the embedded model")
     parser.add_argument("--shape", default="gpt-oss-20b")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--budget", type=float, default=16.0, help="GiB")
@@ -152,7 +191,10 @@ def main() -> None:
         folder = Path(place) / "model"
         folder.mkdir()
         began = time.perf_counter()
-        size = write_model(folder, args.shape, args.layers, torch.device("cuda"))
+        if args.demo:
+            size = write_demo(folder)
+        else:
+            size = write_model(folder, args.shape, args.layers, torch.device("cuda"))
         torch.cuda.empty_cache()
         print(f"{size:.1f} GB written in {time.perf_counter() - began:.0f} s", flush=True)
         measure(folder, args)

@@ -126,14 +126,20 @@ class WatchedGovernor:
         return (0, None) if self._worth.wants_probe else self._inner.choose_gated(most)
 
     def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        self,
+        drafted: int,
+        accepted: int,
+        draft_s: float,
+        verify_s: float,
+        margins: Sequence[float] = (),
+        host_s: float = 0.0,
     ) -> None:
         """Tell both."""
-        self._inner.observe(drafted, accepted, draft_s, verify_s, margins)
+        self._inner.observe(drafted, accepted, draft_s, verify_s, margins, host_s)
         if not self._worth.wants_probe:
-            self._worth.note(accepted + 1, draft_s + verify_s)
+            self._worth.note(accepted + 1, draft_s + verify_s + host_s)
         elif not drafted:
-            self._probe(verify_s)
+            self._probe(verify_s + host_s)
 
     def _probe(self, seconds: float) -> None:
         missed = self._counters.misses + self._counters.computed + self._counters.late

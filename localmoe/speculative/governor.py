@@ -3,7 +3,8 @@ equations 2 to 4); and where a step may stop earlier than that (`draft_gate`).
 
 Expected tokens of a step with draft length g: those of `acceptance_rates`, or where the draft tells the
 margins of what it chooses, of `margin_rates`. Time of a step: g draft passes plus one verify pass of g + 1
-tokens, as measured lately (`verify_times`). Output never depends on the choice, only speed does.
+tokens, and what the host takes beside them, as measured lately (`verify_times`). Output never depends on the
+choice, only speed does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from localmoe.core.gates import Gate
 from localmoe.speculative.acceptance_rates import AcceptanceRates
 from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.margin_rates import MarginRates
-from localmoe.speculative.verify_times import VerifyTimes, typical
+from localmoe.speculative.verify_times import HostTimes, VerifyTimes, typical
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RECENT = 5  # steps whose draft passes say how long one takes
@@ -47,10 +48,16 @@ class Governor(Protocol):
         it before that (None: nothing does)."""
 
     def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        self,
+        drafted: int,
+        accepted: int,
+        draft_s: float,
+        verify_s: float,
+        margins: Sequence[float] = (),
+        host_s: float = 0.0,
     ) -> None:
         """What the step took. margins: of all that was drafted, of which `drafted` were verified; () where
-        nobody knows them."""
+        nobody knows them. host_s: what neither drafts nor the verify pass account for."""
 
 
 class FixedGovernor:
@@ -68,7 +75,13 @@ class FixedGovernor:
         return min(self._draft_length, most), None
 
     def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        self,
+        drafted: int,
+        accepted: int,
+        draft_s: float,
+        verify_s: float,
+        margins: Sequence[float] = (),
+        host_s: float = 0.0,
     ) -> None:
         """Learns nothing."""
 
@@ -78,7 +91,7 @@ class _Outlook:
     """What is expected of steps that are gated, for some of them: the GPU waits while this is worked out.
 
     Attributes:
-        verify_s: of passes over 1, 2, .. tokens.
+        verify_s: of passes over 1, 2, .. tokens, and what the host takes for such steps.
         plain_per_s: tokens a second where nothing is drafted.
         best, longer: see `AutoGovernor._best`.
         one_is_near: drafting one token is nearly as fast as drafting none, or faster.
@@ -103,8 +116,9 @@ class AutoGovernor:
         self._longest = max_draft_length
         self._candidates = [g for g in CANDIDATES if g <= max_draft_length]
         self._steps = 0
+        self._drafted = False  # by the last step
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
-        self._times = VerifyTimes()
+        self._times, self._host = VerifyTimes(), HostTimes()
         self._acceptance, self._margins = AcceptanceRates(max_draft_length), MarginRates()
         self._recent: deque[tuple[int, float]] = deque(maxlen=_SPEED_STEPS)  # tokens and seconds of steps
         self._outlook: _Outlook | None = None
@@ -114,7 +128,7 @@ class AutoGovernor:
         warm_up = self._warm_up()
         if warm_up is not None:
             return warm_up
-        speeds = self._speeds(self._times.between(self._longest + 1), self._acceptance.expected_tokens())
+        speeds = self._speeds(self._seconds(), self._acceptance.expected_tokens())
         best, longer = self._best(speeds)
         if self._steps % _REVISIT_STEPS == 0:
             shorter = next((g for g in reversed(self._candidates) if g < best), longer)
@@ -146,25 +160,38 @@ class AutoGovernor:
         return min(most, max(_LEAST_MOST, _LONGER * outlook.seen)), gate
 
     def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
+        self,
+        drafted: int,
+        accepted: int,
+        draft_s: float,
+        verify_s: float,
+        margins: Sequence[float] = (),
+        host_s: float = 0.0,
     ) -> None:
         """Update the running averages."""
         self._steps += 1
         self._times.observe(drafted + 1, verify_s)
         passes = max(drafted, len(margins))
+        if self._drafted == (passes > 0):  # else it began otherwise than such steps do in a row
+            self._host.observe(drafted + 1, host_s)
+        self._drafted = passes > 0
         if passes:
             self._draft_token_s.append(draft_s / passes)
         self._acceptance.observe(drafted, accepted)
         self._margins.observe(margins, drafted, accepted)
-        self._recent.append((accepted + 1, draft_s + verify_s))
+        self._recent.append((accepted + 1, draft_s + verify_s + host_s))
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
-        speeds = self._speeds(self._times.between(self._longest + 1), self._acceptance.expected_tokens())
+        speeds = self._speeds(self._seconds(), self._acceptance.expected_tokens())
         return float(speeds[min(draft_length, self._longest)])
 
+    def _seconds(self) -> NDArray[np.float64]:
+        """Of steps with windows of 1, 2, .. tokens, but for their drafts."""
+        return self._times.between(self._longest + 1) + self._host.of(self._longest + 1)
+
     def _look(self) -> _Outlook:
-        verify_s = self._times.fitted(self._longest + 1)
+        verify_s = self._times.fitted(self._longest + 1) + self._host.of(self._longest + 1)
         speeds = self._speeds(verify_s, self._margins.expected_tokens(self._longest))
         best, longer = self._best(speeds)
         near = self._longest > 0 and bool(speeds[1] >= _NEAR * speeds[0])

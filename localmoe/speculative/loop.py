@@ -20,7 +20,7 @@ from localmoe.core.stream import FinishReason
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.governor import Governor
 from localmoe.speculative.sampling import TokenSampler
-from localmoe.speculative.steppers import Stepper
+from localmoe.speculative.steppers import StepOutcome, Stepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class StepResult:
 
 
 _CANCELLED = StepResult([], 0, "cancelled")
+_MOST_HOST_S = 0.02  # what takes longer is somebody who does not take the tokens
 
 
 class SpeculativeLoop:
@@ -56,6 +57,7 @@ class SpeculativeLoop:
         self._stop = stop
         self._counters = runner.passes.counters
         self._gated = False  # the step under way
+        self._ended_s = self._captured_s = 0.0  # when the last step ended, and what captures had taken then
         self._longest_draft = (
             runner.passes.rows.max_rows - 1
         )  # a longer window might change a token's last bits
@@ -81,6 +83,7 @@ class SpeculativeLoop:
     def _steps(self, history: list[int], limit: int) -> Iterator[StepResult]:
         """Steps until `history` has `limit` tokens or something else ends the answer."""
         result: StepResult | None = None
+        self._ended_s, self._captured_s = time.perf_counter(), self._runner.capture_s
         try:
             while (result is None or result.finish_reason is None) and not self._stopped():
                 room = limit - len(history)
@@ -121,7 +124,8 @@ class SpeculativeLoop:
         """Verify, keep what the target agrees with plus its next token."""
         counters, done = self._counters, self._stepper.finish()
         drafted = len(done.drafted)
-        self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s, done.margins)
+        host_s = self._host_s(done)
+        self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s, done.margins, host_s)
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted
@@ -130,6 +134,15 @@ class SpeculativeLoop:
         counters.draft_s += done.draft_s
         counters.verify_s += done.verify_s
         return self._emit(history, [*done.drafted[: done.accepted], done.token], done.accepted, room)
+
+    def _host_s(self, done: StepOutcome) -> float:
+        """Seconds since the step before that this one's passes do not account for: the host hands on tokens,
+        counts, and starts passes, once a step, however many tokens it has. So they pay the more where passes
+        take less than that."""
+        ended_s, captured_s = time.perf_counter(), self._runner.capture_s
+        passed_s = ended_s - self._ended_s - (captured_s - self._captured_s)
+        self._ended_s, self._captured_s = ended_s, captured_s
+        return min(max(0.0, passed_s - done.draft_s - done.verify_s), _MOST_HOST_S)
 
     def _prefill(self, prompt: list[int]) -> Tensor | None:
         """Run what the sequence state does not hold yet; logits (1, V) of the last token, or None when

@@ -1,4 +1,5 @@
-"""What verify passes take by the number of their tokens, from what they took lately. Chooses no length."""
+"""What steps take by the number of their verify pass's tokens, from what they took lately. Chooses no
+length."""
 
 from __future__ import annotations
 
@@ -79,6 +80,29 @@ class VerifyTimes:
         windows = np.array([sum(measured.window for measured in found) / len(found) for found in known])
         seconds = np.array([typical(measured.seconds for measured in found) for found in known])
         return windows, seconds, np.array([float(len(found)) for found in known])
+
+
+class HostTimes:
+    """What the host takes for a step beside its passes, by the number of the verify pass's tokens: where
+    passes take longer, more of it goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self._found: list[deque[tuple[int, float]]] = [deque(maxlen=_RECENT) for _ in (*_UP_TO, None)]
+
+    def observe(self, window: int, seconds: float) -> None:
+        """A step with a pass over `window` tokens took so long beside its passes."""
+        self._found[bisect_left(_UP_TO, window)].append((window, seconds))
+
+    def of(self, longest: int) -> NDArray[np.float64]:
+        """Seconds of steps with 1 .. longest tokens: measured, or between the nearest that were; 0 where none
+        was."""
+        known = [group for group in self._found if group]
+        if not known:
+            return np.zeros(longest)
+        windows = [sum(window for window, _ in group) / len(group) for group in known]
+        seconds = [typical(seconds for _, seconds in group) for group in known]
+        found: NDArray[np.float64] = np.interp(np.arange(1.0, longest + 1), windows, seconds)
+        return found
 
 
 def _fit(

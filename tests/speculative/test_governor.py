@@ -43,6 +43,42 @@ def true_rate(length: int, rate: float, draft_s: float, verify: Cost) -> float:
     return tokens / (length * draft_s + verify(length + 1))
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.95, 0.4])
+@pytest.mark.parametrize(
+    ("draft_s", "verify_s", "further_s", "host_s"),
+    [
+        (0.22e-3, 0.2e-3, 0.01e-3, 1.0e-3),  # a tiny model, that waits for the host
+        (0.5e-3, 0.6e-3, 0.1e-3, 0.7e-3),
+        (1.8e-3, 8e-3, 4e-3, 1.0e-3),  # a large one, whose passes hide it
+    ],
+)
+def test_what_the_host_takes_beside_the_passes_is_reckoned_with(
+    rate: float, draft_s: float, verify_s: float, further_s: float, host_s: float
+) -> None:
+    """The host works beside the passes of steps that are alike in a row; the first of another kind waits for
+    it."""
+
+    def passes_s(length: int) -> float:
+        return draft_s * length + verify_s + further_s * length
+
+    def speed(length: int) -> float:
+        tokens = sum(rate**i for i in range(length + 1))
+        return tokens / max(host_s, passes_s(length))
+
+    governor, chance, before, speeds = AutoGovernor(24), random.Random(0), 0, []
+    for _ in range(600):
+        length = governor.choose()
+        took = max(host_s, passes_s(length)) if bool(length) == bool(before) else host_s + passes_s(length)
+        governor.observe(
+            length, accepted_of(length, rate, chance), draft_s * length, verify_s + further_s * length, (),
+            took - passes_s(length),
+        )  # fmt: skip
+        before = length
+        speeds.append(speed(length))
+    best = max(speed(length) for length in CANDIDATES if length <= 24)
+    assert sum(speeds[-300:]) / 300 > 0.88 * best
+
+
 def flat(window: int) -> float:
     return 10e-3
 

@@ -79,8 +79,9 @@ def test_governor_and_gate_hear_the_margins_that_are_simulated() -> None:
             return len(margins)
 
         def observe(
-            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
-        ) -> None:
+            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
+            host_s: float = 0.0,
+        ) -> None:  # fmt: skip
             told.append((accepted, margins))
 
     _, steps = run(Table(agreement=0.2, seed=4), synthetic, [1, 2, 0], 5, 60, 0.0, Listening(5))

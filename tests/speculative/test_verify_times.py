@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localmoe.speculative.verify_times import VerifyTimes
+from localmoe.speculative.verify_times import HostTimes, VerifyTimes
 
 
 def times_of(*measured: tuple[int, float]) -> VerifyTimes:
@@ -65,6 +65,19 @@ def test_a_fit_finds_what_many_disturbed_passes_have_in_common(
 def test_a_fit_of_one_window_is_flat_and_one_through_nothing_is_no_less_than_nothing() -> None:
     assert times_of((5, 3.0)).fitted(4) == pytest.approx([3.0] * 4)
     assert times_of((1, 1.0), (9, 27.0)).fitted(9)[0] < 3.1  # through 0
+
+
+def test_the_hosts_time_is_what_was_measured_for_steps_as_long_and_nothing_before_that() -> None:
+    times = HostTimes()
+    assert times.of(3).tolist() == [0.0, 0.0, 0.0]
+    for seconds in (5e-3, 1e-3, 1.1e-3, 30e-3, 1e-3):  # some were disturbed
+        times.observe(1, seconds)
+    assert times.of(4) == pytest.approx([1.1e-3] * 4)
+    for _ in range(3):
+        times.observe(17, 0.1e-3)
+    found = times.of(40)
+    assert found[0] == pytest.approx(1.1e-3) and found[8] == pytest.approx(0.6e-3)
+    assert found[16:] == pytest.approx([0.1e-3] * 24)
 
 
 @given(st.lists(st.tuples(st.integers(1, 72), st.floats(1e-4, 1)), min_size=1, max_size=40))
