@@ -90,34 +90,27 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
-    source, footprint, plan = _plan(source, skeleton, draft_model, config, compute)
+
+    def measure(source: ModelSource) -> ModelFootprint:
+        device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+        draft = source.draft_form(config.draft_dir, packed=compute.whole_passes)
+        found = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+        return found if draft_model is None else with_draft_model(found, draft_model, compute)
+
+    footprint = measure(source)
     synthetic = source.simulation(footprint)
-    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
-
-
-def _plan(
-    source: ModelSource,
-    skeleton: Skeleton,
-    draft_model: DraftModelShape | None,
-    config: EngineConfig,
-    compute: ComputeSettings,
-) -> tuple[ModelSource, ModelFootprint, MemoryPlan]:
-    """The plan, and the source with the largest of its drafts that fits."""
-    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
-    draft = source.draft_form(config.draft_dir, packed=compute.whole_passes)
-    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
-    if draft_model is not None:
-        footprint = with_draft_model(footprint, draft_model, compute)
     smaller = source.with_smaller_draft(config.draft_dir, packed=compute.whole_passes)
+    plan = None
     try:
         plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     except BudgetError:
         if smaller is None:
             raise
-    else:
-        if plan.drafting or smaller is None:
-            return source, footprint, plan
-    return _plan(smaller, skeleton, draft_model, config, compute)
+    if smaller is not None and (plan is None or not plan.drafting):
+        source, footprint = smaller, measure(smaller)
+        plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
+    assert plan is not None
+    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -213,19 +213,20 @@ def test_where_the_published_codes_have_no_room_integers_are_the_draft(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = CheckpointSource.open(str(folder))
-    skeleton = source.skeleton(torch.bfloat16)
-    compute = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
+    compute = ComputeSettings(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(planning, "choose_compute", lambda *asked: compute)
     computer = Hardware((), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2")
     monkeypatch.setattr(planning, "probe_hardware", lambda measure: computer)
 
     def plan(budget: int, length: DraftLength) -> tuple[int, bool]:
         config = EngineConfig(vram_budget_bytes=budget, context=CONTEXT, draft_length=length)
-        found, footprint, divided = planning._plan(source, skeleton, None, config, compute)
-        assert divided.drafting == (divided.draft_bytes > 0)
-        form = found.draft_form(None, packed=True)
-        wanted = measure_footprint("", torch.bfloat16, skeleton, form, "cuda")
-        assert footprint.draft_expert_bytes == wanted.draft_expert_bytes
-        return form.group_size, divided.drafting
+        found = planning._prepare(source, config)
+        assert found.compute.whole_passes
+        assert found.plan.drafting == (found.plan.draft_bytes > 0)
+        form = found.source.draft_form(None, packed=True)
+        wanted = measure_footprint("", torch.bfloat16, found.skeleton, form, "cuda")
+        assert found.footprint.draft_expert_bytes == wanted.draft_expert_bytes
+        return form.group_size, found.plan.drafting
 
     with pytest.raises(BudgetError) as caught:
         plan(1 << 20, 4)

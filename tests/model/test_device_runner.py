@@ -394,8 +394,10 @@ class Whim(FixedGovernor):
         return self.chance.randint(0, len(margins))
 
     def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
-    ) -> None:
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
+        host_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        assert host_s >= 0
         assert accepted <= drafted <= len(margins) and min(draft_s, verify_s) >= 0
         self.heard.append(list(margins))
 
@@ -586,9 +588,10 @@ def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device
 
     class Watching(FixedGovernor):
         def observe(
-            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = ()
-        ) -> None:
-            seconds.append((draft_s, verify_s))
+            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
+            host_s: float = 0.0,
+        ) -> None:  # fmt: skip
+            seconds.append((draft_s, verify_s, host_s))
 
     list(rig.loop(Watching(length), on_device=on_device).run(PROMPT, 12))
     assert len(seconds) >= 3
