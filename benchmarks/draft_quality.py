@@ -152,7 +152,7 @@ def read(folder: Path) -> Fill:
     def fill(layer: int, expert: int, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in cache:
             shape = (gate_up.shape[0] // 2, gate_up.shape[1])
-            cache[layer] = list(draft.layer(naming, layer, 16, shape))
+            cache[layer] = list(draft.reader(naming).layer(layer, 16, shape))
         gate, up, below = (dequantize(matrix, torch.float32) for matrix in cache[layer][expert])
         return torch.cat([gate, up]), below
 

@@ -108,7 +108,9 @@ def model_with_draft(draft: DraftCheckpoint | None, dtype: torch.dtype) -> Any:
             experts = block.mlp.experts
             inner = experts.down_proj.shape[2]
             shape = (inner, experts.down_proj.shape[1])
-            for e, (gate, up, down) in enumerate(draft.layer(naming, layer, experts.num_experts, shape)):
+            for e, (gate, up, down) in enumerate(
+                draft.reader(naming).layer(layer, experts.num_experts, shape)
+            ):
                 experts.gate_up_proj.data[e] = torch.cat([dequantize(gate, dtype), dequantize(up, dtype)])
                 experts.down_proj.data[e] = dequantize(down, dtype)
     return model

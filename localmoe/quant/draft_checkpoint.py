@@ -3,11 +3,8 @@ lies, and takes nothing but experts from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError, DraftError, ModelNotFoundError, UnsupportedModelError
@@ -17,7 +14,7 @@ from localmoe.kernels.codes import CodeMatrix
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
 from localmoe.quant.draft_layout import read_draft_layout
 from localmoe.quant.expert_names import ExpertNaming, Projection, find_naming
-from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader, damaged
+from localmoe.quant.expert_reader import ExpertReader, damaged
 from localmoe.quant.matrix_layout import MatrixLayout
 
 
@@ -133,22 +130,6 @@ class DraftCheckpoint:
             DraftError: a tensor is missing, damaged, or of another shape.
         """
         return self.reader(naming).matrix(decoder_layer, expert, projection, shape)
-
-    def layer(
-        self,
-        naming: ExpertNaming,
-        decoder_layer: int,
-        num_experts: int,
-        gate_shape: tuple[int, int],
-        device: torch.device | None = None,
-    ) -> Iterator[ExpertMatrices]:
-        """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of a layer, in one pass over
-        its part of the files. device: see ExpertReader.layer.
-
-        Raises:
-            DraftError: as `matrix`.
-        """
-        return self.reader(naming).layer(decoder_layer, num_experts, gate_shape, device)
 
     def reader(self, naming: ExpertNaming) -> ExpertReader:
         """Of its experts, which its tensors name so."""

@@ -85,7 +85,7 @@ def of_draft(folder: Path) -> Weights:
             shape = (gate_up.shape[0] // 2, gate_up.shape[1])
             read[layer] = [
                 tuple(dequantize(matrix, torch.float32) for matrix in matrices)
-                for matrices in draft.layer(naming, layer, 16, shape)
+                for matrices in draft.reader(naming).layer(layer, 16, shape)
             ]
         gate, up, below = read[layer][expert]
         return torch.cat([gate, up]), below

@@ -123,7 +123,7 @@ def filled_with_draft(model: Any, skeleton: Skeleton, draft: Path) -> None:
         module = model.get_submodule(experts.path)
         down = experts.layout.down_shape
         inner, hidden = down if experts.layout.transposed else down[::-1]
-        found = opened.layer(naming, experts.decoder_layer, skeleton.num_experts, (inner, hidden))
+        found = opened.reader(naming).layer(experts.decoder_layer, skeleton.num_experts, (inner, hidden))
         for index, (gate, up, below) in enumerate(found):
             pair = plain(gate), plain(up)
             gate_up = torch.cat(pair) if module.is_concatenated else torch.stack(pair, 1).flatten(0, 1)

@@ -208,7 +208,7 @@ def test_drafts_of_all_bits_come_back_layer_by_layer(tmp_path: Path, bits: int) 
     assert checkpoint.provenance == origin and checkpoint.naming() == NAMING
     assert (checkpoint.bits, checkpoint.group_size) == (bits, GROUP_SIZE)
     for layer, experts in enumerate(layers):
-        found = list(checkpoint.layer(NAMING, layer + 1, 3, (32, 64)))
+        found = list(checkpoint.reader(NAMING).layer(layer + 1, 3, (32, 64)))
         for matrices, expected in zip(found, experts, strict=True):
             for matrix, wanted in zip(matrices, expected, strict=True):
                 assert matrix.bits == bits and matrix.columns is None

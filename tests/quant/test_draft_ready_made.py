@@ -101,7 +101,7 @@ def error_of(folder: Path, naming: ExpertNaming = QWEN) -> float:
     check_draft(draft, base(), naming)
     worst = 0.0
     for layer in range(LAYERS):
-        for expert, found in enumerate(draft.layer(naming, layer, EXPERTS, (INNER, HIDDEN))):
+        for expert, found in enumerate(draft.reader(naming).layer(layer, EXPERTS, (INNER, HIDDEN))):
             for matrix, weight in zip(found, Weights().matrices(layer, expert), strict=True):
                 assert matrix.group_size == draft.group_size
                 difference = dequantize(matrix, torch.float64) - weight.double()
@@ -132,7 +132,7 @@ def test_wide_groups_are_cut_without_changing_a_weight(
 ) -> None:
     draft = DraftCheckpoint.open(checkpoint(tmp_path / "x", group_size=group_size))
     assert draft.group_size == expected
-    for expert, found in enumerate(draft.layer(QWEN, 1, EXPERTS, (INNER, HIDDEN))):
+    for expert, found in enumerate(draft.reader(QWEN).layer(1, EXPERTS, (INNER, HIDDEN))):
         for matrix, weight in zip(found, Weights().matrices(1, expert), strict=True):
             stored = quantize_rtn(weight, 4, weight.shape[1] if group_size == -1 else group_size)
             assert torch.equal(dequantize(matrix, torch.float32), dequantize(stored, torch.float32))
