@@ -13,7 +13,7 @@ nothing is simulated.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import shutil
 import sys
 import tempfile
@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.mxfp4_models import to_mxfp4
+from support.mxfp4_models import say_mxfp4, to_mxfp4
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
@@ -103,9 +103,7 @@ def write_demo(folder: Path) -> float:
             blocks, scales = to_mxfp4(weight)
             tensors |= {f"{module.path}.{name}_blocks": blocks, f"{module.path}.{name}_scales": scales}
     save_file(tensors, file, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (folder / "config.json").write_text(json.dumps(config))
+    say_mxfp4(folder)
     return sum(tensor.nbytes for tensor in tensors.values()) / 1e9
 
 
@@ -188,6 +186,7 @@ def main() -> None:
     args = parser.parse_args()
     args.lengths = ["auto" if length == "auto" else int(length) for length in args.lengths]
     with tempfile.TemporaryDirectory() as place:
+        os.environ["LOCALMOE_HOME"] = f"{place}/home"  # where rounded drafts would stay
         folder = Path(place) / "model"
         folder.mkdir()
         began = time.perf_counter()

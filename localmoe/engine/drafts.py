@@ -197,9 +197,10 @@ def replace_draft(
     _check_room(draft, layers[0])
     naming = draft.naming()
     check_draft(draft, base, naming)
+    found = draft.reader(naming)
     for layer, experts in enumerate(skeleton.experts):
         tick()
-        reader = LayerReader(draft.reader(naming), experts, skeleton.num_experts, device)
+        reader = LayerReader(found, experts, skeleton.num_experts, device)
         loaded = layers[layer]
         if isinstance(loaded, LowBitExperts):
             reader.refill(loaded)

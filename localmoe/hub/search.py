@@ -27,10 +27,8 @@ _QUANTISED_TAGS = frozenset(
         "fp8", "gptq", "mlx", "modelopt", "mxfp4",
     }
 )  # fmt: skip
-_READ_METHOD = "mxfp4"  # its weights are 16-bit floats too
-_READ_TAGS = frozenset(
-    {"8-bit", "mxfp4"}
-)  # that the Hub gives to such repos, for the bytes they are stored in
+_READ = "mxfp4"  # its weights are 16-bit floats too
+_ITS_TAGS = frozenset({_READ, "8-bit"})  # the Hub counts the bytes that they are stored in
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +118,9 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     foreign = tags & _QUANTISED_TAGS
-    if method == _READ_METHOD:
+    if method == _READ if quantised else _READ in tags:
         quantised = method = None
-        foreign -= _READ_TAGS
+        foreign -= _ITS_TAGS
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
         return f"its weights are quantised ({kind}); localmoe needs the original 16-bit weights"

@@ -24,21 +24,32 @@ class _Measured(NamedTuple):
     number: int  # of the pass
 
 
-class VerifyTimes:
-    """Of one model. Windows of nearly the same length share their measurements. What was not measured for
-    long is forgotten, for slots and texts change."""
+class _LatelyMeasured:
+    """Seconds by window. Windows of nearly the same length share their measurements. What was not measured
+    for long is forgotten, for slots, texts and whoever takes the tokens change."""
 
     def __init__(self) -> None:
         self._found: list[deque[_Measured]] = [deque(maxlen=_RECENT) for _ in (*_UP_TO, None)]
         self._passes = 0
 
     def observe(self, window: int, seconds: float) -> None:
-        """A pass over `window` tokens took so long."""
+        """With a pass over `window` tokens it took so long."""
         self._passes += 1
         self._found[bisect_left(_UP_TO, window)].append(_Measured(window, seconds, self._passes))
         for found in self._found:
             while found and found[0].number <= self._passes - _KEPT_PASSES:
                 found.popleft()
+
+    def _medians(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Windows that were looked at together, ascending, what they took, and how many there were."""
+        known = [found for found in self._found if found]
+        windows = np.array([sum(measured.window for measured in found) / len(found) for found in known])
+        seconds = np.array([typical(measured.seconds for measured in found) for found in known])
+        return windows, seconds, np.array([float(len(found)) for found in known])
+
+
+class VerifyTimes(_LatelyMeasured):
+    """Of one model's verify passes."""
 
     @property
     def longest(self) -> int:
@@ -74,33 +85,17 @@ class VerifyTimes:
         curve: NDArray[np.float64] = first_s + slope * np.arange(1.0, longest + 1) ** power
         return curve
 
-    def _medians(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Windows that were looked at together, ascending, what they took, and how many there were."""
-        known = [found for found in self._found if found]
-        windows = np.array([sum(measured.window for measured in found) / len(found) for found in known])
-        seconds = np.array([typical(measured.seconds for measured in found) for found in known])
-        return windows, seconds, np.array([float(len(found)) for found in known])
 
-
-class HostTimes:
-    """What the host takes for a step beside its passes, by the number of the verify pass's tokens: where
-    passes take longer, more of it goes on meanwhile."""
-
-    def __init__(self) -> None:
-        self._found: list[deque[tuple[int, float]]] = [deque(maxlen=_RECENT) for _ in (*_UP_TO, None)]
-
-    def observe(self, window: int, seconds: float) -> None:
-        """A step with a pass over `window` tokens took so long beside its passes."""
-        self._found[bisect_left(_UP_TO, window)].append((window, seconds))
+class HostTimes(_LatelyMeasured):
+    """What the host takes for a step beside its passes: where passes take longer, more of it goes on
+    meanwhile."""
 
     def of(self, longest: int) -> NDArray[np.float64]:
         """Seconds of steps with 1 .. longest tokens: measured, or between the nearest that were; 0 where none
         was."""
-        known = [group for group in self._found if group]
-        if not known:
+        windows, seconds, _ = self._medians()
+        if not len(windows):
             return np.zeros(longest)
-        windows = [sum(window for window, _ in group) / len(group) for group in known]
-        seconds = [typical(seconds for _, seconds in group) for group in known]
         found: NDArray[np.float64] = np.interp(np.arange(1.0, longest + 1), windows, seconds)
         return found
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.engines import ask, load_with_slots
-from support.mxfp4_models import write_mxfp4_model
+from support.mxfp4_models import say_mxfp4, to_mxfp4, write_mxfp4_model
 from support.tiny_models import CONTEXT, tiny_model, write_model
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -115,6 +115,32 @@ def test_records_hold_what_transformers_dequantises(folder: Path, reference: Any
             gate_up, down = store.views(ExpertKey(layer, expert))
             assert torch.equal(gate_up, block.mlp.experts.gate_up_proj[expert])
             assert torch.equal(down, block.mlp.experts.down_proj[expert])
+
+
+def test_experts_of_other_models_may_be_stored_so_too(tmp_path: Path) -> None:
+    """Whose matrices are not turned, and whose gate's rows all come before up's."""
+    model = tiny_model("qwen2_moe", dtype=torch.bfloat16)
+    folder = write_model(tmp_path / "model", model)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            blocks, scales = to_mxfp4(weight.detach())
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    say_mxfp4(folder)
+    store = load(folder)
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            part = int(name.endswith("down_proj"))
+            for expert in range(store.num_experts):
+                found = store.views(ExpertKey(int(name.split(".")[2]), expert))[part]
+                blocks, scales = to_mxfp4(weight[expert].detach())
+                assert torch.equal(found, decode(blocks, scales))
+    _, layers, weights = packed_draft(folder)
+    gate, up, down = weights.matrices(1, 5)
+    assert torch.equal(layers[1].dequantize(5)[0], torch.cat([gate, up]).float())
+    assert torch.equal(layers[1].dequantize(5)[1], down.float())
 
 
 def test_many_small_reads_give_the_same_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

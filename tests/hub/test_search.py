@@ -45,17 +45,20 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-oss", packed, ("mxfp4", "8-bit"))
     repo(hub, "a/chat-oss-mlx", packed, ("mxfp4", "mlx"))
     repo(hub, "a/chat-oss-tags", moe, ("mxfp4", "8-bit"))
+    repo(hub, "a/chat-8-bit", moe, ("8-bit",))
+    repo(hub, "a/chat-list", b'{"model_type": "gpt_oss", "quantization_config": ["mxfp4"]}', ("mxfp4",))
     hub.commit("a/other", small_model())
     hits = search_runnable("CHAT")
     reasons = {hit.repo_id: hit.refusal for hit in hits}
     assert hits[0].repo_id == "a/chat-good" and reasons.pop("a/chat-good") == ""
-    assert reasons.pop("a/chat-oss") == ""  # its weights are 16-bit floats too
+    # their weights are 16-bit floats too; where a search tells no config, that has the last word later
+    assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
     assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
     assert hits[0].num_params is not None and hits[0].downloads == 7
     words = {
         "a/llama-chat": "no Mixture of Experts", "a/chat-gptq": "quantised (gptq)", "a/chat-awq": "awq",
         "a/chat-custom": "code of its own", "a/chat-pickle": "no safetensors", "a/chat-odd": "does not know",
-        "a/chat-oss-mlx": "(mlx)", "a/chat-oss-tags": "8-bit, mxfp4",
+        "a/chat-oss-mlx": "(mlx)", "a/chat-8-bit": "(8-bit)", "a/chat-list": "(mxfp4)",
     }  # fmt: skip
     assert reasons.keys() == words.keys()
     assert [name for name, word in words.items() if word not in reasons[name]] == []

@@ -79,6 +79,18 @@ def test_what_the_host_takes_beside_the_passes_is_reckoned_with(
     assert sum(speeds[-300:]) / 300 > 0.88 * best
 
 
+def test_somebody_who_was_slow_to_take_tokens_for_a_moment_is_forgotten() -> None:
+    governor, chance, chosen = AutoGovernor(24), random.Random(0), []
+    for step in range(900):
+        length = governor.choose()
+        host_s = 0.02 if 300 <= step < 320 and not length else 0.0
+        governor.observe(length, accepted_of(length, 0.3, chance), 2e-3 * length, 5e-3, (), host_s)
+        chosen.append(length)
+    assert chosen[200:300].count(0) > 80
+    assert chosen[320:360].count(0) < 20, "it was not seen"
+    assert chosen[-200:].count(0) > 160
+
+
 def flat(window: int) -> float:
     return 10e-3
 

@@ -78,6 +78,9 @@ def test_the_hosts_time_is_what_was_measured_for_steps_as_long_and_nothing_befor
     found = times.of(40)
     assert found[0] == pytest.approx(1.1e-3) and found[8] == pytest.approx(0.6e-3)
     assert found[16:] == pytest.approx([0.1e-3] * 24)
+    for _ in range(130):
+        times.observe(17, 0.1e-3)
+    assert times.of(40) == pytest.approx([0.1e-3] * 40)  # one token was too long ago
 
 
 @given(st.lists(st.tuples(st.integers(1, 72), st.floats(1e-4, 1)), min_size=1, max_size=40))

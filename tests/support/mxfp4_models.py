@@ -35,9 +35,14 @@ def write_mxfp4_model(folder: Path, model: Any) -> Path:
         blocks, scales = to_mxfp4(tensors.pop(name).transpose(1, 2))
         tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
     save_file(tensors, path, {"format": "pt"})
+    say_mxfp4(folder)
+    return folder
+
+
+def say_mxfp4(folder: Path) -> None:
+    """In a model's config.json, as published ones do."""
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {
         "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    return folder
