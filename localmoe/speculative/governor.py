@@ -2,9 +2,9 @@
 equations 2 to 4); and where a step may stop earlier than that (`draft_gate`).
 
 Expected tokens of a step with draft length g: those of `acceptance_rates`, or where the draft tells the
-margins of what it chooses, of `margin_rates`. Time of a step: g draft passes plus one verify pass of g + 1
-tokens, and what the host takes beside them, as measured lately (`verify_times`). Output never depends on the
-choice, only speed does.
+margins of what it chooses, of `margin_rates`. Time of a step: what steps of that length took lately, with
+what the host takes beside their passes; where a step may stop earlier, g draft passes plus one verify pass of
+g + 1 tokens, likewise (`verify_times`). Output never depends on the choice, only speed does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localmoe.core.gates import Gate
 from localmoe.speculative.acceptance_rates import AcceptanceRates
 from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.margin_rates import MarginRates
-from localmoe.speculative.verify_times import HostTimes, VerifyTimes, typical
+from localmoe.speculative.verify_times import HostTimes, StepTimes, VerifyTimes, typical
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _RECENT = 5  # steps whose draft passes say how long one takes
@@ -35,6 +35,8 @@ _EASED = 0.9  # of it: what a step drafts and leaves out, the next one drafts ag
 _LONGER = 2  # times the longest window measured, which a step may become
 _LEAST_MOST = 8  # drafted tokens that any step may become
 _OUTLOOK_STEPS = 4
+_COMPARED_S = 0.01  # of steps, after which lengths are compared anew: the GPU may wait 0.1 ms for that
+_FAR_SLOWER = 1.5  # times what was expected of a step, from which on they are, too
 
 
 class Governor(Protocol):
@@ -87,6 +89,27 @@ class FixedGovernor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Speeds:
+    """What is expected of steps whose length is given.
+
+    Attributes:
+        seconds, per_s: of a step, and tokens a second, by draft length from 0 on.
+        best, longer, seen: see `_Outlook`.
+    """
+
+    seconds: NDArray[np.float64]
+    per_s: NDArray[np.float64]
+    best: int
+    longer: int
+    seen: int
+
+    def agree_with(self, drafted: int, took_s: float) -> bool:
+        """Whether a step says nothing new: it drafted no more than others had, and was not far slower than
+        expected."""
+        return drafted < self.seen and bool(took_s < _FAR_SLOWER * self.seconds[drafted])
+
+
+@dataclass(frozen=True, slots=True)
 class _Outlook:
     """What is expected of steps that are gated, for some of them: the GPU waits while this is worked out.
 
@@ -118,19 +141,24 @@ class AutoGovernor:
         self._steps = 0
         self._drafted = False  # by the last step
         self._draft_token_s: deque[float] = deque(maxlen=_RECENT)
-        self._times, self._host = VerifyTimes(), HostTimes()
+        self._whole, self._times, self._host = StepTimes(), VerifyTimes(), HostTimes()
         self._acceptance, self._margins = AcceptanceRates(max_draft_length), MarginRates()
         self._recent: deque[tuple[int, float]] = deque(maxlen=_SPEED_STEPS)  # tokens and seconds of steps
+        self._speeds: _Speeds | None = None  # as compared `_compared_s` of steps ago; None: to be compared
+        self._compared_s = 0.0
         self._outlook: _Outlook | None = None
 
     def choose(self) -> int:
         """Warm-up lengths first and twice again, else the best, now and then a neighbour of it."""
         warm_up = self._warm_up()
         if warm_up is not None:
+            self._speeds = None
             return warm_up
-        speeds = self._speeds(self._seconds(), self._acceptance.expected_tokens())
-        best, longer = self._best(speeds)
+        if self._speeds is None or self._compared_s >= _COMPARED_S:
+            self._speeds, self._compared_s = self._compare(), 0.0
+        speeds, best = self._speeds.per_s, self._speeds.best
         if self._steps % _REVISIT_STEPS == 0:
+            longer = self._speeds.longer
             shorter = next((g for g in reversed(self._candidates) if g < best), longer)
             neighbour = longer if (self._steps // _REVISIT_STEPS) % 2 else shorter
             if self._steps % _RARE_REVISIT_STEPS == 0 or speeds[neighbour] >= _NEAR * speeds[best]:
@@ -172,6 +200,7 @@ class AutoGovernor:
         self._steps += 1
         self._times.observe(drafted + 1, verify_s)
         passes = max(drafted, len(margins))
+        self._whole.observe(passes, drafted, draft_s, verify_s)
         if self._drafted == (passes > 0):  # else it began otherwise than such steps do in a row
             self._host.observe(drafted + 1, host_s)
         self._drafted = passes > 0
@@ -179,20 +208,27 @@ class AutoGovernor:
             self._draft_token_s.append(draft_s / passes)
         self._acceptance.observe(drafted, accepted)
         self._margins.observe(margins, drafted, accepted)
-        self._recent.append((accepted + 1, draft_s + verify_s + host_s))
+        took_s = draft_s + verify_s + host_s
+        self._recent.append((accepted + 1, took_s))
+        self._compared_s += took_s
+        if self._speeds is not None and not self._speeds.agree_with(drafted, took_s):
+            self._speeds = None
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""
-        speeds = self._speeds(self._seconds(), self._acceptance.expected_tokens())
-        return float(speeds[min(draft_length, self._longest)])
+        return float(self._compare().per_s[min(draft_length, self._longest)])
 
-    def _seconds(self) -> NDArray[np.float64]:
-        """Of steps with windows of 1, 2, .. tokens, but for their drafts."""
-        return self._times.between(self._longest + 1) + self._host.of(self._longest + 1)
+    def _compare(self) -> _Speeds:
+        windows = self._longest + 1
+        seconds = self._whole.of(windows) + self._host.of(windows)
+        per_s = np.array(self._acceptance.expected_tokens()) / np.maximum(1e-9, seconds)
+        return _Speeds(seconds, per_s, *self._best(per_s), self._times.longest)
 
     def _look(self) -> _Outlook:
         verify_s = self._times.fitted(self._longest + 1) + self._host.of(self._longest + 1)
-        speeds = self._speeds(verify_s, self._margins.expected_tokens(self._longest))
+        draft_token_s = typical(self._draft_token_s) if self._draft_token_s else 0.0
+        seconds = np.arange(self._longest + 1) * draft_token_s + verify_s
+        speeds = np.array(self._margins.expected_tokens(self._longest)) / np.maximum(1e-9, seconds)
         best, longer = self._best(speeds)
         near = self._longest > 0 and bool(speeds[1] >= _NEAR * speeds[0])
         until = self._steps + _OUTLOOK_STEPS
@@ -208,10 +244,3 @@ class AutoGovernor:
         best = max(self._candidates, key=lambda length: float(speeds[length]))
         longer = next((g for g in self._candidates if g > best), best)
         return (longer, longer) if best + 1 == self._times.longest < longer + 1 else (best, longer)
-
-    def _speeds(self, verify_s: NDArray[np.float64], tokens: Sequence[float]) -> NDArray[np.float64]:
-        """Tokens a second that draft lengths 0, 1, .. would reach with so many tokens a step."""
-        draft_token_s = typical(self._draft_token_s) if self._draft_token_s else 0.0
-        seconds = np.arange(self._longest + 1) * draft_token_s + verify_s
-        speeds: NDArray[np.float64] = np.asarray(tokens) / np.maximum(1e-9, seconds)
-        return speeds

@@ -1,5 +1,5 @@
-"""What steps take by the number of their verify pass's tokens, from what they took lately. Chooses no
-length."""
+"""What steps and their passes take by the number of the verify pass's tokens, from what they took lately.
+Chooses no length."""
 
 from __future__ import annotations
 
@@ -36,13 +36,38 @@ class _LatelyMeasured:
         """With a pass over `window` tokens it took so long."""
         self._passes += 1
         self._found[bisect_left(_UP_TO, window)].append(_Measured(window, seconds, self._passes))
+
+    @property
+    def longest(self) -> int:
+        """The longest window that was measured; 0: none was."""
+        return max((measured.window for found in self._known() for measured in found), default=0)
+
+    def between(self, longest: int, token_s: float = 0.0) -> NDArray[np.float64]:
+        """Seconds for 1 .. longest tokens, never more than for a longer window: measured, or on the straight
+        line between the nearest that were. Beyond the longest one a further token costs `token_s`, and what
+        the last ones cost above that, ever less of it, as if tokens shared experts: windows that are thought
+        to be cheap are tried, and then known. For steps of a few lengths, each of which is measured often."""
+        windows, medians, _ = self._medians()
+        # a time that is longer than a longer window's was disturbed, or is of emptier slots
+        seconds = np.minimum.accumulate(medians[::-1])[::-1]
+        wanted = np.arange(1.0, longest + 1)
+        slopes = np.diff(seconds) / np.diff(windows) if len(windows) > 1 else np.array([token_s])
+        before = np.maximum(0.0, seconds[0] - slopes[0] * (windows[0] - wanted))
+        shared = max(0.0, slopes[-1] - token_s) * windows[-1] * np.log(np.maximum(1.0, wanted / windows[-1]))
+        beyond = seconds[-1] + token_s * (wanted - windows[-1]) + shared
+        curve: NDArray[np.float64] = np.interp(wanted, windows, seconds)
+        return np.where(wanted > windows[-1], beyond, np.where(wanted < windows[0], before, curve))
+
+    def _known(self) -> list[deque[_Measured]]:
+        """What is not forgotten, by windows that were looked at together, ascending."""
         for found in self._found:
             while found and found[0].number <= self._passes - _KEPT_PASSES:
                 found.popleft()
+        return [found for found in self._found if found]
 
     def _medians(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Windows that were looked at together, ascending, what they took, and how many there were."""
-        known = [found for found in self._found if found]
+        known = self._known()
         windows = np.array([sum(measured.window for measured in found) / len(found) for found in known])
         seconds = np.array([typical(measured.seconds for measured in found) for found in known])
         return windows, seconds, np.array([float(len(found)) for found in known])
@@ -51,32 +76,11 @@ class _LatelyMeasured:
 class VerifyTimes(_LatelyMeasured):
     """Of one model's verify passes."""
 
-    @property
-    def longest(self) -> int:
-        """The longest window that was measured; 0: none was."""
-        return max((measured.window for found in self._found for measured in found), default=0)
-
-    def between(self, longest: int) -> NDArray[np.float64]:
-        """Seconds of passes over 1 .. longest tokens, of which none takes longer than a longer one: measured,
-        or on the straight line between the nearest that were. Beyond the longest one a further token costs
-        ever less, as if tokens shared experts: windows that are thought to be cheap are tried, and then
-        known. For steps of a few lengths, each of which is measured often."""
-        windows, medians, _ = self._medians()
-        # a time that is longer than a longer window's was disturbed, or is of emptier slots
-        seconds = np.minimum.accumulate(medians[::-1])[::-1]
-        wanted = np.arange(1.0, longest + 1)
-        curve: NDArray[np.float64] = np.interp(wanted, windows, seconds)
-        if len(windows) == 1:
-            return curve
-        first, last = (np.diff(seconds[at]) / np.diff(windows[at]) for at in (slice(0, 2), slice(-2, None)))
-        before = np.maximum(0.0, seconds[0] - first * (windows[0] - wanted))
-        beyond = seconds[-1] + last * windows[-1] * np.log(np.maximum(1.0, wanted / windows[-1]))
-        return np.where(wanted > windows[-1], beyond, np.where(wanted < windows[0], before, curve))
-
     def fitted(self, longest: int) -> NDArray[np.float64]:
-        """The same as the nearest a + b n^c to what was measured, relatively. With c = 1 every token costs
-        the same, and less the more experts tokens share. For steps of any length: passes over as many tokens
-        of other texts differ by a fifth, so single windows say little."""
+        """Seconds of passes over 1 .. longest tokens, as the nearest a + b n^c to what was measured,
+        relatively. With c = 1 every token costs the same, and less the more experts tokens share. For steps
+        of any length: passes over as many tokens of other texts differ by a fifth, so single windows say
+        little."""
         windows, seconds, counts = self._medians()
         if len(windows) == 1:
             return np.full(longest, seconds[0])
@@ -84,6 +88,38 @@ class VerifyTimes(_LatelyMeasured):
         first_s, slope, power = _fit(windows, seconds, weights / weights.sum())
         curve: NDArray[np.float64] = first_s + slope * np.arange(1.0, longest + 1) ** power
         return curve
+
+
+class StepTimes:
+    """Of a step's passes together, from the first draft to the end of the verify pass. In between the GPU may
+    wait for the host, among the drafts or behind them, as the length decides: so what either took says little
+    of other lengths. Longer steps wait as well, so that taking none for slower than a longer one hides no
+    wait."""
+
+    def __init__(self) -> None:
+        self._passes, self._drafts = _LatelyMeasured(), _LatelyMeasured()
+
+    def observe(self, drafted: int, verified: int, draft_s: float, verify_s: float) -> None:
+        """A step drafted so many tokens and verified some of them. It counts as one that drafted no more than
+        those."""
+        if drafted:
+            self._drafts.observe(drafted, draft_s)
+            draft_s *= verified / drafted
+        self._passes.observe(verified + 1, draft_s + verify_s)
+
+    def of(self, longest: int) -> NDArray[np.float64]:
+        """Seconds of steps with windows of 1 .. longest tokens."""
+        return self._passes.between(longest, self._further_draft_s())
+
+    def _further_draft_s(self) -> float:
+        """Of one more draft pass in a long step: what the longest drafts took more than the next shorter
+        ones; at most what a pass took on average in any step, waits included."""
+        passes, seconds, _ = self._drafts._medians()
+        if not len(passes):
+            return 0.0
+        share = float((seconds / passes).min())
+        further = float((seconds[-1] - seconds[-2]) / (passes[-1] - passes[-2])) if len(passes) > 1 else share
+        return further if 0.0 < further < share else share
 
 
 class HostTimes(_LatelyMeasured):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localmoe.speculative.verify_times import HostTimes, VerifyTimes
+from localmoe.speculative.verify_times import HostTimes, StepTimes, VerifyTimes
 
 
 def times_of(*measured: tuple[int, float]) -> VerifyTimes:
@@ -83,6 +83,44 @@ def test_the_hosts_time_is_what_was_measured_for_steps_as_long_and_nothing_befor
     assert times.of(40) == pytest.approx([0.1e-3] * 40)  # one token was too long ago
 
 
+def steps_of(*measured: tuple[int, float, float]) -> StepTimes:
+    """Of steps that drafted so many tokens, and verified all of them."""
+    times = StepTimes()
+    for drafted, draft_s, verify_s in measured:
+        times.observe(drafted, drafted, draft_s, verify_s)
+    return times
+
+
+def test_a_step_takes_what_steps_of_its_length_took_wherever_they_waited() -> None:
+    """Each waits until 10: behind one draft of 2, or after the first of several; then verifies in 3."""
+    found = steps_of((1, 2.0, 11.0), (2, 12.0, 3.0), (4, 16.0, 3.0), (8, 24.0, 3.0)).of(65)
+    assert found[[0, 1, 2, 3, 4, 8]] == pytest.approx([11, 13, 15, 17, 19, 27])
+    assert found[[16, 64]] == pytest.approx([43, 139])  # 2 each, as the last ones, and no 3 as on average
+
+
+def test_steps_of_one_length_say_what_drafts_cost_on_average() -> None:
+    assert steps_of((4, 8.0, 5.0)).of(9) == pytest.approx([5, 7, 9, 11, 13, 15, 17, 19, 21])
+    assert steps_of((0, 0.0, 5.0)).of(3) == pytest.approx([5.0] * 3)  # nobody knows
+
+
+def test_beyond_the_longest_step_drafts_cost_the_same_and_verified_tokens_ever_less() -> None:
+    found = steps_of((4, 8.0, 14.0), (8, 16.0, 26.0)).of(36) - 2.0 * np.arange(36)
+    assert found[17] - found[8] == pytest.approx(found[35] - found[17])  # from 9 to 18 as from 18 to 36
+    assert found[9] - found[8] == pytest.approx(3, rel=0.1)
+
+
+def test_a_draft_costs_no_more_than_on_average_nor_nothing_where_waits_differed() -> None:
+    for first_s, further_s in ((1.0, 0.25), (20.0, 2.0)):  # the longer step's took 16: far more, or less
+        found = steps_of((4, first_s, 50.0 - first_s), (8, 16.0, 34.0 + 4 * further_s)).of(60)
+        assert np.diff(found)[8:] == pytest.approx([further_s] * 51)
+
+
+def test_tokens_that_were_drafted_and_not_verified_are_no_part_of_a_steps_length() -> None:
+    times = StepTimes()
+    times.observe(8, 2, 16.0, 5.0)
+    assert times.of(9) == pytest.approx([5, 7, 9, 11, 13, 15, 17, 19, 21])
+
+
 @given(st.lists(st.tuples(st.integers(1, 72), st.floats(1e-4, 1)), min_size=1, max_size=40))
 def test_no_window_takes_longer_than_a_longer_one_nor_less_than_nothing(
     measured: list[tuple[int, float]],
@@ -92,3 +130,19 @@ def test_no_window_takes_longer_than_a_longer_one_nor_less_than_nothing(
         assert curve.shape == (65,) and (curve >= 0).all() and (np.diff(curve) >= -1e-12).all()
     windows = [window for window, _ in measured]
     assert max(windows[-5:]) <= times.longest <= max(windows)  # of nearly the same length, five are kept
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 72), st.integers(0, 72), st.floats(0, 1), st.floats(1e-4, 1)),
+        min_size=1, max_size=40,
+    )
+)  # fmt: skip
+def test_no_step_takes_longer_than_a_longer_one_nor_less_than_nothing(
+    measured: list[tuple[int, int, float, float]],
+) -> None:
+    times = StepTimes()
+    for drafted, verified, draft_s, verify_s in measured:
+        times.observe(drafted, min(drafted, verified), draft_s, verify_s)
+    curve = times.of(65)
+    assert curve.shape == (65,) and (curve >= 0).all() and (np.diff(curve) >= -1e-12).all()
