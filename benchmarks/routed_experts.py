@@ -21,11 +21,13 @@ import torch
 import triton
 from torch import Tensor
 
+from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu import routed_experts as kernels
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, Launch, routed_experts
 from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.quant.mxfp4 import decode
 
 SILU = Activation("silu")
 OAI = Activation("swiglu_oai", alpha=1.702, limit=7.0, interleaved=True)
@@ -44,7 +46,8 @@ CASES = {
     "qwen1.5-moe": Case(ExpertShape(2048, 1408, False, SILU), 60, 4),
     "qwen3-30b-a3b": Case(ExpertShape(2048, 768, False, SILU), 128, 8),
     "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
-    "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI), 32, 4),
+    "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI, mxfp4=True), 32, 4),
+    "gpt-oss-20b-16-bit": Case(ExpertShape(2880, 2880, True, OAI), 32, 4),
 }
 
 
@@ -53,17 +56,40 @@ class Layers:
 
     def __init__(self, case: Case, num_layers: int) -> None:
         self.case = case
-        self.elements = 3 * case.shape.hidden * case.shape.inner
-        self.weights = [
-            torch.randn(case.experts, self.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
-            for _ in range(num_layers)
-        ]
+        hidden, inner = case.shape.hidden, case.shape.inner
+        shapes = [(2 * inner, hidden), (hidden, inner)]
+        if case.shape.transposed:
+            shapes = [shape[::-1] for shape in shapes]
+        self.layout = RecordLayout(shapes[0], shapes[1], case.shape.transposed, case.shape.mxfp4)
+        self.record_bytes = self.layout.num_bytes(torch.bfloat16)
+        self.weights = [self._records() for _ in range(num_layers)]
         self.done = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def _records(self) -> Tensor:
+        """(E, words)."""
+        experts = self.case.experts
+        if not self.layout.mxfp4:
+            return torch.randn(experts, self.layout.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+        records = torch.randint(0, 256, (experts, self.record_bytes), device="cuda", dtype=torch.uint8)
+        for record in records:
+            for matrix in self.layout.mxfp4_views(record):
+                matrix.scales.random_(118, 122)
+        return records
+
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+        """gate_up (2I, H) and down (H, I)."""
+        record = self.weights[layer][expert]
+        if self.layout.mxfp4:
+            taken = (matrix.take() for matrix in self.layout.mxfp4_views(record.cpu()))
+            both = [decode(codes.view(len(codes), -1, 16), scales).cuda() for codes, scales in taken]
+            return both[0], both[1]
+        gate_up, down = self.layout.views(record)
+        return (gate_up.T, down.T) if self.layout.transposed else (gate_up, down)
 
     def view(self, layer: int) -> ResidencyView:
         """All experts in slots."""
         experts = self.case.experts
-        start, stride = self.weights[layer].data_ptr(), 2 * self.elements
+        start, stride = self.weights[layer].data_ptr(), self.record_bytes
         address = start + stride * torch.arange(experts, device="cuda")
         zeros = torch.zeros(experts, dtype=torch.int64, device="cuda")
         return ResidencyView(
@@ -98,11 +124,7 @@ def reference(layers: Layers, layer: int, x: Tensor, index: Tensor, weights: Ten
     shape = layers.case.shape
     out = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
     for t, k in itertools.product(*map(range, index.shape)):
-        record = layers.weights[layer][int(index[t, k])]
-        split = 2 * shape.hidden * shape.inner
-        gate_up, down = record[:split].double(), record[split:].double()
-        gate_up = gate_up.view(shape.hidden, -1).T if shape.transposed else gate_up.view(-1, shape.hidden)
-        down = down.view(shape.inner, -1).T if shape.transposed else down.view(-1, shape.inner)
+        gate_up, down = (matrix.double() for matrix in layers.matrices(layer, int(index[t, k])))
         y = gate_up @ x[t].double()
         gate, up = shape.activation.split(y)
         hidden = shape.activation.apply(gate, up).bfloat16().double()
@@ -186,15 +208,16 @@ def speed(layers: Layers, tokens: int) -> tuple[float, float]:
     views = [layers.view(i) for i in range(len(layers.weights))]
     calls = [lambda i=i: run(layers, i, views[i], *parts[i]) for i in range(len(parts))]
     distinct = sum(int(index.unique().numel()) for _, index, _ in parts) / len(parts)
-    return timed_graph(calls), distinct * layers.elements * 2
+    return timed_graph(calls), distinct * layers.record_bytes
 
 
 def over_the_link(layers: Layers) -> None:
     """A window of 9 tokens with 1 to 8 of its experts on the host, read and kept, or only read."""
     case = layers.case
-    host = torch.empty(case.experts, layers.elements, dtype=torch.bfloat16, pin_memory=True)
-    host.copy_(layers.weights[0])
-    spare = torch.zeros(8, layers.elements, dtype=torch.bfloat16, device="cuda")
+    records = layers.weights[0]
+    host = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
+    host.copy_(records)
+    spare = torch.zeros_like(records[:8])
     x, index, weights = routed(case, 9)
     want = run(layers, 0, layers.view(0), x, index, weights)
     asked = index.unique().tolist()
@@ -206,7 +229,7 @@ def over_the_link(layers: Layers) -> None:
                 view.ticket[expert] = ON_HOST
             landing = torch.zeros(8, dtype=torch.int64, device="cuda")
             if keep:
-                landing[:missing] = spare.data_ptr() + 2 * layers.elements * torch.arange(
+                landing[:missing] = spare.data_ptr() + layers.record_bytes * torch.arange(
                     missing, device="cuda"
                 )
             view = replace(view, landing=landing, score=torch.full_like(view.score, float("inf")))
@@ -216,7 +239,7 @@ def over_the_link(layers: Layers) -> None:
                 torch.equal(spare[int(view.log[e]) >> 8], layers.weights[0][e]) for e in asked[:missing]
             ) if keep else None  # fmt: skip
             us = timed_graph([partial(run_again, layers, view, before, x, index, weights)])
-            rate = missing * layers.elements * 2 / us / 1e3
+            rate = missing * layers.record_bytes / us / 1e3
             same = torch.equal(got, want)
             print(f"  {missing} missing, keep {keep}: {us:.0f} us, {rate:.1f} GB/s, same {same}, kept {kept}")
 
@@ -230,7 +253,8 @@ def sweep(layers: Layers) -> None:
             for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4, 5)):
                 size = (shape.hidden, shape.inner)[which]
                 tile = (2 - which) * n + 16
-                if size % k or tile * k * 2 * s > 96 << 10 or n * k < 2048 or n * k > 16384:
+                bits = 4 if shape.mxfp4 else 16
+                if size % k or tile * k * bits // 8 * s > 96 << 10 or n * k < 2048 or n * k > 16384:
                     continue
                 launch = Launch(n, k, w, s)
                 names = ("gate_up_launch", "down_launch")
@@ -260,7 +284,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, {versions}, memory {bandwidth / 1e12:.2f} TB/s read")
     for name in args.shapes.split(","):
         case = CASES[name]
-        layers = Layers(case, 8 if case.shape.inner < 4000 else 3)
+        layers = Layers(case, 24 if case.shape.mxfp4 else 8 if case.shape.inner < 4000 else 3)
         print(f"{name}")
         check(layers)
         for tokens in (1, 2, 5, 9, 17, 33, 64):

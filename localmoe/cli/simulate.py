@@ -78,7 +78,8 @@ def _footprint(args: argparse.Namespace) -> tuple[ModelFootprint, int]:
         source = CheckpointSource.open(args.model)
     skeleton = source.skeleton(source.stored_dtype)
     name = args.shape or source.name
-    return measure_footprint(name, source.stored_dtype, skeleton), source.stored_dtype.itemsize
+    footprint = measure_footprint(name, source.stored_dtype, skeleton).in_mxfp4()  # as on a GPU
+    return footprint, source.stored_dtype.itemsize
 
 
 def _windows(args: argparse.Namespace, footprint: ModelFootprint, length: int) -> Iterator[Prompt | Window]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Phase = Literal["prefill", "draft", "verify"]
@@ -27,7 +27,7 @@ class ModelFootprint:
         num_experts: routed experts a MoE layer.
         experts_per_token: experts that the router picks (top-k).
         expert_params: parameters of one routed expert (weights; biases stay with the shared part).
-        expert_bytes: one routed expert in its 16-bit (or original) host record.
+        expert_bytes: one routed expert in its host record, as 16-bit (or original) weights, or in MXFP4.
         shared_params: parameters of everything else (attention, norms, embeddings, routers, shared
             experts, biases).
         shared_bytes: bytes of the same in the checkpoint's dtype.
@@ -36,6 +36,7 @@ class ModelFootprint:
         max_context: longest context that the model's config allows.
         hidden_size, vocab_size: dimensions that size the workspace.
         can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
+        mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
     """
@@ -55,8 +56,18 @@ class ModelFootprint:
     hidden_size: int
     vocab_size: int
     can_rollback: bool
+    mxfp4_expert_bytes: int = 0
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
+
+    @property
+    def keeps_mxfp4(self) -> bool:
+        """Whether experts are kept in MXFP4, in host records and slots alike."""
+        return self.expert_bytes == self.mxfp4_expert_bytes
+
+    def in_mxfp4(self) -> ModelFootprint:
+        """The same with experts kept as they are published, if that is in MXFP4."""
+        return replace(self, expert_bytes=self.mxfp4_expert_bytes) if self.mxfp4_expert_bytes else self
 
     @property
     def total_experts(self) -> int:

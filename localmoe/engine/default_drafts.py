@@ -18,12 +18,6 @@ from localmoe.hub.catalogue import LocalModel, draft_folder
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.draft_places import NF4_KIND
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.mxfp4 import FORM, holds_blocks, is_packed
-
-
-def is_published(checkpoint: Checkpoint, bits: int) -> bool:
-    """Whether a draft of so many bits need not be made, as the model's own weights have them."""
-    return bits == FORM.bits and is_packed(checkpoint.config) and holds_blocks(checkpoint.tensors)
 
 
 def default_form(model: LocalModel, checkpoint: Checkpoint, revision: str, bits: int) -> DraftForm:

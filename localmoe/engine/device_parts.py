@@ -122,7 +122,8 @@ def make_runner(
     layers, shapes = [], []
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout
-        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, _activation(skeleton, layer))
+        activation = _activation(skeleton, layer)
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, activation, layout.mxfp4)
         shapes.append(shape)
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     stage, block = None, min(stage_block(shape) for shape in shapes)
@@ -137,7 +138,8 @@ def make_runner(
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
-        context=context, draft=form_of(draft), lane=lane is not None, synthetic=synthetic,
+        context=context, draft=form_of(draft), mxfp4=shapes[0].mxfp4, lane=lane is not None,
+        synthetic=synthetic,
     )  # fmt: skip
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)
@@ -181,8 +183,7 @@ def make_device_memory(
     """Slots of the planned number, empty, and attached to the scheduler."""
     device, dtype = prepared.compute.device, prepared.compute.dtype
     assert store.dtype == dtype, "kernels read records as they are"
-    elements = max(layout.elements for layout in store.layouts)
-    slots = DeviceSlots(num_slots, elements, dtype, device)
+    slots = DeviceSlots(num_slots, store.largest_record, store.word, device)
     block = residency_block(store, device)
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
     memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)

@@ -7,13 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
@@ -21,7 +18,7 @@ from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import ExpertsModule
-from localmoe.quant.expert_reader import ExpertMatrices
+from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader
 
 DraftLayers = list[list[DraftExpert]] | list[LowBitExperts]  # [layer][expert], or packed layers
 
@@ -46,36 +43,11 @@ def draft_bytes(draft: DraftLayers | None) -> int:
     )
 
 
-class MatrixReader(Protocol):
-    """The experts of a draft that was checked."""
-
-    @property
-    def folder(self) -> Path:
-        """Where they lie."""
-
-    @property
-    def form(self) -> DraftForm:
-        """What they take in memory."""
-
-    @property
-    def act_order(self) -> bool:
-        """Whether columns may be in an order of their own."""
-
-    def layer(
-        self,
-        decoder_layer: int,
-        num_experts: int,
-        gate_shape: tuple[int, int],
-        device: torch.device | None = None,
-    ) -> Iterator[ExpertMatrices]:
-        """See quant.expert_reader.ExpertReader."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerReader:
     """One layer of a draft."""
 
-    draft: MatrixReader
+    draft: ExpertReader
     experts: ExpertsModule
     num_experts: int
     device: torch.device
@@ -147,7 +119,7 @@ class LayerReader:
         return (down[0], down[1]) if layout.transposed else (down[1], down[0])
 
 
-def _fuse(draft: MatrixReader, concatenated: bool, expert: ExpertMatrices) -> tuple[CodeMatrix, CodeMatrix]:
+def _fuse(draft: ExpertReader, concatenated: bool, expert: ExpertMatrices) -> tuple[CodeMatrix, CodeMatrix]:
     """One matrix with rows [gate; up], or of each in turn; and down.
 
     Raises:

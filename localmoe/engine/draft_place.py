@@ -203,7 +203,7 @@ class DraftPlace:
         parts, folder = self._parts(), self._budget.config.draft_dir
         prepared, held = parts.prepared, parts.draft
         try:
-            form = prepared.source.draft_form(folder, packed=prepared.compute.whole_passes)
+            form = prepared.source.draft_form(folder)
             if form.codebook and held is not None and not held.codebook:
                 raise DraftError("An NF4 draft was made meanwhile, which is larger: load the model again.")
             info, layers = prepared.source.load_draft(

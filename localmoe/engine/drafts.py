@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
-from localmoe.engine.draft_layers import DraftLayers, LayerReader, MatrixReader
+from localmoe.engine.draft_layers import DraftLayers, LayerReader
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_folder import DownloadRecord
@@ -24,8 +24,6 @@ from localmoe.model.skeleton import Skeleton
 from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.expert_names import PROJECTION_NAMES, ExpertNaming, find_naming
-from localmoe.quant.mxfp4 import FORM
-from localmoe.quant.mxfp4_reader import Mxfp4Reader
 
 GROUP_SIZE = 128
 DRAFT_BITS = 4
@@ -33,8 +31,7 @@ DRAFT_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """What a loaded draft is. method: "RTN", "GPTQ", "NF4", "MXFP4" as published, or
-    "synthetic" of random codes."""
+    """What a loaded draft is. method: "RTN", "GPTQ", "NF4", or "synthetic" of random codes."""
 
     bits: int
     method: str
@@ -43,7 +40,7 @@ class DraftInfo:
     @property
     def codebook(self) -> bool:
         """Whether codes stand for the values of a table."""
-        return self.method in ("NF4", "MXFP4")
+        return self.method == "NF4"
 
     def __str__(self) -> str:
         kind = self.method if self.codebook else f"INT{self.bits} {self.method}"
@@ -85,7 +82,7 @@ class HostExpertSource:
 
     def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
         """gate (I, H), up (I, H), down (H, I)."""
-        gate_up, down = self._store.views(ExpertKey(layer, expert))
+        gate_up, down = self._store.weights(ExpertKey(layer, expert))
         if self._experts[layer].layout.transposed:
             gate_up, down = gate_up.T.contiguous(), down.T.contiguous()
         if self._experts[layer].module.is_concatenated:
@@ -116,46 +113,7 @@ def load_draft(
     draft = DraftCheckpoint.open(folder)
     naming = draft.naming()
     check_draft(draft, base, naming)
-    layers = _read_layers(
-        draft.reader(naming), skeleton, device, packed=packed, fused=fused, progress=progress, cancel=cancel
-    )
-    return _info(draft), layers
-
-
-def load_published(
-    checkpoint: Checkpoint,
-    skeleton: Skeleton,
-    device: torch.device,
-    *,
-    packed: bool,
-    fused: bool = True,
-    progress: ProgressCallback | None = None,
-    cancel: threading.Event | None = None,
-) -> tuple[DraftInfo, DraftLayers]:
-    """The codes of a model that is published in MXFP4 as its draft. Arguments are `load_draft`'s.
-
-    Raises:
-        DraftError: they cannot be read.
-        LoadCancelledError: `cancel` was set.
-    """
-    interleaved = not skeleton.experts[0].module.is_concatenated
-    layers = _read_layers(
-        Mxfp4Reader(checkpoint.folder, checkpoint.tensors, interleaved), skeleton, device,
-        packed=packed, fused=fused, progress=progress, cancel=cancel,
-    )  # fmt: skip
-    return DraftInfo(FORM.bits, "MXFP4", FORM.group_size), layers
-
-
-def _read_layers(
-    found: MatrixReader,
-    skeleton: Skeleton,
-    device: torch.device,
-    *,
-    packed: bool,
-    fused: bool,
-    progress: ProgressCallback | None,
-    cancel: threading.Event | None,
-) -> DraftLayers:
+    found = draft.reader(naming)
     matrices: list[list[DraftExpert]] = []
     layers: list[LowBitExperts] = []
     for done, experts in enumerate(skeleton.experts):
@@ -168,7 +126,7 @@ def _read_layers(
             layers.append(reader.packed())
         else:
             matrices.append(reader.matrices(fused=fused))
-    return layers if packed else matrices
+    return _info(draft), layers if packed else matrices
 
 
 def _info(draft: DraftCheckpoint) -> DraftInfo:

@@ -79,6 +79,8 @@ def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: Engin
         return "strict"
     if config.lanes == "vram+link":
         return "as set"
+    if layouts[0].mxfp4:
+        return "experts are kept in MXFP4, which the CPU lane does not compute"
     if len({layout.hidden for layout in layouts}) > 1:
         return "layers differ in width"
     if config.lanes == "auto" and num_threads(config) < _LEAST_THREADS:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import BudgetError, ConfigError, DraftingRefusedError
+from localmoe.core.errors import ConfigError, DraftingRefusedError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
@@ -33,10 +33,11 @@ from localmoe.hardware.probe import probe_hardware
 from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import ModelShape
-from localmoe.model.skeleton import Skeleton
+from localmoe.model.skeleton import Skeleton, with_mxfp4_records
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import check_policy
 
+LANES_OF_MXFP4 = ("auto", "vram+link")  # the CPU's threads compute 16-bit experts alone
 MAX_WINDOW = -(-(MAX_DRAFT_LENGTH + 1) // 16) * 16  # rows of the largest verify pass
 
 CUDA_LIBRARY_BYTES = 48 << 20  # cuBLAS keeps 32 MiB of workspace on recent GPUs, and the allocator rounds up
@@ -87,29 +88,19 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
+    if compute.whole_passes and config.lanes in LANES_OF_MXFP4 and source.can_keep_mxfp4(skeleton):
+        skeleton = with_mxfp4_records(skeleton)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
 
-    def measure(source: ModelSource) -> ModelFootprint:
-        device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
-        draft = source.draft_form(config.draft_dir, packed=compute.whole_passes)
-        found = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
-        return found if draft_model is None else with_draft_model(found, draft_model, compute)
-
-    footprint = measure(source)
+    device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
+    draft = source.draft_form(config.draft_dir)
+    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    if draft_model is not None:
+        footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
-    smaller = source.with_smaller_draft(config.draft_dir, packed=compute.whole_passes)
-    plan = None
-    try:
-        plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
-    except BudgetError:
-        if smaller is None:
-            raise
-    if smaller is not None and (plan is None or not plan.drafting):
-        source, footprint = smaller, measure(smaller)
-        plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
-    assert plan is not None
+    plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
     return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
 
 
@@ -140,6 +131,8 @@ def divide_memory(
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
+    if loads_draft and not _pays(footprint, config):
+        loads_draft, reason = False, "the experts, kept in MXFP4, are as small as a draft's would be"
     hardware = hardware or probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
     drafting = loads_draft and footprint.can_rollback
@@ -177,6 +170,13 @@ def divide_memory(
         drafting_required=loads_draft and config.draft_length != "auto",
         host=host,
     )
+
+
+def _pays(footprint: ModelFootprint, config: EngineConfig) -> bool:
+    """Whether a draft can be worth its memory: where nobody asked for one, not beside experts that take no
+    more."""
+    asked = config.draft_length != "auto" or config.draft_dir is not None or config.draft_bits < DRAFT_BITS
+    return asked or not footprint.keeps_mxfp4 or bool(footprint.draft_model_bytes)
 
 
 def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:

@@ -15,6 +15,7 @@ from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
+from localmoe.model.footprint import can_keep_mxfp4
 from localmoe.model.random_weights import (
     STORED_DTYPE,
     fill_random,
@@ -40,12 +41,16 @@ class RandomSource:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """bfloat16, whatever the real model is published in."""
+        """bfloat16, but for experts that stay in MXFP4."""
         return STORED_DTYPE
 
     def skeleton(self, dtype: torch.dtype) -> Skeleton:
         """Raises UnsupportedModelError: transformers cannot build the shape."""
         return skeleton_from_config(self.shape.config(), dtype, f"the shape {self.shape.name}")
+
+    def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
+        """As the real model is published."""
+        return can_keep_mxfp4(skeleton)
 
     def load_weights(
         self,
@@ -65,12 +70,9 @@ class RandomSource:
             raise
         return store
 
-    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
+    def draft_form(self, folder: Path | None) -> DraftForm:
         """4 bits in groups of 128."""
         return DraftForm(DRAFT_BITS, GROUP_SIZE)
-
-    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> None:
-        """There is one alone."""
 
     def load_draft(
         self,

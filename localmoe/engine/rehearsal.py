@@ -123,6 +123,7 @@ def _missing_stamp(prepared: PreparedModel, config: EngineConfig) -> CompiledSta
 
     stamp = stamp_of(
         prepared.skeleton.model.config, compute.dtype, compute.device,
+        mxfp4=prepared.skeleton.experts[0].layout.mxfp4,
         context=prepared.plan.context, draft=_draft_form(prepared, config),
         lane=lane_is_likely(prepared, config), synthetic=prepared.synthetic,
     )  # fmt: skip
@@ -144,7 +145,7 @@ def _twin(prepared: PreparedModel, config: EngineConfig) -> Twin | None:
 
 def _draft_form(prepared: PreparedModel, config: EngineConfig) -> DraftForm | None:
     if prepared.plan.drafting and prepared.draft_model is None:
-        return prepared.source.draft_form(config.draft_dir, packed=prepared.compute.whole_passes)
+        return prepared.source.draft_form(config.draft_dir)
     return None
 
 

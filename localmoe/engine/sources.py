@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from localmoe.chat.prompt import Encoder, PromptEncoder
 from localmoe.core.draft_config import DraftForm, DraftSettings, GptqSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.types import ModelFootprint, ProgressCallback
-from localmoe.engine.default_drafts import default_form, default_places, is_published
+from localmoe.engine.default_drafts import default_form, default_places
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafting import DraftBasis, make_draft
 from localmoe.engine.drafts import (
@@ -24,20 +24,19 @@ from localmoe.engine.drafts import (
     DraftInfo,
     HostExpertSource,
     load_draft,
-    load_published,
     snapshot_revision,
 )
 from localmoe.engine.end_tokens import find_end_tokens
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model.footprint import checkpoint_dtype
+from localmoe.model.footprint import can_keep_mxfp4, checkpoint_dtype
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.quant.base_check import DraftBase
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.mxfp4 import FORM
+from localmoe.quant.mxfp4 import parameter_of
 
 
 class ModelSource(Protocol):
@@ -54,6 +53,9 @@ class ModelSource(Protocol):
     def skeleton(self, dtype: torch.dtype) -> Skeleton:
         """The model without weights, to compute in `dtype`."""
 
+    def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
+        """Whether experts are published in MXFP4 and can be kept so."""
+
     def load_weights(
         self,
         skeleton: Skeleton,
@@ -64,12 +66,8 @@ class ModelSource(Protocol):
     ) -> HostStore:
         """Fill the skeleton's shared weights on `device`; the experts' records."""
 
-    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
+    def draft_form(self, folder: Path | None) -> DraftForm:
         """Of the draft that `load_draft` would load."""
-
-    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> ModelSource | None:
-        """The same, with a draft that takes less memory than the one that `load_draft` would load; None if
-        it has no other."""
 
     def load_draft(
         self,
@@ -104,7 +102,6 @@ class CheckpointSource:
     model: LocalModel
     checkpoint: Checkpoint
     draft_bits: int = DRAFT_BITS  # of the draft in the default place
-    published: bool = True  # weights that are published as low-bit codes may be the draft
 
     @classmethod
     def open(cls, model: str, draft_bits: int = DRAFT_BITS) -> CheckpointSource:
@@ -130,6 +127,11 @@ class CheckpointSource:
         """Raises UnsupportedModelError, as `build_skeleton`."""
         return build_skeleton(self.checkpoint, dtype)
 
+    def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
+        """If all of them are, in shapes that records can have."""
+        stored = sum(bool(parameter_of(name)) for name in self.checkpoint.tensors)
+        return can_keep_mxfp4(skeleton) and stored == 2 * len(skeleton.experts)
+
     def load_weights(
         self,
         skeleton: Skeleton,
@@ -150,30 +152,17 @@ class CheckpointSource:
         revision = snapshot_revision(self.model.folder)
         return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
 
-    def draft_form(self, folder: Path | None, *, packed: bool) -> DraftForm:
-        """From headers: that of the named draft, of the published codes, or of the best whole one in the
-        default place.
+    def draft_form(self, folder: Path | None) -> DraftForm:
+        """From headers: that of the named draft, or of the best whole one in the default place.
 
         Raises:
             DraftError: the named one is damaged.
         """
         if folder is not None:
             return DraftCheckpoint.open(folder).form
-        if self._takes_published(packed):
-            return FORM
         return default_form(
             self.model, self.checkpoint, snapshot_revision(self.model.folder), self.draft_bits
         )
-
-    def with_smaller_draft(self, folder: Path | None, *, packed: bool) -> CheckpointSource | None:
-        """One of integers in the place of the published codes."""
-        if folder is not None or not self._takes_published(packed):
-            return None
-        return replace(self, published=False)
-
-    def _takes_published(self, packed: bool) -> bool:
-        """Only for the GPU's kernels: the CPU's computes codes of a table in twice the time and room."""
-        return packed and self.published and is_published(self.checkpoint, self.draft_bits)
 
     def load_draft(
         self,
@@ -188,18 +177,12 @@ class CheckpointSource:
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
     ) -> tuple[DraftInfo, DraftLayers]:
-        """The draft that the user named, or the weights as they are published if those are low-bit codes, or
-        the one in the default place, which is built (round-to-nearest) where there is none or where it is
-        damaged or of other weights.
+        """The draft that the user named, or the one in the default place, which is built (round-to-nearest)
+        where there is none or where it is damaged or of other weights.
 
         Raises:
             DraftError: the named one is damaged or of another model. LoadCancelledError: `cancel` was set.
         """
-        if folder is None and self._takes_published(packed):
-            return load_published(
-                self.checkpoint, skeleton, device,
-                packed=packed, fused=fused, progress=progress, cancel=cancel,
-            )  # fmt: skip
         base = self.draft_base(skeleton, store)
         load = partial(
             load_draft, skeleton=skeleton, device=device, base=base,
@@ -207,7 +190,7 @@ class CheckpointSource:
         )  # fmt: skip
         if folder is not None:
             return load(folder)
-        for place in default_places(self.model, base.fingerprint, self.draft_form(None, packed=packed)):
+        for place in default_places(self.model, base.fingerprint, self.draft_form(None)):
             with suppress(DraftError):
                 return load(place)
         if not may_build:

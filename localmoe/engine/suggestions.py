@@ -26,15 +26,15 @@ class Suggestion:
 def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
-    vocabulary: int, file_bytes: int | None = None,
+    vocabulary: int, file_bytes: int | None = None, mxfp4_expert_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
-    """16-bit weights throughout. file_bytes: of an expert as it is published; None: as it is kept."""
+    """16-bit weights throughout. file_bytes: of an expert as it is published; None: as those."""
     footprint = ModelFootprint(
         name=repo_id, architecture=architecture, num_layers=layers, num_experts=experts,
         experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
         shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
-        vocab_size=vocabulary, can_rollback=True,
+        vocab_size=vocabulary, can_rollback=True, mxfp4_expert_bytes=mxfp4_expert_bytes,
     )  # fmt: skip
     num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
@@ -65,7 +65,7 @@ SUGGESTIONS = (
         "openai/gpt-oss-20b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
-        file_bytes=13_219_200,
+        file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
     ),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",

@@ -1,4 +1,4 @@
-"""All routed experts in host RAM, in the checkpoint's own dtype: one page-aligned record an expert.
+"""All routed experts in host RAM, in the checkpoint's own dtype or form: one page-aligned record an expert.
 
 Memory is anonymous mmap (page-aligned, committed when written, in huge pages where the system has them) and,
 for a GPU, registered in place so that copies run at full link speed. Decides nothing about what is copied.
@@ -22,12 +22,15 @@ from localmoe.core.types import ExpertKey
 from localmoe.core.units import format_bytes
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
 from localmoe.kernels.cuda_driver import DriverCallError, device_address
+from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
+from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
 
 _LOG = logging.getLogger(__name__)
 
 
 class HostStore:
-    """Records of `num_layers` x `num_experts` experts; `layouts` has one entry a MoE layer."""
+    """Records of `num_layers` x `num_experts` experts; `layouts` has one entry a MoE layer. dtype: of the
+    weights, those of records in MXFP4 once they are decoded."""
 
     def __init__(self, layouts: list[RecordLayout], num_experts: int, dtype: torch.dtype) -> None:
         self.layouts = layouts
@@ -53,12 +56,23 @@ class HostStore:
         """Bytes reserved."""
         return sum(layer.numel() for layer in self._layers)
 
+    @property
+    def word(self) -> torch.dtype:
+        """What records are made of."""
+        return self.layouts[0].word(self.dtype)
+
+    @property
+    def largest_record(self) -> int:
+        """Words of it."""
+        return max(layout.num_bytes(self.dtype) for layout in self.layouts) // self.word.itemsize
+
     def record(self, key: ExpertKey) -> Tensor:
-        """(elements,) flat weights of one expert."""
+        """Flat words of one expert: (elements,) weights, or bytes."""
         record = self._records.get(key)
         if record is None:
-            num_bytes = self.layouts[key.layer].num_bytes(self.dtype)
-            record = self._layers[key.layer][key.expert, :num_bytes].view(self.dtype)
+            layout = self.layouts[key.layer]
+            num_bytes = layout.num_bytes(self.dtype)
+            record = self._layers[key.layer][key.expert, :num_bytes].view(layout.word(self.dtype))
             self._records[key] = record
         return record
 
@@ -75,8 +89,20 @@ class HostStore:
         return np.array(rows, dtype=np.int64).reshape(self.num_layers, self.num_experts)
 
     def views(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
-        """(gate_up, down) of one expert, writable."""
+        """(gate_up, down) of one expert that is not in MXFP4, writable."""
         return self.layouts[key.layer].views(self.record(key))
+
+    def mxfp4_views(self, key: ExpertKey) -> tuple[Mxfp4Matrix, Mxfp4Matrix]:
+        """The same of one that is."""
+        return self.layouts[key.layer].mxfp4_views(self.record(key))
+
+    def weights(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
+        """(gate_up, down) of one expert in the orientation of the model's module, to read; MXFP4 decoded."""
+        layout = self.layouts[key.layer]
+        if not layout.mxfp4:
+            return self.views(key)
+        gate_up, down = (_decoded(matrix).to(self.dtype) for matrix in self.mxfp4_views(key))
+        return (gate_up.T, down.T) if layout.transposed else (gate_up, down)
 
     def pin(self) -> None:
         """Register the records with the CUDA driver, in place; layers that are registered stay so.
@@ -127,6 +153,11 @@ class HostStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _decoded(matrix: Mxfp4Matrix) -> Tensor:
+    codes, scales = matrix.take()
+    return decode(codes.view(matrix.rows, -1, BLOCK_BYTES), scales)
 
 
 def _anonymous_memory(num_bytes: int) -> mmap.mmap:

@@ -1,4 +1,5 @@
-"""The device arena cut into expert-sized slots, in the compute dtype. Knows no expert; see residency."""
+"""The device arena cut into expert-sized slots, in the compute dtype or, as records in MXFP4 are, of bytes.
+Knows no expert; see residency."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from localmoe.experts.records import RecordLayout
 
 
 class DeviceSlots:
-    """`num_slots` slots of `slot_elements` weights on `device` (on CPU: ordinary RAM standing in for
-    device memory)."""
+    """`num_slots` slots of `slot_elements` words on `device` (on CPU: ordinary RAM standing in for device
+    memory)."""
 
     def __init__(self, num_slots: int, slot_elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_slots = num_slots

@@ -76,7 +76,8 @@ def device_needs(
         return -(-checkpoint_bytes * compute_bytes // checkpoint_bytes_per_weight)
 
     positions = kv_positions(context)
-    slot_bytes = footprint.expert_params * compute_bytes
+    unpacked_bytes = footprint.expert_params * compute_bytes
+    slot_bytes = footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
     chunk = DEVICE_PREFILL_CHUNK if whole_passes else PREFILL_CHUNK
     tokens = max(min(chunk, context), max_window)
@@ -91,8 +92,7 @@ def device_needs(
     return DeviceNeeds(
         shared_bytes=on_device(footprint.shared_bytes),
         kv_bytes=on_device(footprint.kv_bytes_per_token) * positions,
-        # a slot's worth: an unpacked expert
-        workspace_bytes=activations + attention + logits + slot_bytes + library_bytes,
+        workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
         draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=slot_bytes,
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),

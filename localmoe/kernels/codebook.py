@@ -1,5 +1,4 @@
-"""Codes that stand for the values of a table instead of integers: NF4's table, that of 4-bit floats, and
-integers put as a table.
+"""Codes that stand for the values of a table instead of integers: NF4's table, and integers put as a table.
 Quantises nothing and knows no file format."""
 
 from __future__ import annotations
@@ -22,18 +21,9 @@ NF4_VALUES = (
 )  # fmt: skip
 
 
-# 4-bit floats of a sign, two bits of exponent and one of mantissa (OCP Microscaling Formats 1.0, FP4 E2M1)
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-
-
 def nf4_codebook() -> Tensor:
     """float32 (16,)."""
     return torch.tensor(NF4_VALUES)
-
-
-def e2m1_codebook() -> Tensor:
-    """float32 (16,)."""
-    return torch.tensor(E2M1_VALUES)
 
 
 def cut_groups(matrix: CodeMatrix, group_size: int) -> CodeMatrix:

@@ -24,6 +24,7 @@ def stamp_of(
     *,
     context: int,
     draft: DraftForm | None,
+    mxfp4: bool,
     lane: bool,
     synthetic: SyntheticModel | None,
 ) -> CompiledStamp:
@@ -34,6 +35,7 @@ def stamp_of(
         dtype: that passes compute in.
         context: positions of the cache.
         draft: form of the low-bit draft; None without one.
+        mxfp4: whether experts are read as codes.
         lane: whether the CPU computes experts.
         synthetic: routes in the routers' place, from tensors of other strides.
     """
@@ -44,6 +46,7 @@ def stamp_of(
         "dtype": str(dtype),
         "context": context,
         "draft": None if draft is None else [draft.bits, draft.group_size, draft.codebook],
+        "mxfp4": mxfp4,
         "lane": lane,
         "routed": synthetic is not None and synthetic.settings.routing is not None,
     }

@@ -16,6 +16,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import Skeleton
+from localmoe.quant.mxfp4 import is_packed
 
 _MEASURE_ONLY = "localmoe_measure_only"
 
@@ -31,7 +32,6 @@ def measure_footprint(
     integers in groups of 128) on a device."""
     layout = skeleton.experts[0].layout
     weight_bytes = stored.itemsize
-    expert_bytes = layout.elements * weight_bytes
     total_experts = len(skeleton.experts) * skeleton.num_experts
     expert_params = layout.elements
     all_params = sum(p.numel() for p in skeleton.model.parameters())  # tied weights once
@@ -44,7 +44,7 @@ def measure_footprint(
         num_experts=skeleton.num_experts,
         experts_per_token=skeleton.experts_per_token,
         expert_params=expert_params,
-        expert_bytes=expert_bytes,
+        expert_bytes=layout.num_bytes(stored),
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes,
         kv_bytes_per_token=kv_elements_per_token(skeleton.model, text, can_rollback=skeleton.can_rollback)
@@ -54,7 +54,14 @@ def measure_footprint(
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
+        mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton) else 0,
     )
+
+
+def can_keep_mxfp4(skeleton: Skeleton) -> bool:
+    """Whether a model is published in MXFP4, and in shapes of which its records can be made."""
+    config = skeleton.config.to_dict()
+    return is_packed(config) and all(experts.layout.fits_mxfp4 for experts in skeleton.experts)
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:

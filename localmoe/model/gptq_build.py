@@ -42,11 +42,11 @@ class StoredLayer:
 
     def gate_up(self, expert: int) -> Tensor:
         """(2I, H), rows in the module's own order."""
-        return self._plain(self._store.views(ExpertKey(self._layer, expert))[0])
+        return self._plain(self._store.weights(ExpertKey(self._layer, expert))[0])
 
     def down(self, expert: int) -> Tensor:
         """(H, I)."""
-        return self._plain(self._store.views(ExpertKey(self._layer, expert))[1])
+        return self._plain(self._store.weights(ExpertKey(self._layer, expert))[1])
 
     def _plain(self, matrix: Tensor) -> Tensor:
         return matrix.T.contiguous() if self._layout.transposed else matrix

@@ -16,7 +16,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.materialise import rebuild_buffers
-from localmoe.model.parallel_reader import Piece, read_pieces, split_read
+from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
 from localmoe.model.placement import Conversion, Placement
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.weight_reader import stored_dtype
@@ -127,7 +127,7 @@ def _read_placed(
     pieces = list(placement.pieces())
     left = Counter(piece.layer for piece in pieces)
 
-    def finished(piece: Piece) -> None:
+    def finished(piece: AnyPiece) -> None:
         report.add(piece.num_bytes)
         left[piece.layer] -= 1
         if pin and piece.layer is not None and left[piece.layer] == 0:
@@ -146,7 +146,7 @@ def _convert(
 ) -> None:
     """Read the sources of one parameter and run transformers' converter over them."""
     tensors = [torch.empty(header.shape, dtype=stored_dtype(header)) for _, header in conversion.sources]
-    pieces: list[Piece] = []
+    pieces: list[AnyPiece] = []
     for (pattern, header), tensor in zip(conversion.sources, tensors, strict=True):
         pieces += split_read(header, tensor)
         conversion.converter.add_tensor(key, header.name, pattern, tensor)

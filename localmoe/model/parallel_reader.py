@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
 from localmoe.model.weight_reader import WeightReader, stored_dtype
 from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode_into
 
 MAX_THREADS = 8
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
 STAGED_BYTES = 4 << 20  # at most, of a read through a buffer, of which each thread has one
-DECODED_BYTES = 1 << 20  # at most, of weights that are decoded at once: they stay in a core's cache
+DECODED_BYTES = 1 << 20  # at most, of weights that are made of MXFP4 at once: they stay in a core's cache
 _POLL_S = 0.05  # between looks at `cancel` while nothing finishes
 
 
@@ -37,21 +39,49 @@ class Piece:
     Attributes:
         target: of any device, floating dtype and strides.
         layer: the MoE layer whose records it belongs to; None for a shared weight.
-        scales: of stored blocks of MXFP4, which become `target`'s weights; None: elements are stored as such.
     """
 
     header: TensorHeader
     first_element: int
     target: Tensor
     layer: int | None = None
-    scales: TensorHeader | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        if self.scales is not None:
-            return self.target.numel() // BLOCK * (BLOCK_BYTES + 1)
         return self.target.numel() * stored_dtype(self.header).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPiece:
+    """Stored blocks of MXFP4 from `first_element`, a byte, on: so many rows of a matrix.
+
+    Attributes:
+        target: for weights, of these rows, or a whole matrix that keeps MXFP4.
+        first_row: of `target`.
+    """
+
+    header: TensorHeader
+    scales: TensorHeader
+    first_element: int
+    target: Tensor | Mxfp4Matrix
+    first_row: int
+    num_rows: int
+    columns: int
+    layer: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks."""
+        return self.num_rows * self.columns // BLOCK
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.num_blocks * (BLOCK_BYTES + 1)
+
+
+AnyPiece: TypeAlias = Piece | BlocksPiece
 
 
 def split_read(
@@ -72,15 +102,19 @@ def split_read(
 
 
 def split_blocks(
-    blocks: TensorHeader, scales: TensorHeader, target: Tensor, first_row: int, layer: int
-) -> Iterator[Piece]:
+    blocks: TensorHeader, scales: TensorHeader, target: Tensor | Mxfp4Matrix, first_row: int, layer: int
+) -> Iterator[BlocksPiece]:
     """A read of MXFP4 blocks: of rows from `first_row` on, of dimension 0 of the stored matrix and of
-    `target`."""
-    columns = target.shape[1]
-    rows = max(1, DECODED_BYTES // (columns * target.itemsize))
-    for start in range(0, target.shape[0], rows):
+    `target`, (N, K) weights or a matrix that keeps MXFP4."""
+    if isinstance(target, Tensor):
+        total, columns, step, row_bytes = *target.shape, 1, target.shape[1] * target.itemsize
+    else:
+        total, columns, step, row_bytes = target.rows, target.columns, TILE_ROWS, target.columns
+    rows = max(1, DECODED_BYTES // row_bytes // step) * step
+    for start in range(0, total, rows):
+        count = min(rows, total - start)
         first_byte = (first_row + start) * columns // BLOCK * BLOCK_BYTES
-        yield Piece(blocks, first_byte, target[start : start + rows], layer, scales)
+        yield BlocksPiece(blocks, scales, first_byte, target, start, count, columns, layer)
 
 
 def num_threads() -> int:
@@ -89,8 +123,8 @@ def num_threads() -> int:
 
 
 def read_pieces(
-    pieces: Sequence[Piece],
-    finished: Callable[[Piece], None] | None = None,
+    pieces: Sequence[AnyPiece],
+    finished: Callable[[AnyPiece], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> None:
     """Read all pieces; `finished` is called after each, in the calling thread. No thread outlives the call.
@@ -123,8 +157,8 @@ def read_pieces(
 class _Work:
     """What the readers share."""
 
-    waiting: deque[Piece]
-    results: SimpleQueue[Piece | BaseException]
+    waiting: deque[AnyPiece]
+    results: SimpleQueue[AnyPiece | BaseException]
     stop: threading.Event
 
     def run(self) -> None:
@@ -142,7 +176,7 @@ class _Work:
         except BaseException as error:  # raised again by the thread that waits
             self.results.put(error)
 
-    def next_result(self, cancel: threading.Event | None) -> Piece:
+    def next_result(self, cancel: threading.Event | None) -> AnyPiece:
         """The next piece that is read, as long as nothing went wrong."""
         while True:
             if cancel is not None and cancel.is_set():
@@ -156,10 +190,10 @@ class _Work:
             return result
 
 
-def _read(reader: WeightReader, piece: Piece, staging: Tensor) -> Tensor:
+def _read(reader: WeightReader, piece: AnyPiece, staging: Tensor) -> Tensor:
     """Read one piece; returns the buffer to use for the next."""
-    if piece.scales is not None:
-        return _read_blocks(reader, piece, piece.scales, staging)
+    if isinstance(piece, BlocksPiece):
+        return _read_blocks(reader, piece, staging)
     stored = stored_dtype(piece.header)
     if _is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
@@ -171,15 +205,18 @@ def _read(reader: WeightReader, piece: Piece, staging: Tensor) -> Tensor:
     return staging
 
 
-def _read_blocks(reader: WeightReader, piece: Piece, scales: TensorHeader, staging: Tensor) -> Tensor:
+def _read_blocks(reader: WeightReader, piece: BlocksPiece, staging: Tensor) -> Tensor:
     staging = _at_least(piece.num_bytes, staging)
-    rows, columns = piece.target.shape
-    count = rows * columns // BLOCK
-    blocks = staging[: count * BLOCK_BYTES]
-    exponents = staging[count * BLOCK_BYTES : piece.num_bytes]
+    end = piece.num_blocks * BLOCK_BYTES
+    blocks, scales = staging[:end], staging[end : piece.num_bytes]
     reader.read_part(piece.header, piece.first_element, blocks)
-    reader.read_part(scales, piece.first_element // BLOCK_BYTES, exponents)
-    decode_into(blocks.view(rows, -1, BLOCK_BYTES), exponents.view(rows, -1), piece.target)
+    reader.read_part(piece.scales, piece.first_element // BLOCK_BYTES, scales)
+    rows, first = piece.num_rows, piece.first_row
+    scales = scales.view(rows, -1)
+    if isinstance(piece.target, Tensor):
+        decode_into(blocks.view(rows, -1, BLOCK_BYTES), scales, piece.target[first : first + rows])
+    else:
+        piece.target.put(first, blocks.view(rows, -1), scales)
     return staging
 
 

@@ -25,8 +25,9 @@ from localmoe.core.errors import CheckpointError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
+from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
-from localmoe.model.parallel_reader import Piece, split_blocks, split_read
+from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
@@ -73,7 +74,7 @@ class Placement:
             for part, name in enumerate(_WEIGHTS)
         }
         # what fills a place (key, expert, slab), -1 for all; where two tensors claim one, the later one wins
-        self._reads: dict[tuple[str, int, int], list[Piece]] = {}
+        self._reads: dict[tuple[str, int, int], list[AnyPiece]] = {}
         self._elements = dict.fromkeys(self._experts, 0)  # of the experts' weights that have a source
         mapping = get_model_conversion_mapping(skeleton.model)
         self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
@@ -83,7 +84,7 @@ class Placement:
         for header in checkpoint.tensors.values():
             self._place(header, checkpoint.tensors)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[AnyPiece]:
         """All reads but those of conversions."""
         for pieces in self._reads.values():
             yield from pieces
@@ -120,7 +121,7 @@ class Placement:
             return
         target = self._experts[key]
         for expert in range(self._store.num_experts):
-            self._store.views(ExpertKey(target.layer, expert))[target.part].copy_(tensor[expert])
+            self._weights(key, target, expert).copy_(tensor[expert])
         self._elements[key] = tensor.numel()
 
     def _place(self, header: TensorHeader, tensors: Mapping[str, TensorHeader]) -> None:
@@ -141,7 +142,7 @@ class Placement:
             raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
         if key in self._experts:  # (E, ...) in the checkpoint as in the module
             for expert in range(self._store.num_experts):
-                view = self._store.views(ExpertKey(self._experts[key].layer, expert))[self._experts[key].part]
+                view = self._weights(header.name, self._experts[key], expert)
                 self._read_expert(key, header, expert, 0, view, expert * view.numel())
         else:
             self._reads[key, -1, -1] = list(split_read(header, self._make(key)))
@@ -162,7 +163,7 @@ class Placement:
                 f"Tensor {header.name} names no expert of this model: download the model again."
             )
         target, slab = self._experts[key], converter.source_patterns.index(pattern)
-        view = self._store.views(ExpertKey(target.layer, expert))[target.part]
+        view = self._weights(header.name, target, expert)
         if len(operations) == 2:
             dim = converter.operations[1].dim - 1  # without the expert dimension
             width = view.shape[dim] // len(converter.source_patterns)
@@ -173,15 +174,28 @@ class Placement:
 
     def _place_blocks(self, key: str, blocks: TensorHeader, scales: TensorHeader | None) -> None:
         """A parameter of all experts in MXFP4, whose blocks lie along a row: the sum's dimension."""
-        target = self._experts[key]
-        for expert in range(self._store.num_experts):
-            view = self._store.views(ExpertKey(target.layer, expert))[target.part]
-            rows = view.T if self._store.layouts[target.layer].transposed else view
-            found = check_layout(blocks, scales, (self._store.num_experts, *rows.shape))
-            self._elements[key] += view.numel() if (key, expert, 0) not in self._reads else 0
-            self._reads[key, expert, 0] = list(
-                split_blocks(blocks, found, rows, expert * rows.shape[0], target.layer)
+        target, store = self._experts[key], self._store
+        layout = store.layouts[target.layer]
+        rows, columns = layout.rows[target.part]
+        found = check_layout(blocks, scales, (store.num_experts, rows, columns))
+        for expert in range(store.num_experts):
+            place: Tensor | Mxfp4Matrix
+            if layout.mxfp4:
+                place = store.mxfp4_views(ExpertKey(target.layer, expert))[target.part]
+            else:
+                view = store.views(ExpertKey(target.layer, expert))[target.part]
+                place = view.T if layout.transposed else view
+            self._elements[key] += rows * columns if (key, expert, 0) not in self._reads else 0
+            pieces = split_blocks(blocks, found, place, expert * rows, target.layer)
+            self._reads[key, expert, 0] = list(pieces)
+
+    def _weights(self, name: str, target: ExpertTarget, expert: int) -> Tensor:
+        """Where an expert's weights go that the tensor `name` has as such."""
+        if self._store.layouts[target.layer].mxfp4:
+            raise CheckpointError(
+                f"Tensor {name} has weights that {self._folder} has in MXFP4 too: download the model again."
             )
+        return self._store.views(ExpertKey(target.layer, expert))[target.part]
 
     def _read_expert(
         self, key: str, header: TensorHeader, expert: int, slab: int, view: Tensor, first_element: int

@@ -25,8 +25,9 @@ from localmoe.model.skeleton import ExpertsModule, Skeleton
 
 STORED_DTYPE = torch.bfloat16
 SPREAD = 0.02  # standard deviation of all random weights
-_SHIFT = 64  # elements between the beginnings of two experts in the random block: a cache line and more
+_SHIFT_BYTES = 128  # between the beginnings of two experts in the random block: a cache line and more
 _MAX_THREADS = 16
+_MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
 
 
@@ -40,7 +41,8 @@ def fill_random(
     cancel: threading.Event | None = None,
 ) -> None:
     """Shared weights: matrices normal(0, 0.02), norms 1, biases 0, drawn on `device`. Experts: all are
-    windows of one normal(0, 0.02) block at places of their own, so filling costs a copy.
+    windows of one normal(0, 0.02) block at places of their own, so filling costs a copy; in MXFP4 their codes
+    are, each alike likely.
 
     Raises:
         LoadCancelledError: `cancel` was set.
@@ -84,17 +86,24 @@ def _fill_records(
     progress: ProgressCallback | None,
     cancel: threading.Event | None,
 ) -> None:
-    assert store.dtype == STORED_DTYPE, "records are filled as 16-bit words"
-    num_experts = store.num_layers * store.num_experts
-    elements = max(layout.elements for layout in store.layouts) + num_experts * _SHIFT
-    block = torch.empty(elements, dtype=STORED_DTYPE, device=device).normal_(0.0, SPREAD, generator=generator)
-    words = block.cpu().view(torch.int16).numpy()
+    assert store.dtype == STORED_DTYPE, "a record of weights begins after a whole number of them"
+    shifts = store.num_layers * store.num_experts * _SHIFT_BYTES // store.word.itemsize
+    block = torch.empty(store.largest_record + shifts, dtype=store.word, device=device)
+    if store.word == torch.uint8:
+        block.random_(0, 256, generator=generator)
+    else:
+        block.normal_(0.0, SPREAD, generator=generator)
+    content = block.cpu().view(torch.uint8).numpy()
 
     def fill(layer: int, expert: int) -> None:
-        record = store.record(ExpertKey(layer, expert)).view(torch.int16).numpy()
-        start = (layer * store.num_experts + expert) * _SHIFT
+        key = ExpertKey(layer, expert)
+        record = store.record(key).view(torch.uint8).numpy()
+        start = (layer * store.num_experts + expert) * _SHIFT_BYTES
         # without the GIL, so the threads share the first touch of the pages
-        np.copyto(record, words[start : start + len(record)])
+        np.copyto(record, content[start : start + len(record)])
+        if store.layouts[layer].mxfp4:
+            for matrix in store.mxfp4_views(key):
+                matrix.scales.fill_(_MXFP4_SCALE)
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         for layer in range(store.num_layers):

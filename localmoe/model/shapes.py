@@ -1,7 +1,7 @@
 """Shapes of well-known models, made in code: what a benchmark with random weights needs instead of a file.
 Loads nothing.
 
-Dimensions are those of the published config.json files, and weights are counted as 16-bit ones. Rotary
+Dimensions are those of the published config.json files, and weights are 16-bit ones or in MXFP4. Rotary
 embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss-20b yarn, phi-3.5-moe
 longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
 """
@@ -135,7 +135,7 @@ _ALL = (
             "num_experts_per_tok": 4, "sliding_window": 128,
             "layer_types": ["sliding_attention", "full_attention"] * 12,
             "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-            **_rope(150000.0),
+            **_rope(150000.0), "quantization_config": {"quant_method": "mxfp4"},
         },
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ taken over."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,13 @@ class Skeleton:
     def text_config(self) -> Any:
         """The part of the config that describes the language model."""
         return self.config.get_text_config()
+
+
+def with_mxfp4_records(skeleton: Skeleton) -> Skeleton:
+    """The same, its experts kept in MXFP4."""
+    layouts = [replace(experts.layout, mxfp4=True) for experts in skeleton.experts]
+    pairs = zip(skeleton.experts, layouts, strict=True)
+    return replace(skeleton, experts=tuple(replace(experts, layout=layout) for experts, layout in pairs))
 
 
 def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:

@@ -36,6 +36,7 @@ def predict_machine(
     embedding = footprint.vocab_size * footprint.hidden_size * compute_bytes  # of which one row is read
     shared_s = max(0, footprint.shared_bytes - embedding) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
+    unpacked = footprint.expert_params * compute_bytes
     return Machine(
         num_layers=layers,
         num_experts=footprint.num_experts,
@@ -45,7 +46,7 @@ def predict_machine(
         copy_s=footprint.expert_bytes / rates.link_bytes_per_s,
         draft_token_s=shared_s + draft_experts / read_rate + layers * _LAYER_S,
         layer_s=shared_s / layers + _LAYER_S,
-        expert_s=footprint.expert_params * compute_bytes / read_rate,
+        expert_s=(footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked) / read_rate,
         step_s=_STEP_S,
         whole_passes=whole_passes,
     )

@@ -1,29 +1,27 @@
 """Weights published in microscaling FP4 (OCP Microscaling Formats 1.0), as gpt-oss's experts are: 32 weights
-of 4 bits share a power of two. All of them are 16-bit floats too, so nothing is lost where they are kept as
-such; and their codes are a draft that needs no rounding. Reads no file and knows no architecture.
+of 4 bits share a power of two. All of them are 16-bit floats too, so nothing is lost where they become such.
+Reads no file and knows no architecture.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.safetensors_header import TensorHeader
-from localmoe.kernels.codebook import E2M1_VALUES, e2m1_codebook
-from localmoe.kernels.codes import CodeMatrix
 
 _LOG = logging.getLogger(__name__)
 METHOD = "mxfp4"  # as `quantization_config` has it
 BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = BLOCK // 2
-FORM = DraftForm(4, BLOCK, codebook=True)
+# of a sign, two bits of exponent and one of mantissa (the same, FP4 E2M1)
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _BLOCKS, _SCALES = "_blocks", "_scales"  # behind the parameter's name
 _BIAS = 127  # of a scale's exponent
 
@@ -32,11 +30,6 @@ def is_packed(config: Mapping[str, Any]) -> bool:
     """Whether a model's config.json says that its experts are stored so."""
     values = config.get("quantization_config")
     return isinstance(values, Mapping) and values.get("quant_method") == METHOD
-
-
-def holds_blocks(names: Iterable[str]) -> bool:
-    """Whether any of a checkpoint's tensors is stored so."""
-    return any(parameter_of(name) for name in names)
 
 
 def parameter_of(name: str) -> str:
@@ -107,13 +100,6 @@ def _loops() -> Any:
     return mxfp4_loops
 
 
-def unpack(blocks: Tensor, scales: Tensor) -> CodeMatrix:
-    """The same as codes of a table, on the device of `blocks`; scales and table are on the CPU."""
-    rows, groups, _ = blocks.shape
-    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).view(rows, groups * BLOCK)
-    return CodeMatrix(codes, _powers(scales), groups * BLOCK, BLOCK, 4, codebook=e2m1_codebook())
-
-
 def _powers(scales: Tensor) -> Tensor:
     return torch.exp2(scales.float() - _BIAS)
 
@@ -121,6 +107,6 @@ def _powers(scales: Tensor) -> Tensor:
 @cache
 def _pairs() -> Tensor:
     """int32 (256 * 256,): the bits of the two bfloat16 that each byte stands for, with each scale."""
-    values, byte = torch.tensor(E2M1_VALUES), torch.arange(256)
+    values, byte = torch.tensor(_VALUES), torch.arange(256)
     pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
     return (pairs * _powers(byte)[:, None, None]).to(torch.bfloat16).view(torch.int32).flatten()

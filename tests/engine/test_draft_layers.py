@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.gptq_checkpoints import CPU, Model, write_checkpoint
-from support.mxfp4_models import write_mxfp4_model
-from support.tiny_models import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from localmoe.engine.draft_layers import LayerReader
-from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model.skeleton import build_skeleton
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.mxfp4_reader import Mxfp4Reader
 
 
 class PeakMemory(TorchDispatchMode):
@@ -59,17 +53,3 @@ def test_what_is_unpacked_takes_less_than_two_slots_beside_the_draft(
         packed = reader.packed()
     slot_bytes = 2 * layer.layout.elements
     assert 1 < (memory.most - packed.num_bytes) / slot_bytes < 2
-
-
-def test_neither_do_published_codes(tmp_path: Path) -> None:
-    folder = write_mxfp4_model(tmp_path / "gpt-oss", tiny_model("gpt_oss", dtype=torch.bfloat16))
-    checkpoint = Checkpoint.open(folder)
-    skeleton = build_skeleton(checkpoint, torch.bfloat16)
-    layer = skeleton.experts[0]
-    for name in ("gate_up_proj_bias", "down_proj_bias"):
-        bias = getattr(layer.module, name)
-        setattr(layer.module, name, torch.nn.Parameter(torch.zeros(bias.shape), requires_grad=False))
-    matrices = Mxfp4Reader(folder, checkpoint.tensors, interleaved=True)
-    with PeakMemory() as memory:
-        packed = LayerReader(matrices, layer, skeleton.num_experts, CPU).packed()
-    assert 1 < (memory.most - packed.num_bytes) / (2 * layer.layout.elements) < 2

@@ -1,5 +1,4 @@
-"""Experts stored in MXFP4 become the same 16-bit weights as transformers makes of them, and the draft's
-codes on a GPU."""
+"""Experts stored in MXFP4 become the same 16-bit weights as transformers makes of them."""
 
 from __future__ import annotations
 
@@ -13,32 +12,24 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.engines import ask, load_with_slots
+from support.engines import ask
 from support.mxfp4_models import say_mxfp4, to_mxfp4, write_mxfp4_model
 from support.tiny_models import CONTEXT, tiny_model, write_model
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from localmoe.core.config import DraftLength, EngineConfig
-from localmoe.core.draft_config import DraftForm
-from localmoe.core.errors import BudgetError, CheckpointError
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import CheckpointError
 from localmoe.core.types import ExpertKey
-from localmoe.engine import Engine, planning
-from localmoe.engine.draft_layers import packed_layers
-from localmoe.engine.drafts import DraftInfo, HostExpertSource
+from localmoe.engine import Engine
 from localmoe.engine.facts import config_skeleton
-from localmoe.engine.settings import ComputeSettings
-from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.host_store import HostStore
-from localmoe.hardware.facts import Hardware
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import build_skeleton
 from localmoe.quant import mxfp4
-from localmoe.quant.mxfp4 import FORM, decode, decode_into
-from localmoe.quant.mxfp4_reader import Mxfp4Reader
+from localmoe.quant.mxfp4 import decode, decode_into
 
 CPU = torch.device("cpu")
 Tensors = dict[str, Tensor]
@@ -137,10 +128,6 @@ def test_experts_of_other_models_may_be_stored_so_too(tmp_path: Path) -> None:
                 found = store.views(ExpertKey(int(name.split(".")[2]), expert))[part]
                 blocks, scales = to_mxfp4(weight[expert].detach())
                 assert torch.equal(found, decode(blocks, scales))
-    _, layers, weights = packed_draft(folder)
-    gate, up, down = weights.matrices(1, 5)
-    assert torch.equal(layers[1].dequantize(5)[0], torch.cat([gate, up]).float())
-    assert torch.equal(layers[1].dequantize(5)[1], down.float())
 
 
 def test_many_small_reads_give_the_same_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,99 +169,6 @@ def test_a_model_that_is_not_here_yet_is_planned_with_16_bits_a_weight(folder: P
     skeleton = config_skeleton("someone/gpt-oss", checkpoint.config)
     found = measure_footprint("someone/gpt-oss", checkpoint_dtype(checkpoint), skeleton)
     assert found.expert_bytes == 2 * found.expert_params == 2 * 3 * 96 * 128
-
-
-def packed_draft(folder: Path) -> tuple[DraftInfo, list[LowBitExperts], HostExpertSource]:
-    """As a GPU gets it, and the 16-bit weights."""
-    source = CheckpointSource.open(str(folder))
-    skeleton = source.skeleton(torch.bfloat16)
-    store = source.load_weights(skeleton, CPU, progress=None, cancel=None)
-    info, layers = source.load_draft(skeleton, store, CPU, None, packed=True, progress=None, cancel=None)
-    found = packed_layers(layers)
-    assert found is not None
-    return info, found, HostExpertSource(skeleton, store)
-
-
-def test_the_draft_on_a_gpu_is_the_published_codes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
-    info, layers, weights = packed_draft(folder)
-    assert str(info) == "MXFP4, group 32" and info.codebook and layers[0].takes(FORM)
-    for layer, experts in enumerate(layers):
-        for expert in range(experts.num_experts):
-            gate, up, down = weights.matrices(layer, expert)
-            gate_up, down_found = experts.dequantize(expert)
-            assert torch.equal(gate_up, torch.cat([gate, up]).float())
-            assert torch.equal(down_found, down.float())
-    assert not list(tmp_path.iterdir()), "a draft was made"
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_gate_and_up_are_told_apart(folder: Path, interleaved: bool) -> None:
-    tensors = Checkpoint.open(folder).tensors
-    rows = load_file(folder / "model.safetensors")[f"{GATE_UP}_blocks"][3]
-    reader = Mxfp4Reader(folder, tensors, interleaved)
-    gate, up, down = list(reader.layer(1, 8, (96, 128)))[3]
-    first = rows.flatten(1) & 15
-    parts = (first[0::2], first[1::2]) if interleaved else (first[:96], first[96:])
-    for found, wanted in zip((gate, up), parts, strict=True):
-        assert torch.equal(found.codes[:, 0::2], wanted)
-    assert down.codes.shape == (128, 96)
-
-
-def test_on_a_cpu_the_draft_is_rounded_as_ever(folder: Path) -> None:
-    source = CheckpointSource.open(str(folder))
-    assert source.draft_form(None, packed=False) == DraftForm()
-    assert source.draft_form(None, packed=True) == FORM
-    assert source.with_smaller_draft(None, packed=False) is None
-    three_bits = CheckpointSource.open(str(folder), 3)
-    assert three_bits.draft_form(None, packed=True) == DraftForm(3)
-    assert three_bits.with_smaller_draft(None, packed=True) is None
-    with Engine.load(str(folder), EngineConfig(device="cpu", context=CONTEXT)) as engine:
-        assert "RTN" in str(engine.info().draft)
-
-
-def test_where_the_published_codes_have_no_room_integers_are_the_draft(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = CheckpointSource.open(str(folder))
-    compute = ComputeSettings(torch.device("cuda"), torch.bfloat16)
-    monkeypatch.setattr(planning, "choose_compute", lambda *asked: compute)
-    computer = Hardware((), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2")
-    monkeypatch.setattr(planning, "probe_hardware", lambda measure: computer)
-
-    def plan(budget: int, length: DraftLength) -> tuple[int, bool]:
-        config = EngineConfig(vram_budget_bytes=budget, context=CONTEXT, draft_length=length)
-        found = planning._prepare(source, config)
-        assert found.compute.whole_passes
-        assert found.plan.drafting == (found.plan.draft_bytes > 0)
-        form = found.source.draft_form(None, packed=True)
-        wanted = measure_footprint("", torch.bfloat16, found.skeleton, form, "cuda")
-        assert found.footprint.draft_expert_bytes == wanted.draft_expert_bytes
-        return form.group_size, found.plan.drafting
-
-    with pytest.raises(BudgetError) as caught:
-        plan(1 << 20, 4)
-    least = caught.value.budget_bytes
-    assert least is not None
-    assert plan(1 << 30, "auto") == (32, True) and plan(1 << 30, 4) == (32, True)
-    assert plan(least, "auto") == plan(least, 4) == (128, True)
-    assert not plan(least - (1 << 18), "auto")[1]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("slots", [8, 24])
-def test_the_published_codes_draft_what_the_target_says(folder: Path, slots: int) -> None:
-    with load_with_slots(folder, slots, device="cuda", context=CONTEXT, strict=True) as engine:
-        assert str(engine.info().draft) == "MXFP4, group 32"
-        accepted = drafted = 0
-        for prompt in ("What is a block of", "1 + 2 = 3, and then", "z"):
-            answers = [ask(engine, prompt, 48, draft_length=length) for length in (0, 1, 4, 16, "auto")]
-            assert len({tuple(answer.tokens) for answer in answers}) == 1
-            accepted += sum(answer.stats.accepted for answer in answers[1:])
-            drafted += sum(answer.stats.drafted for answer in answers[1:])
-        assert accepted > 0.9 * drafted > 0, f"{accepted} of {drafted}"
 
 
 def without_scales(tensors: Tensors) -> None:

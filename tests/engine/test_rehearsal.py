@@ -298,11 +298,11 @@ def test_a_loaded_model_has_the_stamp_that_was_looked_for_before(
         asked.append(found.path)
         return found
 
-    form = prepared.source.draft_form(None, packed=True)
+    form = prepared.source.draft_form(None)
     config = prepared.skeleton.model.config
     device_stamp.stamp_of(
         config, torch.float16, torch.device("cpu"),
-        context=prepared.plan.context, draft=form, lane=False, synthetic=None,
+        context=prepared.plan.context, draft=form, mxfp4=False, lane=False, synthetic=None,
     )  # fmt: skip
     assemble(prepared, CONFIG, progress=None, cancel=None).close()
     assert len(asked) == 2 and asked[0] == asked[1]

@@ -23,7 +23,7 @@ def record_at(anchor, address):
     """Pointer to an address of 16-byte alignment. Going by way of an aligned argument of the kernel tells the
     compiler of the alignment, which it loses in a plain cast, and with it all wide loads."""
     element_bytes: tl.constexpr = anchor.dtype.element_ty.primitive_bitwidth // 8
-    return anchor + tl.multiple_of((address - anchor.to(tl.int64)) // element_bytes, 8)
+    return anchor + tl.multiple_of((address - anchor.to(tl.int64)) // element_bytes, 16 // element_bytes)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """The target's routed experts, with weights read through the residency table: from slots, or from pinned host
-records over the link. Decides neither what is resident nor what is copied.
+records over the link, as 16-bit numbers or as they are published in MXFP4. Decides neither what is resident
+nor what is copied.
 
 A weight is read once for all tokens of a window that chose its expert. What comes over the link is written to
 its new slot by the very program that multiplies with it, so a miss costs the link its bytes once. Products
@@ -33,12 +34,14 @@ class ExpertShape:
         hidden, inner: H and I.
         transposed: matrices are (in, out) instead of (out, in).
         activation: of gate and up; says whether their rows alternate.
+        mxfp4: the record is codes, see experts.records; then `transposed` says nothing of it.
     """
 
     hidden: int
     inner: int
     transposed: bool
     activation: Activation
+    mxfp4: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,15 @@ class Launch:
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep)."""
     block_k = _block_k(shape.hidden)
+    if shape.mxfp4:
+        return Launch(32, block_k, 2, 5)
     return Launch(32 if block_k >= 128 else 64, block_k, 2, 4)
 
 
 def down_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for down; measured likewise."""
+    if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
+        return Launch(32, _block_k(shape.inner), 2, 5)
     return Launch(64, _block_k(shape.inner), 4, 4)
 
 
@@ -72,7 +79,8 @@ def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as gate_up reads them; 0: its records do not come in
     such pieces."""
     block = gate_up_launch(shape, 1).block_n
-    scattered = shape.transposed or shape.activation.interleaved or block * shape.hidden % (8 * PARTS)
+    scattered = shape.mxfp4 or shape.transposed or shape.activation.interleaved
+    scattered = scattered or block * shape.hidden % (8 * PARTS) != 0
     return 0 if scattered else block
 
 
@@ -134,21 +142,22 @@ def run_groups(
     tiles = groups.begin.shape[0]
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
+    words = inner.view(torch.int32) if shape.mxfp4 else None
     blocks = gate_up_launch(shape, block_rows)
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
-        *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
+        words, *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
-        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit,
+        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, PTX=x.is_cuda,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     blocks = down_launch(shape, block_rows)
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
-        inner, *common, groups.landing, groups.skipped, done, down_bias, out,
-        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
+        inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
+        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, PTX=x.is_cuda,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip

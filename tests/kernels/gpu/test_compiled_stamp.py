@@ -32,8 +32,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stamp(shape: str = "olmoe-1b-7b", dtype: torch.dtype = torch.bfloat16, **changes: Any) -> CompiledStamp:
     found = find_shape(shape)
     config = replace(found, dimensions={**found.dimensions, **changes.pop("config", {})}).config()
-    told = {"context": 4096, "draft": DraftForm(), "lane": True, "synthetic": None, **changes}
-    return stamp_of(config, dtype, CPU, **told)
+    told = {"context": 4096, "draft": DraftForm(), "mxfp4": False, "lane": True, "synthetic": None}
+    return stamp_of(config, dtype, CPU, **{**told, **changes})
 
 
 def simulation(routing: str | None) -> SyntheticModel:
@@ -46,7 +46,7 @@ def test_it_lies_in_tritons_cache_and_depends_on_all_that_decides_kernels(cache:
         stamp(), stamp("mixtral-8x7b"), stamp(dtype=torch.float16), stamp(context=8192), stamp(draft=None),
         stamp(draft=DraftForm(3)), stamp(draft=DraftForm(4, 64)), stamp(draft=DraftForm(4, 128, True)),
         stamp(lane=False), stamp(synthetic=simulation("uniform")), stamp(config={"hidden_size": 4096}),
-        stamp(config={"num_experts": 32}), stamp(config={"rms_norm_eps": 1e-6}),
+        stamp(config={"num_experts": 32}), stamp(config={"rms_norm_eps": 1e-6}), stamp(mxfp4=True),
     ]  # fmt: skip
     paths = {one.path for one in different}
     assert len(paths) == len(different) and {path.parent for path in paths} == {cache}
@@ -57,8 +57,9 @@ def test_it_does_not_depend_on_names_tokens_and_how_weights_are_simulated() -> N
     config._name_or_path = "/elsewhere/olmoe"
     config.architectures, config.eos_token_id = ["OlmoeForCausalLM"], 7
     again = stamp_of(
-        config, torch.bfloat16, CPU, context=4096, draft=DraftForm(), lane=True, synthetic=simulation(None)
-    )
+        config, torch.bfloat16, CPU,
+        context=4096, draft=DraftForm(), mxfp4=False, lane=True, synthetic=simulation(None),
+    )  # fmt: skip
     assert again.path == stamp().path
 
 

@@ -1,8 +1,9 @@
-"""A model published in MXFP4 (gpt-oss) drafting with its own codes, and with integers rounded from them: time
-to load, speed and accepted tokens by draft length. Needs a GPU, RAM for 16-bit experts, and room on a disk.
+"""A model published in MXFP4 (gpt-oss) with its experts kept so, without a draft; and with 16-bit experts, as
+the CPU lane needs them, and a draft of integers: time to load, memory, speed, and accepted tokens by draft
+length. Needs a GPU, RAM for the experts, and room on a disk.
 
-    python benchmarks/published_draft.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lengths 0 8 32]
-    python benchmarks/published_draft.py --demo
+    python benchmarks/mxfp4.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lengths 0 8 32 auto]
+    python benchmarks/mxfp4.py --demo
 
 Weights are random and written as such a checkpoint first, so routing is what random routers make of random
 prompts, and how sure the model is of its words says nothing of a trained one. With --demo it is the embedded
@@ -34,7 +35,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.mxfp4_models import say_mxfp4, to_mxfp4
 
-from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.config import EngineConfig, GenerationRequest, Lanes, SamplingConfig
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.stats import GenerationStats
 from localmoe.core.types import Message
@@ -44,8 +45,10 @@ from localmoe.engine.sources import CheckpointSource
 from localmoe.model.shapes import find_shape
 
 TOKENIZER_WORDS = 4000  # that the embedded tokenizer knows, at least
+PROMPT = 900  # tokens of a long one
 SPREAD = 0.02  # of 16-bit weights
 EXPONENTS = (119, 122)  # of scales, so that experts' weights spread alike
+FORMS: tuple[tuple[str, Lanes], ...] = (("kept", "auto"), ("16-bit", "all"))
 SAMPLING = SamplingConfig(temperature=0.7, seed=1)
 
 
@@ -142,21 +145,30 @@ def answer(engine: Engine, request: GenerationRequest) -> tuple[GenerationStats,
     return stats, steps / max(1e-9, seconds)
 
 
-def measure(folder: Path, args: argparse.Namespace) -> None:
+def measure(folder: Path, args: argparse.Namespace, lanes: Lanes) -> None:
     """Load and answer with whatever draft the engine takes."""
     context = 1024 if args.demo else 2048
-    config = EngineConfig(device="cuda", context=context, vram_budget_bytes=int(args.budget * 2**30))
+    config = EngineConfig(
+        device="cuda", context=context, vram_budget_bytes=int(args.budget * 2**30), lanes=lanes
+    )
+    torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     with Engine.load(str(folder), config) as engine:
         info, plan = engine.info(), engine.plan
         print(
             f"draft {info.draft}, loaded in {time.perf_counter() - began:.1f} s; "
-            f"{100 * plan.resident_share:.0f} % of the experts in slots; {info.lanes}",
+            f"{100 * plan.resident_share:.0f} % of the experts in slots of {plan.slot_bytes / 1e6:.1f} MB, "
+            f"{plan.host_bytes / 1e9:.1f} GB of RAM; {info.lanes}",
             flush=True,
         )
-        for length in args.lengths:
+        for length in args.lengths if plan.drafting else [0]:
             ask_all(engine, args, f"draft length {length}", draft_length=length)
-        ask_all(engine, args, "draft only (approximate)", draft_only=True)
+        if plan.drafting:
+            ask_all(engine, args, "draft only (approximate)", draft_only=True)
+        for seed in (1, 2):  # the first one captures passes
+            ids = np.random.default_rng(seed).integers(3, TOKENIZER_WORDS, PROMPT).tolist()
+            stats, _ = answer(engine, GenerationRequest(prompt_token_ids=tuple(ids), max_new_tokens=2))
+        print(f"{PROMPT} tokens of a prompt: the first of the answer after {1e3 * stats.ttft_s:.0f} ms")
         peak = torch.cuda.max_memory_reserved() / 2**30
         print(f"peak of the allocator {peak:.2f} of {args.budget:g} GiB", flush=True)
 
@@ -179,6 +191,7 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="the embedded model")
     parser.add_argument("--shape", default="gpt-oss-20b")
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--forms", nargs="*", default=[*dict(FORMS)], choices=[*dict(FORMS)])
     parser.add_argument("--budget", type=float, default=16.0, help="GiB")
     parser.add_argument("--lengths", nargs="*", default=["0", "8", "32", "auto"])
     parser.add_argument("--tokens", type=int, default=128)
@@ -196,13 +209,8 @@ def main() -> None:
             size = write_model(folder, args.shape, args.layers, torch.device("cuda"))
         torch.cuda.empty_cache()
         print(f"{size:.1f} GB written in {time.perf_counter() - began:.0f} s", flush=True)
-        measure(folder, args)
-        takes = CheckpointSource._takes_published
-        CheckpointSource._takes_published = lambda self, packed: False  # type: ignore[method-assign]
-        try:
-            measure(folder, args)
-        finally:
-            CheckpointSource._takes_published = takes  # type: ignore[method-assign]
+        for form in args.forms:
+            measure(folder, args, dict(FORMS)[form])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Device code of one tile of a routed expert's products, of records in either form (experts.records), read
+where they are and, if they are to stay, written to their slot on the way. Dimension letters: H hidden, I
+intermediate.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localmoe.kernels.gpu.mxfp4_weights import code_places, decode, scale_places
+
+
+@triton.jit
+def _gate_up_tile(
+    x, x_stride, rows, ok, w, to_up, keep, nb,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """gate and up, float32 (BM, BN) each; with KEEP the weights are written to `keep` as they are read.
+    to_up: how far up's rows are behind gate's."""
+    WIDTH: tl.constexpr = 2 * BN if INTERLEAVED else BN
+    COLUMNS: tl.constexpr = 2 * I if INTERLEAVED else I
+    advance: tl.constexpr = 2 * I if TRANSPOSED else 1  # from a column of the sum to the next
+    kept_up: tl.constexpr = I if TRANSPOSED else I * H
+    n = nb * WIDTH + tl.arange(0, WIDTH)
+    inside = n < COLUMNS
+    # rows of weights past the end read the first and are not stored; as columns they are masked, since the
+    # compiler must see that they lie side by side
+    n_read = n if TRANSPOSED else tl.where(inside, n, 0)
+    k = tl.arange(0, BK)
+    x_at = x + rows[:, None] * x_stride + k[None, :]
+    if TRANSPOSED:
+        at = k[:, None] * (2 * I) + n_read[None, :]
+        kept = inside[None, :] & (k >= 0)[:, None]
+    else:
+        at = n_read[:, None] * H + k[None, :]
+        kept = inside[:, None] & (k >= 0)[None, :]
+    gate = tl.zeros([BM, WIDTH], tl.float32)
+    up = tl.zeros([BM, WIDTH], tl.float32)
+    for start in range(0, H, BK):
+        if H % BK == 0 and not TRANSPOSED:
+            a = tl.load(x_at + start, mask=ok[:, None], other=0.0)
+            g = tl.load(w + at + start * advance, eviction_policy="evict_first")
+            if not INTERLEAVED:
+                u = tl.load(w + to_up + at + start * advance, eviction_policy="evict_first")
+        else:
+            in_k = start + k < H
+            a = tl.load(x_at + start, mask=ok[:, None] & in_k[None, :], other=0.0)
+            kept = inside[None, :] & in_k[:, None] if TRANSPOSED else inside[:, None] & in_k[None, :]
+            g = tl.load(w + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first")
+            if not INTERLEAVED:
+                u = tl.load(
+                    w + to_up + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first"
+                )
+        if KEEP:
+            tl.store(keep + at + start * advance, g, mask=kept)
+            if not INTERLEAVED:
+                tl.store(keep + kept_up + at + start * advance, u, mask=kept)
+        gate = tl.dot(a, g if TRANSPOSED else tl.trans(g), gate)
+        if not INTERLEAVED:
+            up = tl.dot(a, u if TRANSPOSED else tl.trans(u), up)
+    if INTERLEAVED:
+        gate, up = tl.split(tl.reshape(gate, (BM, BN, 2)))
+    return gate, up
+
+
+@triton.jit
+def _mxfp4_tile(
+    a_at, ok, words, keep, first_row, SCALES: tl.constexpr, END: tl.constexpr, C: tl.constexpr,
+    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Products with rows first_row on, before END, of a matrix of C columns in MXFP4: float32 (BM, BN). With
+    KEEP what is read is written to its slot. a_at: pointers to the other factor's first BK columns. SCALES:
+    how many words they are behind the codes."""
+    n = first_row + tl.arange(0, BN)
+    inside = n < END
+    n_read = tl.where(inside, n, 0)
+    at, scale_at = code_places(n_read, C, BK), SCALES + scale_places(n_read, C)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, C, BK):
+        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
+        codes = tl.load(words + at + start * 2, eviction_policy="evict_first")
+        scales = tl.load(words + scale_at + start // 128 * 16, eviction_policy="evict_first")
+        if KEEP:
+            tl.store(keep + at + start * 2, codes, mask=inside[:, None])
+            tl.store(keep + scale_at + start // 128 * 16, scales, mask=inside)
+        acc = tl.dot(a, tl.trans(decode(codes, scales, start, BK, PTX)), acc)
+    return acc
+
+
+@triton.jit
+def gate_up(
+    x, x_stride, rows, ok, w, to_up, keep, nb,
+    H: tl.constexpr, I: tl.constexpr, MXFP4: tl.constexpr, TRANSPOSED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """As `_gate_up_tile`, of a record in either form."""
+    if MXFP4:
+        a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
+        S: tl.constexpr = 3 * I * H // 8  # behind both matrices' codes
+        if INTERLEAVED:
+            both = _mxfp4_tile(a_at, ok, w, keep, nb * 2 * BN, S, 2 * I, H, KEEP, PTX, BM, 2 * BN, BK)
+            gate, up = tl.split(tl.reshape(both, (BM, BN, 2)))
+        else:
+            gate = _mxfp4_tile(a_at, ok, w, keep, nb * BN, S, I, H, KEEP, PTX, BM, BN, BK)
+            up = _mxfp4_tile(a_at, ok, w, keep, I + nb * BN, S, 2 * I, H, KEEP, PTX, BM, BN, BK)
+    else:
+        gate, up = _gate_up_tile(
+            x, x_stride, rows, ok, w, to_up, keep, nb, H, I, TRANSPOSED, INTERLEAVED, KEEP, BM, BN, BK
+        )
+    return gate, up
+
+
+@triton.jit
+def _down_tile(
+    inner, pair, ok, w, keep, nb, skipped, SPLIT: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    n = nb * BN + tl.arange(0, BN)
+    inside = n < H
+    n_read = n if TRANSPOSED else tl.where(inside, n, 0)
+    k = tl.arange(0, BK)
+    a_at = inner + pair[:, None] * I + k[None, :]
+    advance: tl.constexpr = H if TRANSPOSED else 1
+    if TRANSPOSED:
+        at = k[:, None] * H + n_read[None, :]
+        kept = inside[None, :] & (k >= 0)[:, None]
+    else:
+        at = n_read[:, None] * I + k[None, :]
+        kept = inside[:, None] & (k >= 0)[None, :]
+    acc = tl.zeros([BM, BN], tl.float32)
+    for step in range(0, I, BK):
+        start = step + skipped
+        if I % BK == 0 and not TRANSPOSED and not SPLIT:
+            a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
+            b = tl.load(w + at + start * advance, eviction_policy="evict_first")
+        else:
+            in_k = start + k < I
+            a = tl.load(a_at + start, mask=ok[:, None] & in_k[None, :], other=0.0)
+            kept = inside[None, :] & in_k[:, None] if TRANSPOSED else inside[:, None] & in_k[None, :]
+            b = tl.load(w + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first")
+        if KEEP:
+            tl.store(keep + at + start * advance, b, mask=kept)
+        acc = tl.dot(a, b if TRANSPOSED else tl.trans(b), acc)
+    return acc
+
+
+@triton.jit
+def down(
+    inner, pair, ok, w, keep, nb, skipped, SPLIT: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, MXFP4: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
+    PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """As `_down_tile`, of a record in either form."""
+    if MXFP4:
+        a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
+        S: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
+        acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, S, H, I, KEEP, PTX, BM, BN, BK)
+    else:
+        acc = _down_tile(inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, KEEP, BM, BN, BK)
+    return acc

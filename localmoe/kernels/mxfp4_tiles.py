@@ -1,0 +1,128 @@
+"""How a matrix in MXFP4 lies in memory, so that a tile of a product is one piece of it: 16 rows of 64 columns
+after another, down a strip of 16 rows. A word of 32 bits has eight columns, those of even number in its lower
+half: so its halves hold the pairs that lie side by side once they are 16-bit numbers. Scales, one for 32
+columns, lie in strips too, four to a word. Decodes nothing.
+
+Letters: R rows (output features), C columns (input features).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LOG = logging.getLogger(__name__)
+TILE_ROWS = 16
+TILE_COLUMNS = 64
+_WORD_COLUMNS = 128  # that a word of four scales is for; the last one may be half empty
+_BLOCK = 32  # columns that share a scale
+_TILE_ROW_BYTES = TILE_COLUMNS // 2
+_WORD_BYTES = 4
+
+
+def can_be_tiled(rows: int, columns: int) -> bool:
+    """Whether a matrix is made of whole tiles."""
+    return rows % TILE_ROWS == 0 and columns % TILE_COLUMNS == 0
+
+
+def code_bytes(rows: int, columns: int) -> int:
+    """Of a matrix's codes."""
+    return rows * columns // 2
+
+
+def scale_bytes(rows: int, columns: int) -> int:
+    """Of its scales, whole words."""
+    return rows * -(-columns // _WORD_COLUMNS) * _WORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """A matrix (R, C) in memory.
+
+    Attributes:
+        codes: uint8 (R / 16, C / 64, 16, 32).
+        scales: uint8 (R / 16, words, 16, 4), exponents of two, 127 more than they are.
+        columns: C.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    columns: int
+
+    @classmethod
+    def at(cls, codes: Tensor, scales: Tensor, rows: int, columns: int) -> Mxfp4Matrix:
+        """In flat memory of `code_bytes` and `scale_bytes`."""
+        strips, words = rows // TILE_ROWS, -(-columns // _WORD_COLUMNS)
+        return cls(
+            codes.view(strips, columns // TILE_COLUMNS, TILE_ROWS, _TILE_ROW_BYTES),
+            scales.view(strips, words, TILE_ROWS, _WORD_BYTES),
+            columns,
+        )
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.codes.shape[0] * TILE_ROWS
+
+    def put(self, first_row: int, codes: Tensor, scales: Tensor) -> None:
+        """Write rows from `first_row`, a multiple of 16, on; in RAM.
+
+        Args:
+            codes: uint8 (N, C / 2), two columns a byte, the first in its lower bits.
+            scales: uint8 (N, C / 32).
+        """
+        strips = slice(first_row // TILE_ROWS, (first_row + len(codes)) // TILE_ROWS)
+        loops = _loops()
+        if loops is not None:
+            tensors = (codes, scales, self.codes[strips], self.scales[strips])
+            loops.put_tiles(*(tensor.numpy() for tensor in tensors))
+            return
+        tiles = codes.view(-1, TILE_ROWS, self.columns // TILE_COLUMNS, _TILE_ROW_BYTES)
+        self.codes[strips].copy_(_halves(tiles).transpose(1, 2))
+        whole = scales.shape[1] // _WORD_BYTES
+        by_strip = scales.view(-1, TILE_ROWS, scales.shape[1])
+        words = by_strip[:, :, : whole * _WORD_BYTES].unflatten(2, (whole, _WORD_BYTES))
+        self.scales[strips, :whole].copy_(words.transpose(1, 2))
+        rest = scales.shape[1] - whole * _WORD_BYTES
+        if rest:
+            self.scales[strips, whole, :, :rest].copy_(by_strip[:, :, -rest:])
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """uint8 (R, C / 2) codes and (R, C / 32) scales, as `put` takes them."""
+        codes = _pairs(self.codes.transpose(1, 2)).reshape(self.rows, self.columns // 2)
+        scales = self.scales.transpose(1, 2).reshape(self.rows, -1)
+        return codes, scales[:, : self.columns // _BLOCK]
+
+
+@cache
+def _loops() -> Any:
+    """The compiled ones, which several threads can run at once; None without numba."""
+    try:
+        from localmoe.kernels import mxfp4_loops
+    except ImportError as error:
+        _LOG.warning("MXFP4 is put into its place by PyTorch, which takes longer: %s", error)
+        return None
+    return mxfp4_loops
+
+
+def _halves(codes: Tensor) -> Tensor:
+    """uint8 (.., 4 W) of pairs of neighbours -> each word's columns of even number, then those of odd."""
+    words = codes.unflatten(-1, (-1, 2, 2))  # word, half of its columns, byte
+    first, second = words[..., 0], words[..., 1]
+    even = first & 15 | second << 4
+    odd = first >> 4 | second & 240
+    return torch.stack((even, odd), dim=-2).flatten(-3)
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """Undoes `_halves`."""
+    words = codes.unflatten(-1, (-1, 2, 2))
+    even, odd = words[..., 0, :], words[..., 1, :]
+    first = even & 15 | odd << 4
+    second = even >> 4 | odd & 240
+    return torch.stack((first, second), dim=-1).flatten(-3)
