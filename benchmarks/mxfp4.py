@@ -136,10 +136,12 @@ def request_of(number: int, args: argparse.Namespace) -> GenerationRequest:
 
 
 def answer(engine: Engine, request: GenerationRequest) -> tuple[GenerationStats, float]:
-    """Statistics, and tokens a second without the time in which passes were captured."""
-    before = engine.live.capture_s()
+    """Statistics, and tokens a second behind the first without the time in which passes were captured."""
+    before: float | None = None
     for event in engine.stream(request):
         stats = event.stats
+        before = engine.live.capture_s() if before is None and event.token_ids else before
+    assert before is not None, "an answer has a token"
     steps = max(1, stats.new_tokens - 1)
     seconds = (stats.tpot_s or 0.0) * steps - (engine.live.capture_s() - before)
     return stats, steps / max(1e-9, seconds)

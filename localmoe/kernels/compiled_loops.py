@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
@@ -25,3 +27,14 @@ def compile_loop(loop: Callable[..., Any], signature: str, what: str, **options:
         made = njit(signature, **options)(loop)  # what is wrong with the loop itself is said here
     compiled: Callable[..., Any] = made
     return compiled
+
+
+@cache
+def optional_loops(module: str, otherwise: str) -> Any:
+    """A module of compiled loops, which several threads can run at once; None without numba, and `otherwise`,
+    what is done then, is said once."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        _LOG.warning("%s by PyTorch, which takes longer: %s", otherwise, error)
+        return None

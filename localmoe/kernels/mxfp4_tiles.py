@@ -8,15 +8,14 @@ Letters: R rows (output features), C columns (input features).
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_LOG = logging.getLogger(__name__)
+from localmoe.kernels.compiled_loops import optional_loops
+
 TILE_ROWS = 16
 TILE_COLUMNS = 64
 _WORD_COLUMNS = 128  # that a word of four scales is for; the last one may be half empty
@@ -99,15 +98,8 @@ class Mxfp4Matrix:
         return codes, scales[:, : self.columns // _BLOCK]
 
 
-@cache
 def _loops() -> Any:
-    """The compiled ones, which several threads can run at once; None without numba."""
-    try:
-        from localmoe.kernels import mxfp4_loops
-    except ImportError as error:
-        _LOG.warning("MXFP4 is put into its place by PyTorch, which takes longer: %s", error)
-        return None
-    return mxfp4_loops
+    return optional_loops("localmoe.kernels.mxfp4_loops", "MXFP4 is put into tiles")
 
 
 def _halves(codes: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ Reads no file and knows no architecture.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.safetensors_header import TensorHeader
+from localmoe.kernels.compiled_loops import optional_loops
 
-_LOG = logging.getLogger(__name__)
 METHOD = "mxfp4"  # as `quantization_config` has it
 BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = BLOCK // 2
@@ -89,15 +88,8 @@ def decode_into(blocks: Tensor, scales: Tensor, target: Tensor) -> None:
     fill(blocks.numpy(), scales.numpy(), _pairs().numpy(), out if by_rows else out.T)
 
 
-@cache
 def _loops() -> Any:
-    """The compiled ones, which several threads can run at once; None without numba."""
-    try:
-        from localmoe.quant import mxfp4_loops
-    except ImportError as error:
-        _LOG.warning("MXFP4 is decoded by PyTorch, which takes longer: %s", error)
-        return None
-    return mxfp4_loops
+    return optional_loops("localmoe.quant.mxfp4_loops", "MXFP4 is decoded")
 
 
 def _powers(scales: Tensor) -> Tensor:
