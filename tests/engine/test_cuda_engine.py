@@ -109,9 +109,10 @@ def test_tiny_models_answer_alike_with_and_without_drafts(architecture: str, tin
 def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None:
     expected: list[list[int]] | None = None
     for slots in (9, 40):
-        config = on_gpu(20 * GIB, context=1024)
+        config = on_gpu(20 * GIB, context=1024, draft_length=4)  # also where no draft would be loaded
         with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
             assert not isinstance(runner_of(engine), ModelRunner), "steps run whole on the GPU"
+            assert engine.plan.drafting
             keep_slots(engine, slots)
             requests = [*random_prompts(engine, 3, 20), *random_prompts(engine, 1, 150)]
             for policy in POLICIES:

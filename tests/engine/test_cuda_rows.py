@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,8 @@ def test_every_row_of_a_verify_pass_has_the_bits_of_a_pass_of_its_own(slots: int
 def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
     chance = random.Random(name)
     for slots in (9, 40):
-        with Engine.load_shape(shallow(name, 3), CONFIG, SyntheticSettings()) as engine:
+        config = replace(CONFIG, draft_length=4)  # also where no draft would be loaded
+        with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
             keep_slots(engine, slots)
             for seed, request in enumerate(random_prompts(engine, 3, 20)):
                 sampling = SamplingConfig(temperature=0.9, seed=seed)

@@ -142,14 +142,14 @@ def run_groups(
     tiles = groups.begin.shape[0]
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
-    words = inner.view(torch.int32) if shape.mxfp4 else None
+    words, ptx = inner.view(torch.int32) if shape.mxfp4 else None, takes_ptx(x)
     blocks = gate_up_launch(shape, block_rows)
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         words, *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
-        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, PTX=x.is_cuda,
+        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, PTX=ptx,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -157,10 +157,15 @@ def run_groups(
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
-        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, PTX=x.is_cuda,
+        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, PTX=ptx,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
+
+
+def takes_ptx(x: Tensor) -> bool:
+    """Whether kernels on x's device may have assembly for NVIDIA's."""
+    return x.is_cuda
 
 
 def combine(

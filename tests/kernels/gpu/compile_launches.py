@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
+from localmoe.kernels.gpu import routed_experts as routed_module
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
@@ -204,7 +206,7 @@ def grouping() -> None:
 
 
 def routed() -> None:
-    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's."""
+    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; and those in MXFP4."""
     lane, residency, stage = lane_of(9, 60, 4)
     x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
     shape, live, shares = (
@@ -218,9 +220,11 @@ def routed() -> None:
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
     groups = group_pairs(index, live, residency)
-    routed_experts(
-        x, groups, index, shares, live, live, oai, 32, gate_up_bias=biases, down_bias=biases[:, :2880]
-    )
+    for shape, rows in ((oai, 16), (replace(oai, mxfp4=True), 16), (replace(oai, mxfp4=True), 64)):
+        routed_experts(
+            x, groups, index, shares, live, live, shape, 32,
+            gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
+        )  # fmt: skip
 
 
 def choices() -> None:
@@ -249,6 +253,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     linear_module.num_multiprocessors = lambda device: 132  # type: ignore[assignment]
+    routed_module.takes_ptx = lambda x: True  # type: ignore[assignment]
     for wish in sys.argv[1:]:
         capability, names = wish.split("=")
         JITFunction.run = compile_instead(GPUTarget("cuda", int(capability), 32))
