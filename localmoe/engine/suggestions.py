@@ -73,6 +73,12 @@ SUGGESTIONS = (
         draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
     ),
     _suggestion(
+        "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
+        layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,
+        draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
+        file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+    ),
+    _suggestion(
         "mistralai/Mixtral-8x7B-Instruct-v0.1", "European languages", "apache-2.0", "mixtral",
         layers=32, experts=8, top=2, expert_params=176_160_768, shared_params=1_605_636_096,
         kv_bytes=131_072, draft_expert_bytes=93_585_408, context=32_768, hidden=4096, vocabulary=32_000,

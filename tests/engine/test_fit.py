@@ -158,7 +158,7 @@ def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
     [
         ("OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"), ("Qwen1.5-MoE-A2.7B-Chat", "qwen1.5-moe-a2.7b"),
         ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
-        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("gpt-oss-20b", "gpt-oss-20b"), ("gpt-oss-120b", ("gpt-oss-20b", 36, 128)),
         ("granite-3.1-1b-a400m-instruct", (24, 1024, 16, 32)),
         ("granite-3.1-3b-a800m-instruct", (32, 1536, 24, 40)),
     ],
@@ -166,6 +166,11 @@ def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
 def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, shape: Any) -> None:
     if isinstance(shape, str):
         config = SHAPES[shape].config()
+    elif isinstance(shape[0], str):
+        like, layers, experts = shape
+        dimensions = {**SHAPES[like].dimensions, "num_hidden_layers": layers, "num_local_experts": experts}
+        dimensions["layer_types"] = dimensions["layer_types"][:2] * (layers // 2)
+        config = replace(SHAPES[like], dimensions=dimensions).config()
     else:
         import transformers
 
@@ -178,7 +183,7 @@ def test_the_proposed_models_have_the_sizes_that_their_configs_make(name: str, s
     skeleton = skeleton_from_config(config, torch.bfloat16, name)
     facts = BY_NAME[name]
     assert facts.footprint == measure_footprint(facts.footprint.name, torch.bfloat16, skeleton)
-    if name != "gpt-oss-20b":  # published in MXFP4: 32 weights in 17 bytes
+    if not name.startswith("gpt-oss"):  # published in MXFP4: 32 weights in 17 bytes
         assert facts.num_bytes == 2 * facts.footprint.total_params
         return
     in_experts = facts.footprint.total_experts * facts.footprint.expert_params
