@@ -20,9 +20,12 @@ def why_not_on_device(skeleton: Skeleton, device: torch.device, dtype: torch.dty
         return "there is no GPU"
     if dtype not in _KERNEL_DTYPES:
         return f"the kernels multiply 16-bit numbers, not {str(dtype).removeprefix('torch.')}"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    return why_not_in_kernels(skeleton)
+    return why_no_kernels() or why_not_in_kernels(skeleton)
+
+
+def why_no_kernels() -> str:
+    """Why this installation has no kernels for a GPU; "" if it has."""
+    return "" if importlib.util.find_spec("triton") is not None else "Triton is not installed"
 
 
 def why_not_in_kernels(skeleton: Skeleton) -> str:

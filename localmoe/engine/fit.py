@@ -15,6 +15,7 @@ from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
+from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
 from localmoe.engine.planning import LANES_OF_MXFP4, divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes
@@ -126,6 +127,7 @@ def _compute(facts: ModelFacts, hardware: Hardware) -> ComputeSettings:
     if not hardware.gpus:
         return ComputeSettings(torch.device("cpu"), torch.float32, by_layers_because="there is no GPU")
     unsuited = facts.unsuited or ("its weights have 32 bits" if stored == torch.float32 else "")
+    unsuited = unsuited or why_no_kernels()
     return ComputeSettings(torch.device("cuda", 0), stored, not unsuited, unsuited)
 
 

@@ -50,7 +50,7 @@ class RandomSource:
 
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """As the real model is published."""
-        return can_keep_mxfp4(skeleton)
+        return can_keep_mxfp4(skeleton, self.stored_dtype)
 
     def load_weights(
         self,

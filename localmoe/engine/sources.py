@@ -130,7 +130,7 @@ class CheckpointSource:
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """If all of them are, in shapes that records can have."""
         stored = sum(bool(parameter_of(name)) for name in self.checkpoint.tensors)
-        return can_keep_mxfp4(skeleton) and stored == 2 * len(skeleton.experts)
+        return can_keep_mxfp4(skeleton, self.stored_dtype) and stored == 2 * len(skeleton.experts)
 
     def load_weights(
         self,

@@ -54,14 +54,15 @@ def measure_footprint(
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
-        mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton) else 0,
+        mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
     )
 
 
-def can_keep_mxfp4(skeleton: Skeleton) -> bool:
-    """Whether a model is published in MXFP4, and in shapes of which its records can be made."""
-    config = skeleton.config.to_dict()
-    return is_packed(config) and all(experts.layout.fits_mxfp4 for experts in skeleton.experts)
+def can_keep_mxfp4(skeleton: Skeleton, stored: torch.dtype) -> bool:
+    """Whether a model is published in MXFP4, in shapes of which its records can be made, and with other
+    weights in bfloat16, of which the kernel makes what it multiplies those with."""
+    fits = stored == torch.bfloat16 and all(experts.layout.fits_mxfp4 for experts in skeleton.experts)
+    return fits and is_packed(skeleton.config.to_dict())
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:

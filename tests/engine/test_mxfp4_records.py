@@ -34,7 +34,7 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.kernels import mxfp4_tiles
-from localmoe.model.footprint import measure_footprint
+from localmoe.model.footprint import can_keep_mxfp4, measure_footprint
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_mxfp4_records
 
@@ -165,6 +165,27 @@ def test_a_config_that_says_mxfp4_of_16_bit_weights_is_not_believed(
     say_mxfp4(tmp_path)
     found, plan = prepare(tmp_path, monkeypatch)
     assert not found.skeleton.experts[0].layout.mxfp4 and plan.drafting
+
+
+def test_beside_weights_of_another_form_experts_become_16_bit_weights(folders: tuple[Path, Path]) -> None:
+    """The kernel makes bfloat16 of them."""
+    skeleton = CheckpointSource.open(str(folders[0])).skeleton(torch.float16)
+    assert can_keep_mxfp4(skeleton, torch.bfloat16) and not can_keep_mxfp4(skeleton, torch.float16)
+
+
+def test_where_there_are_no_kernels_the_fit_is_that_of_16_bit_weights(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "a GPU", 16 << 30, 15 << 30, None, (8, 9), 4, 16, None, None)
+    computer = Hardware(
+        (gpu,), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Windows", "3.12", "2"
+    )
+    monkeypatch.setattr("localmoe.engine.fit.why_no_kernels", lambda: "Triton is not installed")
+    facts = local_facts(str(folders[0]))
+    assert (
+        fit_model(facts, computer, None).ram_bytes
+        == facts.footprint.total_experts * facts.footprint.expert_bytes
+    )
 
 
 def test_weights_that_are_there_in_both_forms_are_refused_in_a_sentence(
