@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from experts.device_rig import DeviceRig
 from experts.test_cpu_lane import Rig as LaneRig
-from model.test_device_runner import CPU, EXPERTS, LAYERS, PROMPT, Rig
+from model.device_table import CPU, EXPERTS, LAYERS, PROMPT, Rig
 from speculative.table_model import Table
 
 from localmoe.core.types import ExpertKey

@@ -1,0 +1,98 @@
+"""Steps on the device without drafts, which run behind each other, with passes that a table plays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from model.device_table import PROMPT, HastyPolicy, Moody, Rig
+from speculative.table_model import Table
+
+from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.device_steps import RUN_BEHIND_AFTER
+from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
+from localmoe.prefetch.policies.on_demand import OnDemandPolicy
+from localmoe.prefetch.policy import Policy
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=24),
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), st.integers(1, 25), st.integers(1, 40),
+    st.sets(st.integers(0, 3), max_size=1),
+)  # fmt: skip
+def test_plain_steps_run_behind_each_other_between_others_and_an_answer_may_end_anywhere(
+    seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, limit: int, end: set[int]
+) -> None:
+    table = Table(agreement=0.8, seed=seed)
+    rig = Rig(table, slots, make)
+    steps = rig.loop(Moody(list(lengths)), end=frozenset(end)).run(PROMPT, limit)
+    said: list[int] = []
+    for _, step in zip(range(events), steps, strict=False):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+    steps.close()
+    assert said == table.greedy(PROMPT, len(said))
+    rig.experts.check()
+    rest = [token for step in rig.loop(2).run([*PROMPT, *said], 9) for token in step.tokens]
+    assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
+    rig.experts.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 12), st.lists(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 3]), max_size=30),
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.integers(1, 30), st.sets(st.integers(0, 60)),
+)  # fmt: skip
+def test_slots_are_filled_beside_plain_passes_and_never_under_one_that_reads_them(
+    seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, without: set[int]
+) -> None:
+    table = Table(agreement=0.8, seed=seed)
+    rig, asked = Rig(table, slots, make), [0]
+
+    class Refilling(DeviceRunner):
+        @property
+        def may_refill(self) -> bool:
+            asked[0] += 1
+            return asked[0] not in without  # as if the CPU lane came and went
+
+    rig.runner.__class__ = Refilling
+    steps = rig.loop(Moody(list(lengths))).run(PROMPT, 30)
+    said: list[int] = []
+    for _, step in zip(range(events), steps, strict=False):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+    steps.close()
+    rig.experts.check()
+    rest = [token for step in rig.loop(2).run([*PROMPT, *said], 9) for token in step.tokens]
+    assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
+    rig.experts.check()
+    assert not rig.experts.memory._promised
+
+
+def test_what_plain_passes_miss_comes_into_slots() -> None:
+    rig = Rig(Table(seed=2), 5, OnDemandPolicy)
+    rig.runner.__class__ = type("Refilling", (DeviceRunner,), {"may_refill": True})
+    memory = rig.experts.memory
+    before = memory.transfers.issued
+    said = [token for step in rig.loop(0).run(PROMPT, 40) for token in step.tokens]
+    assert said == rig.passes.table.greedy(PROMPT, 40)
+    assert memory.transfers.issued > before + 10
+    assert rig.state.counters.hits > 0.2 * (rig.state.counters.hits + rig.state.counters.misses)
+
+
+@pytest.mark.parametrize(("make", "behind"), [(OnDemandPolicy, True), (HastyPolicy, False)])
+def test_passes_run_behind_each_other_unless_a_copy_is_wanted(make: type[Policy], behind: bool) -> None:
+    rig = Rig(Table(seed=2), 5, make)
+    opened = []
+    memory = rig.experts.memory
+    open_behind = memory.open_behind
+    memory.open_behind = lambda: (opened.append(memory._passes), open_behind())  # type: ignore[method-assign]
+    said = [token for step in rig.loop(0).run(PROMPT, 20) for token in step.tokens]
+    assert said == rig.passes.table.greedy(PROMPT, 20)
+    # of 19 steps the first three wait for nothing else, and behind the last one comes none
+    assert len(opened) == (19 - RUN_BEHIND_AFTER if behind else 0)
+    assert rig.passes.issued.count("window") == 20  # none in vain
