@@ -46,9 +46,22 @@ def run_bench(args: argparse.Namespace) -> None:
     with engine:
         requests = prompts or _random_requests(args, engine.footprint.vocab_size)
         loaded = engine.info(), engine.plan  # auto may lay the draft aside
-        settings = [(policy, length) for policy in policies for length in args.draft_lengths]
+        settings = [(policy, length) for policy in policies for length in _lengths(args, engine)]
         rows = [_measure(engine, requests, setting, _label(args)) for setting in settings]
         (_print_json if args.json else _print_table)(args, *loaded, rows)
+
+
+def _lengths(args: argparse.Namespace, engine: Engine) -> Sequence[DraftLength]:
+    """Those that can be measured: where the engine took no draft of its own accord, other rows are left out,
+    unless there would be none."""
+    lengths: Sequence[DraftLength] = args.draft_lengths
+    drafts = engine.plan.drafting or args.drafter == "prompt-lookup"
+    left = [length for length in lengths if drafts or length in (0, "auto")]
+    if not left or len(left) == len(lengths):
+        return lengths
+    reason = engine.plan.drafting_reason
+    note(f"{_label(args)}No draft is loaded ({reason}): rows with one are left out; --draft-length loads it.")
+    return left
 
 
 def _label(args: argparse.Namespace) -> str:

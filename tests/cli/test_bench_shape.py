@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from support.shapes import shape_budget, tiny_shape
@@ -119,6 +120,22 @@ def test_the_json_of_a_shape_holds_its_settings_and_what_was_measured(
     assert plain["steps"] == 87 and plain["draft_s_per_step"] == 0 and plain["acceptance_rate"] is None
     assert drafted["steps"] < 60 and drafted["draft_s_per_step"] > 0
     assert drafted["acceptance_rate"] > 0.4 and drafted["expert_match_rate"] == pytest.approx(0.9, abs=0.15)
+
+
+def test_rows_with_a_draft_are_left_out_where_the_engine_loads_none(
+    small_shape: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--shape", "any", "--limit", "1", "--max-new-tokens", "6", "--prompt-tokens", "8", *SETTINGS)
+    argv += ("--device", "cpu", "--policy", "on-demand")
+    _, _, err = run(capsys, *argv, "--vram-budget", "1")
+    least = re.search(r"at least (\d+[KM]iB)", err)
+    assert least is not None
+    budget = ("--vram-budget", least[1])
+    code, out, err = run(capsys, *argv, *budget, "--json")
+    assert code == 0 and [row["draft_length"] for row in json.loads(out)["rows"]] == [0, "auto"]
+    assert "No draft is loaded (the low-bit draft needs" in err and "--draft-length loads it" in err
+    code, _, err = run(capsys, *argv, *budget, "--draft-lengths", "2")
+    assert code == 1 and "No draft is loaded" in err and "left out" not in err
 
 
 def test_a_model_of_words_has_no_synthetic_settings(capsys: pytest.CaptureFixture[str]) -> None:
