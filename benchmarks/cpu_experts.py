@@ -1,7 +1,7 @@
 """Experts on the CPU: bytes of weights a second by threads, experts a job and tokens an expert, beside
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
-python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--threads 8 15 16]
+python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--mxfp4] [--threads 8 15 16]
 
 Random weights, the answers are checked against float64. Prints a table.
 """
@@ -30,10 +30,17 @@ EXPERTS = 96  # records that take turns: more than any cache holds
 JOBS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 4), (27, 4), (8, 8), (8, 16))
 
 
-def make_store(hidden: int, inner: int) -> HostStore:
-    store = HostStore([RecordLayout((2 * inner, hidden), (hidden, inner), False)], EXPERTS, torch.bfloat16)
+def make_store(hidden: int, inner: int, mxfp4: bool) -> HostStore:
+    layout = RecordLayout((2 * inner, hidden), (hidden, inner), False, mxfp4)
+    store = HostStore([layout], EXPERTS, torch.bfloat16)
     for expert in range(EXPERTS):
-        store.record(ExpertKey(0, expert)).normal_(0, 0.02)
+        key = ExpertKey(0, expert)
+        if not mxfp4:
+            store.record(key).normal_(0, 0.02)
+            continue
+        for matrix in store.mxfp4_views(key):
+            matrix.codes.random_(0, 256)
+            matrix.scales.random_(119, 122)
     return store
 
 
@@ -43,7 +50,7 @@ def check(lane: CpuLane, store: HostStore) -> None:
     x = torch.randn(3, lane.layout.hidden).bfloat16()
     pair = 2 * lane.layout.top_k  # of token 2
     out = lane.compute(0, x, [(5, [pair], inner)])
-    gate_up, down = (view.double() for view in store.views(ExpertKey(0, 5)))
+    gate_up, down = (view.double() for view in store.weights(ExpertKey(0, 5)))
     product = x[2].double() @ gate_up.T
     wanted = (F.silu(product[:inner]) * product[inner:]).bfloat16().double() @ down.T
     assert torch.allclose(out[pair].double(), wanted, rtol=1e-3, atol=1e-3), (
@@ -132,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
     parser.add_argument("--threads", type=int, nargs="*", default=[])
+    parser.add_argument("--mxfp4", action="store_true", help="records of that form")
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
     config = find_shape(args.shape).config()
@@ -139,7 +147,7 @@ def main() -> None:
     physical, logical = core_counts()
     name, flags = cpu_name_and_flags()
     print(f"{name}, {physical} cores, {logical} threads, {' '.join(flags)}, torch {torch.__version__}")
-    store = make_store(int(config.hidden_size), inner)
+    store = make_store(int(config.hidden_size), inner, args.mxfp4)
     words = store._layers[0].view(torch.int64)
     words.sum()
     started = time.perf_counter()
@@ -165,7 +173,7 @@ def main() -> None:
                 line += f"; beside copies {rate / 1e9:.1f} and {copied[0] / 1e9:.1f} GB/s"
             print(line, flush=True)
         lane.close()
-    if not args.no_torch:
+    if not args.no_torch and not args.mxfp4:
         torch_rates(store, physical)
 
 

@@ -1,9 +1,9 @@
-"""A model published in MXFP4 (gpt-oss) with its experts kept so, without a draft; and with 16-bit experts, as
-the CPU lane needs them, and a draft of integers: time to load, memory, speed, and accepted tokens by draft
-length. Needs a GPU, RAM for the experts, and room on a disk.
+"""A model published in MXFP4 (gpt-oss), its experts kept so, with and without the CPU's help: time to load,
+memory, speed; with --draft also with a draft of integers, by draft length. Needs a GPU, RAM for the experts,
+and room on a disk.
 
-    python benchmarks/mxfp4.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lengths 0 8 32 auto]
-    python benchmarks/mxfp4.py --demo
+    python benchmarks/mxfp4.py [--shape gpt-oss-20b] [--layers 24] [--budget 16] [--lanes auto vram+link]
+    python benchmarks/mxfp4.py --demo --draft [--lengths 0 8 32 auto]
 
 Weights are random and written as such a checkpoint first, so routing is what random routers make of random
 prompts, and how sure the model is of its words says nothing of a trained one. With --demo it is the embedded
@@ -48,7 +48,7 @@ TOKENIZER_WORDS = 4000  # that the embedded tokenizer knows, at least
 PROMPT = 900  # tokens of a long one
 SPREAD = 0.02  # of 16-bit weights
 EXPONENTS = (119, 122)  # of scales, so that experts' weights spread alike
-FORMS: tuple[tuple[str, Lanes], ...] = (("kept", "auto"), ("16-bit", "all"))
+LANES: tuple[Lanes, ...] = ("auto", "vram+link", "vram+cpu", "all")
 SAMPLING = SamplingConfig(temperature=0.7, seed=1)
 
 
@@ -151,7 +151,11 @@ def measure(folder: Path, args: argparse.Namespace, lanes: Lanes) -> None:
     """Load and answer with whatever draft the engine takes."""
     context = 1024 if args.demo else 2048
     config = EngineConfig(
-        device="cuda", context=context, vram_budget_bytes=int(args.budget * 2**30), lanes=lanes
+        device="cuda",
+        context=context,
+        vram_budget_bytes=int(args.budget * 2**30),
+        lanes=lanes,
+        draft_length=4 if args.draft else "auto",  # a length asks for a draft
     )
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
@@ -193,7 +197,8 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="the embedded model")
     parser.add_argument("--shape", default="gpt-oss-20b")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--forms", nargs="*", default=[*dict(FORMS)], choices=[*dict(FORMS)])
+    parser.add_argument("--lanes", nargs="*", default=["auto", "vram+link"], choices=LANES)
+    parser.add_argument("--draft", action="store_true", help="one of integers")
     parser.add_argument("--budget", type=float, default=16.0, help="GiB")
     parser.add_argument("--lengths", nargs="*", default=["0", "8", "32", "auto"])
     parser.add_argument("--tokens", type=int, default=128)
@@ -211,8 +216,8 @@ def main() -> None:
             size = write_model(folder, args.shape, args.layers, torch.device("cuda"))
         torch.cuda.empty_cache()
         print(f"{size:.1f} GB written in {time.perf_counter() - began:.0f} s", flush=True)
-        for form in args.forms:
-            measure(folder, args, dict(FORMS)[form])
+        for lanes in args.lanes:
+            measure(folder, args, lanes)
 
 
 if __name__ == "__main__":

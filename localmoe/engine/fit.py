@@ -17,7 +17,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
-from localmoe.engine.planning import LANES_OF_MXFP4, divide_memory
+from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
@@ -54,7 +54,7 @@ def fit_model(
     try:
         check_emulation(config, compute.device)
         check_lanes(config, by_layers_because)
-        if compute.whole_passes and config.lanes in LANES_OF_MXFP4:
+        if compute.whole_passes:
             facts = replace(facts, footprint=facts.footprint.in_mxfp4())
         plan = divide_memory(facts.footprint, config, compute, facts.weight_bytes, hardware=hardware)
     except BudgetError as error:

@@ -64,7 +64,9 @@ def make_lane(
         slower = f"{rates.first_us:.0f} us on this CPU and {rates.link_us:.0f} over PCIe"
         return None, f"VRAM and PCIe (an expert takes {slower})"
     inner = [layout.inner for layout in store.layouts]
-    block = LaneBlock(lane.mailbox, inner, _quanta(inner), store.num_experts, memory.block.done.device)
+    block = LaneBlock(
+        lane.mailbox, inner, _quanta(store.layouts), store.num_experts, memory.block.done.device
+    )
     link = config.lanes != "vram+cpu"
     memory.may_prefetch = link
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
@@ -79,8 +81,6 @@ def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: Engin
         return "strict"
     if config.lanes == "vram+link":
         return "as set"
-    if layouts[0].mxfp4:
-        return "experts are kept in MXFP4, which the CPU lane does not compute"
     if len({layout.hidden for layout in layouts}) > 1:
         return "layers differ in width"
     if config.lanes == "auto" and num_threads(config) < _LEAST_THREADS:
@@ -120,10 +120,10 @@ def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
     return getattr(module, name, None)
 
 
-def _quanta(inner: list[int]) -> list[int]:
+def _quanta(layouts: Sequence[RecordLayout]) -> list[int]:
     from localmoe.kernels.gpu.routed_experts import split_quantum
 
-    return [split_quantum(width) for width in inner]
+    return [split_quantum(layout.inner, layout.mxfp4) for layout in layouts]
 
 
 def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:

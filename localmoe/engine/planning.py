@@ -37,7 +37,6 @@ from localmoe.model.skeleton import Skeleton, with_mxfp4_records
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import check_policy
 
-LANES_OF_MXFP4 = ("auto", "vram+link")  # the CPU's threads compute 16-bit experts alone
 MAX_WINDOW = -(-(MAX_DRAFT_LENGTH + 1) // 16) * 16  # rows of the largest verify pass
 
 CUDA_LIBRARY_BYTES = 48 << 20  # cuBLAS keeps 32 MiB of workspace on recent GPUs, and the allocator rounds up
@@ -88,7 +87,7 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
-    if compute.whole_passes and config.lanes in LANES_OF_MXFP4 and source.can_keep_mxfp4(skeleton):
+    if compute.whole_passes and source.can_keep_mxfp4(skeleton):
         skeleton = with_mxfp4_records(skeleton)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:

@@ -138,7 +138,8 @@ class Twin:
         layout = MailboxLayout(WINDOW_BUCKETS[-1], top_k, store.num_experts, store.layouts[0].hidden)
         box = Mailbox(layout, store.dtype, pinned=device.type == "cuda")
         inner = [layout.inner for layout in store.layouts]
-        block = LaneBlock(box, inner, [split_quantum(width) for width in inner], store.num_experts, device)
+        quanta = [split_quantum(layout.inner, layout.mxfp4) for layout in store.layouts]
+        block = LaneBlock(box, inner, quanta, store.num_experts, device)
         nobody = cast("CpuLane", _NoThreads(box))
         return DeviceLane(nobody, block, LaneRates(1.0, 1.0, 1.0, 1.0), link=True)
 

@@ -26,6 +26,7 @@ from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
 from localmoe.kernels.cpu.products import KINDS, activations_kind
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout
+from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 
 SPIN_S = 0.0004  # longer than attention takes between two layers' experts
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
@@ -60,7 +61,7 @@ class CpuLane:
     ) -> None:
         """
         Args:
-            store: 16-bit records; all layers of one hidden size.
+            store: 16-bit records, or in MXFP4; all layers of one hidden size.
             biases: for each layer gate_up's (E, 2I) and down's (E, H), in the order of the record.
             tokens: rows of the widest window. top_k: experts a token.
             pinned: a GPU is to reach the mailbox.
@@ -90,7 +91,9 @@ class CpuLane:
     def _worker_arguments(self, activation: Activation, sizes: list[int]) -> tuple[Any, ...]:
         """All that threads share, in the order of worker.run's arguments from `control` on."""
         box, layout, store = self.mailbox, self.layout, self._store
-        transposed = store.layouts[0].transposed
+        coded = store.layouts[0].mxfp4
+        assert not coded or store.dtype == torch.bfloat16, "of which MXFP4's numbers are"
+        transposed = store.layouts[0].transposed and not coded
         shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
         cells = (3, store.num_layers, store.num_experts)
         records: NDArray[np.int64] = np.zeros(cells, dtype=np.int64)
@@ -101,6 +104,7 @@ class CpuLane:
                     records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
         pairs, entries = layout.num_pairs, layout.entries
         x_kind = activations_kind(store.dtype == torch.bfloat16, transposed)
+        scratch_rows = 2 * TILE_ROWS if coded else 4
         scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
         return (
             self._control,
@@ -117,9 +121,9 @@ class CpuLane:
             np.zeros(pairs, dtype=np.int32),
             np.zeros((2, entries + 1), dtype=np.int64),
             np.zeros(entries, dtype=np.int64),
-            np.zeros(self.num_threads * most_blocks_ahead(layout.hidden), dtype=np.int64),
-            np.zeros((self.num_threads, 4, scratch), dtype=np.float32),
-            *((0, None) if transposed else (None, 0)),
+            np.zeros(self.num_threads * most_blocks_ahead(layout.hidden, coded), dtype=np.int64),
+            np.zeros((self.num_threads, scratch_rows, scratch), dtype=np.float32),
+            *((None, None, 0) if coded else (0, None, None) if transposed else (None, 0, None)),
         )
 
     def _compile(self) -> None:

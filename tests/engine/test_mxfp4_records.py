@@ -15,7 +15,7 @@ from support.mxfp4_models import say_mxfp4, write_mxfp4_model
 from support.tiny_models import CONTEXT, tiny_model, write_model
 from torch import Tensor
 
-from localmoe.core.config import DraftLength, EngineConfig
+from localmoe.core.config import DraftLength, EngineConfig, Lanes
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import CheckpointError
 from localmoe.core.plan_types import MemoryPlan
@@ -25,6 +25,7 @@ from localmoe.engine import Engine, planning
 from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.facts import local_facts
 from localmoe.engine.fit import fit_model
+from localmoe.engine.lanes import why_not
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import ComputeSettings
@@ -34,6 +35,7 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.kernels import mxfp4_tiles
+from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.footprint import can_keep_mxfp4, measure_footprint
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_mxfp4_records
@@ -139,13 +141,15 @@ def test_a_draft_that_is_asked_for_is_of_integers(
     assert plan.draft_bytes == wanted.draft_bytes(0)
 
 
-@pytest.mark.parametrize("lanes", ["all", "vram+cpu"])
-def test_for_the_cpu_lane_experts_become_16_bit_weights(
+@pytest.mark.parametrize("lanes", ["all", "vram+cpu", "vram+link"])
+def test_experts_are_kept_for_whichever_lanes_compute_them(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, lanes: str
 ) -> None:
     found, plan = prepare(folders[0], monkeypatch, lanes=lanes)
-    assert not found.footprint.keeps_mxfp4 and not found.skeleton.experts[0].layout.mxfp4
-    assert plan.drafting and plan.slot_bytes == 2 * found.footprint.expert_params
+    layouts = [experts.layout for experts in found.skeleton.experts]
+    assert all(layout.mxfp4 for layout in layouts) and plan.slot_bytes == RECORD_BYTES
+    reason = "as set" if lanes == "vram+link" else ""
+    assert why_not(torch.device("cuda"), layouts, EngineConfig(lanes=lanes)) == reason  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_no_whole_tiles_become_16_bit_weights(
@@ -208,8 +212,8 @@ def test_whether_it_fits_is_told_by_what_is_kept(folders: tuple[Path, Path]) -> 
     )
     facts = local_facts(str(folders[0]))
     assert fit_model(facts, computer, None).ram_bytes == facts.footprint.total_experts * RECORD_BYTES
-    for_cpu = fit_model(facts, computer, None, EngineConfig(lanes="all"))
-    assert for_cpu.ram_bytes == facts.footprint.total_experts * facts.footprint.expert_bytes
+    with_cpu = fit_model(facts, computer, None, EngineConfig(lanes="all"))
+    assert with_cpu.ram_bytes == facts.footprint.total_experts * RECORD_BYTES
     (known,) = (one.facts for one in SUGGESTIONS if one.repo_id == "openai/gpt-oss-20b")
     computer = replace(computer, ram_total_bytes=32 << 30, ram_available_bytes=28 << 30)
     fit = fit_model(known, computer, None)
@@ -270,7 +274,31 @@ def test_answers_on_a_gpu_depend_on_nothing_and_are_those_of_the_weights(
 
 @pytest.mark.gpu
 def test_what_is_missing_crosses_the_link_as_it_is_kept(folders: tuple[Path, Path]) -> None:
-    with load_with_slots(folders[0], 8, device="cuda", context=CONTEXT, draft_length=0) as engine:
+    with load_with_slots(
+        folders[0], 8, device="cuda", context=CONTEXT, draft_length=0, strict=True
+    ) as engine:
         stats = ask(engine, "What is a block of", 40).stats
         missed = engine._loaded.passes.memory.counters().h2d_bytes
     assert stats.hit_rate is not None and stats.hit_rate < 1 and missed % RECORD_BYTES == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", ["all", "vram+cpu"])
+def test_the_cpu_lane_computes_with_what_is_kept(folders: tuple[Path, Path], lanes: Lanes) -> None:
+    prompt = " ".join(["z 5 blocks of it"] * 4)
+    logits, cpu_bytes = [], []
+    for asked in ("vram+link", lanes):
+        config = EngineConfig(device="cuda", context=CONTEXT, lanes=asked, draft_length=0)
+        with Engine.load(str(folders[0]), config) as engine:
+            keep_slots(engine, 6)
+            assert engine.footprint.keeps_mxfp4
+            ask(engine, prompt, 60)
+            runner = engine._loaded.runner
+            assert isinstance(runner, DeviceRunner)
+            lane = runner.passes.lane
+            cpu_bytes.append(0 if lane is None else lane.counters().num_bytes)
+            runner.sequence.truncate(0)
+            logits.append(runner.run(list(range(20)), "verify", last_only=False).cpu())
+    assert cpu_bytes[0] == 0 < cpu_bytes[1]
+    error = (logits[0] - logits[1]).norm(dim=1) / logits[0].norm(dim=1)  # sums are in another order
+    assert float(error.max()) < 2e-2, error

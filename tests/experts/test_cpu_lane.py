@@ -40,17 +40,24 @@ class Rig:
 
     def __init__(
         self, hidden: int, inner: int, *, transposed: bool = False, activation: Activation = KINDS[0],
-        biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3,
+        biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3, mxfp4: bool = False,
     ) -> None:  # fmt: skip
         shapes = (2 * inner, hidden), (hidden, inner)
         gate_up, down = (shape[::-1] if transposed else shape for shape in shapes)
         self.activation, self.inner = activation, inner
-        self.store = HostStore([RecordLayout(gate_up, down, transposed)] * LAYERS, EXPERTS, dtype)
+        layout = RecordLayout(gate_up, down, transposed, mxfp4)
+        self.store = HostStore([layout] * LAYERS, EXPERTS, dtype)
         generator = torch.Generator().manual_seed(hidden * inner)
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
-                record = self.store.record(ExpertKey(layer, expert))
-                record.copy_(torch.randn(record.shape, generator=generator) * hidden**-0.5)
+                key = ExpertKey(layer, expert)
+                record = self.store.record(key)
+                if not mxfp4:
+                    record.copy_(torch.randn(record.shape, generator=generator) * hidden**-0.5)
+                    continue
+                for matrix in self.store.mxfp4_views(key):
+                    for memory, low, high in ((matrix.codes, 0, 256), (matrix.scales, 120, 125)):
+                        memory.copy_(torch.randint(low, high, memory.shape, generator=generator))
         sizes = (2 * inner, hidden)
         self.biases = [
             tuple(
@@ -67,7 +74,7 @@ class Rig:
 
     def wanted(self, layer: int, expert: int, token: int, share: int) -> Tensor:
         """One pair's row, float64; gate * up is rounded between the products."""
-        gate_up, down = (view.double() for view in self.store.views(ExpertKey(layer, expert)))
+        gate_up, down = (view.double() for view in self.store.weights(ExpertKey(layer, expert)))
         if self.store.layouts[layer].transposed:
             gate_up, down = gate_up.T, down.T
         first, second = self.biases[layer]
@@ -132,13 +139,19 @@ def test_an_exact_sum_is_exact() -> None:
                 assert torch.equal(out[pair].double(), made.wanted(1, expert, pair // TOP_K, 16))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(transposed: bool) -> None:
-    with rig(130, 72, transposed=transposed) as made:
+@pytest.mark.parametrize(
+    ("hidden", "inner", "share", "options"),
+    [(130, 72, 71, {}), (130, 72, 71, {"transposed": True}), (192, 128, 64, {"mxfp4": True})],
+    ids=["rows", "columns", "mxfp4"],
+)
+def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
+    hidden: int, inner: int, share: int, options: dict[str, bool]
+) -> None:
+    with rig(hidden, inner, **options) as made:
         pairs = [TOP_K * token for token in range(TOKENS)]
-        alone = [made.lane.compute(0, made.x, [(2, [pair], 71)])[pair].clone() for pair in pairs]
+        alone = [made.lane.compute(0, made.x, [(2, [pair], share)])[pair].clone() for pair in pairs]
         for count in range(2, TOKENS + 1):
-            together = made.lane.compute(0, made.x, [(2, pairs[:count], 71)])
+            together = made.lane.compute(0, made.x, [(2, pairs[:count], share)])
             assert all(torch.equal(together[pair], alone[i]) for i, pair in enumerate(pairs[:count]))
 
 
@@ -166,15 +179,17 @@ def told(job: int, layer: int, expert: int) -> int:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_what_is_foretold_changes_no_bit(transposed: bool, interleaved: bool) -> None:
+@pytest.mark.parametrize("form", ["rows", "columns", "mxfp4"])
+def test_what_is_foretold_changes_no_bit(form: str, interleaved: bool) -> None:
     """Right, wrong, late and senseless words, before jobs and in the middle of them."""
     generator = np.random.default_rng(0)
-    activation = KINDS[4] if interleaved else KINDS[0]
-    with rig(130, 72, transposed=transposed, activation=activation, threads=5) as made:
+    activation, transposed = KINDS[4] if interleaved else KINDS[0], form == "columns"
+    hidden, *shares = (192, 128, 64) if form == "mxfp4" else (130, 72, 31)
+    options = {"transposed": transposed, "mxfp4": form == "mxfp4"}
+    with rig(hidden, shares[0], **options, activation=activation, threads=5) as made:
         lane, box = made.lane, made.lane.mailbox
         jobs = [(layer, expert, share) for layer in range(LAYERS) for expert in range(EXPERTS)
-                for share in (72, 31)]  # fmt: skip
+                for share in shares]  # fmt: skip
         alone = {job: lane.compute(job[0], made.x, [(job[1], [4], job[2])])[4].clone() for job in jobs}
         for _ in range(300):
             layer, expert, share = jobs[generator.integers(len(jobs))]

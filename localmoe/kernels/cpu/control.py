@@ -14,4 +14,6 @@ CONTROL_WORDS = _LINE * 8
 
 GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
 DOWN_ROWS = 16
-WIDER = 8  # times as many columns where weights are transposed, since a block reads a piece of every row
+# times as many columns where weights are transposed, since a block reads a piece of every row, and where they
+# are in MXFP4, for whole strips of tiles
+WIDER, WIDER_CODES = 8, 2

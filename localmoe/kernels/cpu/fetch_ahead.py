@@ -8,16 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from localmoe.kernels.cpu.atoms import compiled, fetch, load, swap_if
-from localmoe.kernels.cpu.control import FETCHED, GATE_UP_ROWS
+from localmoe.kernels.cpu.control import FETCHED, GATE_UP_ROWS, WIDER_CODES
+from localmoe.kernels.cpu.mxfp4_products import codes_of
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 
 _THREAD_BYTES = 512 << 10  # for each thread: half of a core's own cache, on small processors all of it
 _PAGE = 4096
 
 
-def most_blocks_ahead(hidden: int) -> int:
-    """Blocks of gate_up that a thread fetches ahead."""
-    return max(1, _THREAD_BYTES // (4 * GATE_UP_ROWS * hidden))
+def most_blocks_ahead(hidden: int, in_codes: bool) -> int:
+    """Blocks of gate_up that a thread fetches ahead, of 16-bit weights or of codes in MXFP4."""
+    columns = GATE_UP_ROWS * WIDER_CODES if in_codes else GATE_UP_ROWS
+    return max(1, _THREAD_BYTES // (columns * hidden * (1 if in_codes else 4)))
 
 
 blocks_ahead = compiled(most_blocks_ahead)
@@ -26,7 +28,7 @@ blocks_ahead = compiled(most_blocks_ahead)
 @compiled
 def fetch_ahead(
     me: int, told: int, last: int, posted: int, shape: Any, records: Any, sizes: Any, x: Any, scratch: Any,
-    control: Any,
+    control: Any, coded: Any,
 ) -> None:  # fmt: skip
     """Bring this thread's blocks of the expert that is likely to come into its cache, until a job comes."""
     layer, expert = (told >> LAYER_SHIFT) & NOBODY, told & NOBODY
@@ -34,22 +36,23 @@ def fetch_ahead(
         return  # none is likely, or it was said of a job that is over
     control[FETCHED] = told
     hidden, inner = x.shape[1], sizes[layer]
-    row = 2 * hidden  # bytes
     weights = records[0, layer, expert]
-    for step in range(blocks_ahead(hidden)):
-        first = (me + step * scratch.shape[0]) * GATE_UP_ROWS
-        count = min(GATE_UP_ROWS, inner - first)
+    size = GATE_UP_ROWS if coded is None else GATE_UP_ROWS * WIDER_CODES
+    for step in range(blocks_ahead(hidden, coded is not None)):
+        first = (me + step * scratch.shape[0]) * size
+        count = min(size, inner - first)
         if count <= 0:
             return
-        for part in range(2):
-            if shape[1] != 0:  # gate and up alternate
-                at = weights + (2 * first + part * count) * row
+        for part in range(2):  # where gate and up alternate, one behind the other
+            row = 2 * first + part * count if shape[1] != 0 else part * inner + first
+            if coded is not None:
+                at, end = weights + codes_of(row, hidden), weights + codes_of(row + count, hidden)
             else:
-                at = weights + (part * inner + first) * row
-            for page in range(at, at + count * row, _PAGE):
+                at, end = weights + 2 * row * hidden, weights + 2 * (row + count) * hidden
+            for page in range(at, end, _PAGE):
                 if load(posted) > last:
                     return
-                for line in range(page, min(page + _PAGE, at + count * row), 64):
+                for line in range(page, min(page + _PAGE, end), 64):
                     fetch(line)
 
 

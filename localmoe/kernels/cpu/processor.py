@@ -23,6 +23,7 @@ def _features() -> frozenset[str]:
 
 
 _FEATURES = _features()
+HAS_AVX2 = IS_X86 and "avx2" in _FEATURES
 HAS_AVX512 = IS_X86 and "avx512f" in _FEATURES
 # vdpbf16ps: exact products of bfloat16 pairs, float32 sums; subnormals count as zero
 HAS_BF16_DOTS = HAS_AVX512 and "avx512bf16" in _FEATURES

@@ -131,9 +131,9 @@ def gate_up_columns(
             for j in range(size):
                 gate = scratch[t, 2 * j] if interleaved else scratch[t, j]
                 up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
-                _finish(
+                finish(
                     gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
-                    weights[0],
+                    first + j, weights[0],
                 )  # fmt: skip
         n += together
 
@@ -163,21 +163,22 @@ def gate_up_rows(
         )  # fmt: skip
         for n in range(rows.shape[0]):
             for r in range(1 + both):
-                _finish(
+                finish(
                     scratch[r, n], scratch[2 + r, n], i + r, inner, bias, interleaved, kind, alpha, limit,
-                    out, pairs[n], weights[0],
+                    out, pairs[n], i + r, weights[0],
                 )  # fmt: skip
 
 
 @compiled
-def _finish(
+def finish(
     gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    out: Any, pair: int, like: Any,
+    out: Any, pair: int, at: int, like: Any,
 ) -> None:  # fmt: skip
+    """Inner column i of a pair, from its two sums, into out[pair, at]. like: a word, see atoms.value."""
     if bias.shape[0] > 0:
         gate += value(bias[2 * i if interleaved else i])
         up += value(bias[2 * i + 1 if interleaved else inner + i])
-    out[pair, i] = kept(activate(gate, up, kind, alpha, limit), like, out)
+    out[pair, at] = kept(activate(gate, up, kind, alpha, limit), like, out)
 
 
 @compiled
@@ -194,7 +195,7 @@ def down_columns(
             for h in range(first, last):
                 out[pairs[n + t], h] = scratch[t, h - first]
         n += together
-    _add_bias(bias, first, last, pairs, out)
+    add_bias(bias, first, last, pairs, out)
 
 
 @compiled
@@ -220,11 +221,12 @@ def down_rows(
         for n in range(pairs.shape[0]):
             for r in range(4):
                 out[pairs[n], h + other * (r // 2) + one * (r % 2)] = scratch[r, n]
-    _add_bias(bias, first, last, pairs, out)
+    add_bias(bias, first, last, pairs, out)
 
 
 @compiled
-def _add_bias(bias: Any, first: int, last: int, pairs: Any, out: Any) -> None:
+def add_bias(bias: Any, first: int, last: int, pairs: Any, out: Any) -> None:
+    """Add columns first <= h < last of words `bias`, unless it is empty, to each pair's row of `out`."""
     for n in range(pairs.shape[0] if bias.shape[0] > 0 else 0):
         for h in range(first, last):
             out[pairs[n], h] += value(bias[h])

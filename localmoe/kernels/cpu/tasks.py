@@ -9,7 +9,8 @@ from typing import Any
 from numba import carray
 
 from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_at
-from localmoe.kernels.cpu.control import DOWN_ROWS, GATE_UP_ROWS, STOP, WIDER
+from localmoe.kernels.cpu.control import DOWN_ROWS, GATE_UP_ROWS, STOP, WIDER, WIDER_CODES
+from localmoe.kernels.cpu.mxfp4_products import codes_of, down_codes, gate_up_codes
 from localmoe.kernels.cpu.products import down_columns, down_rows, gate_up_columns, gate_up_rows
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, HEAD_ENTRIES, HEAD_LAYER, SHARE
 
@@ -23,29 +24,50 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
 
 
 @compiled
+def wider(columned: Any, coded: Any) -> int:
+    """Times as many columns in a block as of 16-bit rows. columned, coded: see worker."""
+    if columned is not None:
+        return WIDER
+    return WIDER_CODES if coded is not None else 1
+
+
+@compiled
+def weight_bytes(weights: int, coded: Any) -> int:
+    """Of so many weights; in MXFP4 without what fills up the last word of scales."""
+    return weights // 2 + weights // 32 if coded is not None else 2 * weights
+
+
+@compiled
 def gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
-    columned: Any, rowed: Any,
+    columned: Any, rowed: Any, coded: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[0], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], x.shape[1]
     begin, end = entries[BEGIN, i], entries[END, i]
-    weights = carray(words_at(records[0, layer, expert], words), (2 * width * hidden,))
+    record = records[0, layer, expert]
     bias_at = records[1, layer, expert]
     bias = carray(words_at(bias_at, words), (2 * width if bias_at != 0 else 0,))
-    block = GATE_UP_ROWS * (WIDER if columned is not None else 1)
+    block = GATE_UP_ROWS * wider(columned, coded)
     first = (task - starts[0, i]) * block
     last = min(first + block, entries[SHARE, i])
     if columned is not None:
+        weights = carray(words_at(record, words), (2 * width * hidden,))
         gate_up_columns(
             weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
             x, rows[begin:end], pairs[begin:end], inner, scratch,
         )  # fmt: skip
     if rowed is not None:
+        weights = carray(words_at(record, words), (2 * width * hidden,))
         gate_up_rows(
             weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
+            x, rows[begin:end], pairs[begin:end], inner, scratch,
+        )  # fmt: skip
+    if coded is not None:
+        gate_up_codes(
+            record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
             x, rows[begin:end], pairs[begin:end], inner, scratch,
         )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
@@ -54,30 +76,38 @@ def gate_up_task(
 @compiled
 def down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
-    sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any, columned: Any, rowed: Any,
+    sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[1], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], out.shape[1]
     wanted = starts[0, i + 1] - starts[0, i]
-    weights_at = records[0, layer, expert] + 4 * width * hidden
-    block = DOWN_ROWS * (WIDER if columned is not None else 1)
+    record = records[0, layer, expert]
+    weights_at = record + 4 * width * hidden
+    block = DOWN_ROWS * wider(columned, coded)
     first = (task - starts[1, i]) * block
     last = min(first + block, hidden)
-    if rowed is not None and load(ready.ctypes.data + 8 * i) < wanted:
-        for at in range(weights_at + 2 * width * first, weights_at + 2 * width * last, 64):
+    if columned is None and load(ready.ctypes.data + 8 * i) < wanted:
+        start, end = weights_at + 2 * width * first, weights_at + 2 * width * last
+        if coded is not None:
+            codes = record + width * hidden
+            start, end = codes + codes_of(first, width), codes + codes_of(last, width)
+        for at in range(start, end, 64):
             fetch(at)  # other threads still compute its input: memory need not wait for them
     while load(ready.ctypes.data + 8 * i) < wanted:
         if load(base + 8 * STOP) != 0:
             return
         pause()
-    weights = carray(words_at(weights_at, words), (width * hidden,))
     bias_at = records[2, layer, expert]
     share = entries[SHARE, i]
     has_bias = bias_at != 0 and share == width  # it comes with the whole sum only
     bias = carray(words_at(bias_at, words), (hidden if has_bias else 0,))
     these = pairs[entries[BEGIN, i] : entries[END, i]]
     if columned is not None:
+        weights = carray(words_at(weights_at, words), (width * hidden,))
         down_columns(weights, bias, hidden, share, first, last, inner, these, out, scratch)
     if rowed is not None:
+        weights = carray(words_at(weights_at, words), (width * hidden,))
         down_rows(weights, bias, width, share, first, last, inner, these, out, scratch)
+    if coded is not None:
+        down_codes(record, bias, hidden, width, share, first, last, inner, these, out, scratch)

@@ -87,7 +87,7 @@ def widened(builder: Any, words: Any, is_bfloat: bool) -> Any:
 
 def total(builder: Any, vector: Any) -> Any:
     """The sum of a vector's numbers, halves first: always in the same order."""
-    count = LANES
+    count = vector.type.count
     while count > 1:
         count //= 2
         low = ir.Constant(ir.VectorType(I32, count), list(range(count)))

@@ -50,10 +50,10 @@ from localmoe.kernels.cpu.control import (
     TASKS_A,
     TASKS_B,
     TICKET,
-    WIDER,
 )
 from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, claim, fetch_ahead
-from localmoe.kernels.cpu.tasks import down_task, gate_up_task
+from localmoe.kernels.cpu.mxfp4_dots import place
+from localmoe.kernels.cpu.tasks import down_task, gate_up_task, weight_bytes, wider
 from localmoe.kernels.mailbox import (
     EXPERT,
     HEAD_ENTRIES,
@@ -77,7 +77,7 @@ def _work(
     me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int, foretold: int,
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any,
+    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
 ) -> int:  # fmt: skip
     """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0.
 
@@ -92,8 +92,8 @@ def _work(
         x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
         ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
         scratch: float32 (threads, 4, n).
-        columned, rowed: a number if weights are transposed, or if not; None for the other, whose code is not
-            compiled.
+        columned, rowed, coded: a number if weights are 16-bit and transposed, 16-bit and not, or in MXFP4;
+            None for the others, whose code is not compiled.
 
     Returns:
         STOPPED or PARKED.
@@ -106,14 +106,14 @@ def _work(
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, claims, scratch, columned, rowed, control,
+                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, control,
             )  # fmt: skip
             last = job
             quiet = ticks()
             continue
-        if rowed is not None and load(foretold) != told:
+        if columned is None and load(foretold) != told:
             told = load(foretold)
-            fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control)
+            fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control, coded)
             continue
         waited = ticks() - quiet
         if waited > park_ticks and load(base + 8 * HOLD) == 0:
@@ -130,13 +130,13 @@ def _work(
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, control: Any,
+    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
         _prepare(
             job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
-            scratch.shape[0], columned, rowed, control,
+            scratch.shape[0], columned, rowed, coded, control,
         )  # fmt: skip
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
     begun = False
@@ -151,16 +151,16 @@ def _job(
             return
         if not begun:  # first what this thread has in its cache
             begun = True
-            columns = 0
+            columns, size = 0, GATE_UP_ROWS * wider(columned, coded)
             for block in range(me, control[AHEAD_BLOCKS], scratch.shape[0]):
                 if claim(claims, block, job):
-                    columns += min(GATE_UP_ROWS, control[AHEAD_COLUMNS] - block * GATE_UP_ROWS)
+                    columns += min(size, control[AHEAD_COLUMNS] - block * size)
                     gate_up_task(
                         control[AHEAD_FIRST] + block, base, head, entries, pairs, words, shape, numbers,
-                        records, sizes, x, inner, rows, starts, ready, scratch[me], columned, rowed,
+                        records, sizes, x, inner, rows, starts, ready, scratch[me], columned, rowed, coded,
                     )  # fmt: skip
             if columns > 0:
-                add(base + 8 * AHEAD_BYTES, columns * 4 * x.shape[1])
+                add(base + 8 * AHEAD_BYTES, weight_bytes(columns * 2 * x.shape[1], coded))
             continue
         drawn = ticket & _DRAWN
         if drawn >= control[TASKS_A] + control[TASKS_B]:
@@ -175,12 +175,12 @@ def _job(
                 continue
             gate_up_task(
                 task, base, head, entries, pairs, words, shape, numbers, records, sizes, x, inner, rows,
-                starts, ready, scratch[me], columned, rowed,
+                starts, ready, scratch[me], columned, rowed, coded,
             )  # fmt: skip
         else:
             down_task(
                 drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
-                inner, starts, ready, scratch[me], columned, rowed,
+                inner, starts, ready, scratch[me], columned, rowed, coded,
             )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
                 control[JOBS] += 1
@@ -191,36 +191,41 @@ def _job(
 @compiled
 def _prepare(
     job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any,
-    rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any, control: Any,
+    rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any,
+    coded: Any, control: Any,
 ) -> None:  # fmt: skip
     """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
     control[STARTED] = ticks()
     layer, hidden = head[HEAD_LAYER], x.shape[1]
     inner = sizes[layer]
-    num_bytes = 0
-    wider = WIDER if columned is not None else 1
+    num_weights = 0
+    gate_up_size, down_size = GATE_UP_ROWS * wider(columned, coded), DOWN_ROWS * wider(columned, coded)
     fetched = control[FETCHED]
     control[FETCHED] = NOBODY
     control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0
     for i in range(head[HEAD_ENTRIES]):
         share = entries[SHARE, i]
-        starts[0, i + 1] = starts[0, i] + (share + GATE_UP_ROWS * wider - 1) // (GATE_UP_ROWS * wider)
-        starts[1, i + 1] = starts[1, i] + (hidden + DOWN_ROWS * wider - 1) // (DOWN_ROWS * wider)
-        num_bytes += 6 * hidden * min(share, inner)  # gate, up and down, of 2 bytes a weight
+        starts[0, i + 1] = starts[0, i] + (share + gate_up_size - 1) // gate_up_size
+        starts[1, i + 1] = starts[1, i] + (hidden + down_size - 1) // down_size
+        num_weights += 3 * hidden * min(share, inner)  # of gate, up and down
         store(ready.ctypes.data + 8 * i, 0)
         if fetched & NOBODY == entries[EXPERT, i] and (fetched >> LAYER_SHIFT) & NOBODY == layer:
             control[AHEAD_FIRST], control[AHEAD_COLUMNS] = starts[0, i], share
-            control[AHEAD_BLOCKS] = min(starts[0, i + 1] - starts[0, i], threads * blocks_ahead(hidden))
+            most = threads * blocks_ahead(hidden, coded is not None)
+            control[AHEAD_BLOCKS] = min(starts[0, i + 1] - starts[0, i], most)
     for block in range(control[AHEAD_BLOCKS]):
         store(claims.ctypes.data + 8 * block, 2 * job)
     control[TASKS_A] = starts[0, head[HEAD_ENTRIES]]
     control[TASKS_B] = starts[1, head[HEAD_ENTRIES]]
-    control[DONE_BYTES] += num_bytes
+    control[DONE_BYTES] += weight_bytes(num_weights, coded)
     for p in range(head[HEAD_PAIRS]):
         rows[p] = pairs[p] // shape[0]
     for t in range(head[HEAD_TOKENS]):
         for k in range(hidden):
-            x[t, k] = held(words[t, k], x)
+            if coded is not None:
+                x[t, place(k, x)] = held(words[t, k], x)
+            else:
+                x[t, k] = held(words[t, k], x)
     store(base + 8 * FINISHED, 0)
 
 

@@ -69,9 +69,11 @@ def down_launch(shape: ExpertShape, rows: int) -> Launch:
     return Launch(64, _block_k(shape.inner), 4, 4)
 
 
-def split_quantum(inner: int) -> int:
+def split_quantum(inner: int, mxfp4: bool) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
-    aligned; 0: not at all."""
+    aligned and it reads whole blocks of codes; 0: not at all."""
+    if mxfp4:
+        return _block_k(inner)
     return next((quantum for quantum in (64, 16) if inner % quantum == 0), 0)
 
 

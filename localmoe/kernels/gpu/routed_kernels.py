@@ -94,7 +94,7 @@ def down_kernel(
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, PTX: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at: as gate_up's. Records in MXFP4 are not split."""
+    """words_at: as gate_up's."""
     wait_for_previous(DEPENDENT)
     MXFP4: tl.constexpr = words_at is not None
     blocks: tl.constexpr = (H + BN - 1) // BN
@@ -107,7 +107,7 @@ def down_kernel(
         behind: tl.constexpr = I * H // 4 if MXFP4 else 2 * I * H  # gate_up's weights
         w, keep = record_at(anchor, address) + behind, record_at(anchor, landing) + behind
         SPLIT: tl.constexpr = skips is not None
-        QUANTUM: tl.constexpr = 64 if I % 64 == 0 else 16
+        QUANTUM: tl.constexpr = BK if MXFP4 else 64 if I % 64 == 0 else 16  # split_quantum's
         skipped = 0
         if SPLIT:
             skipped = tl.multiple_of(tl.load(skips + tile), QUANTUM)  # so that loads stay wide

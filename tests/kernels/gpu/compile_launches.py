@@ -178,14 +178,16 @@ def router() -> None:
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
 
 
-def lane_of(tokens: int, experts: int, top_k: int) -> tuple[LaneView, ResidencyView, StageView]:
-    """What a layer with experts of Qwen1.5-MoE's size sees."""
+def lane_of(
+    tokens: int, experts: int, top_k: int, hidden: int = 2048, inner: int = 1408, quantum: int = 128
+) -> tuple[LaneView, ResidencyView, StageView]:
+    """What a layer with experts of such a size sees, Qwen1.5-MoE's if none is given."""
     words, numbers = torch.empty(experts, dtype=torch.int64), torch.empty(experts)
     whole = torch.empty(experts, dtype=torch.int32)
-    layout = MailboxLayout(tokens, top_k, experts, 2048)
-    stage = StageView(1, 2048, 1408, 32, 768, torch.empty(16, dtype=torch.bfloat16), words, words, words)
+    layout = MailboxLayout(tokens, top_k, experts, hidden)
+    stage = StageView(1, hidden, inner, 32, 768, torch.empty(16, dtype=torch.bfloat16), words, words, words)
     return (
-        LaneView(1 << 40, layout, 0, 1408, 128, words, words, numbers, 1, whole, whole),
+        LaneView(1 << 40, layout, 0, inner, quantum, words, words, numbers, 1, whole, whole),
         ResidencyView(words, words, words, numbers, words, words, whole, words),
         stage,
     )
@@ -206,7 +208,8 @@ def grouping() -> None:
 
 
 def routed() -> None:
-    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; and those in MXFP4."""
+    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; and those in MXFP4, also
+    beside the CPU."""
     lane, residency, stage = lane_of(9, 60, 4)
     x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
     shape, live, shares = (
@@ -225,6 +228,11 @@ def routed() -> None:
             x, groups, index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
         )  # fmt: skip
+    lane, residency, _ = lane_of(9, 32, 4, 2880, 2880, 64)
+    routed_experts(
+        x, group_pairs(index, live, residency, lane), index, shares, live, live, shape, 32,
+        gate_up_bias=biases, down_bias=biases[:, :2880], lane=lane,
+    )  # fmt: skip
 
 
 def choices() -> None:

@@ -62,7 +62,12 @@ def lane_of(made: Bench, top_k: int, *, patience: int = 2_000_000) -> Iterator[t
         tokens=40, top_k=top_k, threads=2, pinned=ON_GPU,
     )  # fmt: skip
     block = LaneBlock(
-        lane.mailbox, [made.shape.inner], [split_quantum(made.shape.inner)], len(made.host), DEVICE, patience
+        lane.mailbox,
+        [made.shape.inner],
+        [split_quantum(made.shape.inner, made.shape.mxfp4)],
+        len(made.host),
+        DEVICE,
+        patience,
     )
     lane.hold()
     try:
@@ -148,7 +153,7 @@ def test_the_mailbox_may_lie_at_any_address(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_expert_is_split_where_both_lanes_end_together() -> None:
     made = bench(experts=1)
-    quantum, inner = split_quantum(made.shape.inner), made.shape.inner
+    quantum, inner = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner
     x, index, weights = (
         inputs(2),
         torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
@@ -220,7 +225,7 @@ def _foretold(lane: CpuLane) -> int:
 
 def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> None:
     made, rates = bench(experts=6), LaneRates(0.25, 1.0, 0.5, 2.0)
-    quantum, inner, seen = split_quantum(made.shape.inner), made.shape.inner, set()
+    quantum, inner, seen = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner, set()
     generator = torch.Generator().manual_seed(0)
     with lane_of(made, 2) as (_, block):
         for tokens in (1, 3, 9, 20, 40):
@@ -248,7 +253,7 @@ def test_many_missing_experts_are_divided_as_few_are(tokens: int) -> None:
         block.restart(5)
         block.upload(0, rates)
         group_pairs(index.to(DEVICE), live, view, block.view(0))
-        quantum, inner = split_quantum(made.shape.inner), made.shape.inner
+        quantum, inner = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner
         assert block.view(0).share.tolist() == divided(counts, 35, rates, inner, quantum)
 
 

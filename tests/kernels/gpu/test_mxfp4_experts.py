@@ -19,6 +19,7 @@ from localmoe.kernels.gpu import mxfp4_weights
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.mxfp4_weights import code_places, scale_places
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
+from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, code_bytes, scale_bytes
 from localmoe.kernels.residency import ON_HOST, ResidencyView
 from localmoe.quant.mxfp4 import decode
@@ -67,6 +68,7 @@ class Both:
         landing: list[int],
         index: Tensor | None = None,
         block_rows: int = 16,
+        lane: LaneView | None = None,
     ) -> Tensor:
         """Outputs; expert 0 is in slot 0 if records are codes and anything may land."""
         addresses = [record.data_ptr() for record in records]
@@ -95,8 +97,8 @@ class Both:
         shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, self.activation, layout.mxfp4)
         gate_up_bias, down_bias = self.biases
         return routed_experts(
-            self.x[:tokens], group_pairs(index, live, view), index, weights, live, view.done, shape, EXPERTS,
-            gate_up_bias=gate_up_bias, down_bias=down_bias, block_rows=block_rows,
+            self.x[:tokens], group_pairs(index, live, view, lane), index, weights, live, view.done, shape,
+            EXPERTS, gate_up_bias=gate_up_bias, down_bias=down_bias, block_rows=block_rows, lane=lane,
         ).cpu()  # fmt: skip
 
 

@@ -1,0 +1,93 @@
+"""One expert's products for a few tokens, of a record in MXFP4 (experts.records), block by block; as products
+has them of 16-bit weights, rounded at the same places. Blocks are whole strips of tiles.
+
+Dimension letters: H hidden, I intermediate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from localmoe.kernels.cpu.atoms import compiled
+from localmoe.kernels.cpu.mxfp4_dots import mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4, place
+from localmoe.kernels.cpu.products import add_bias, finish
+
+_WORD = np.uint16(0)  # bfloat16, see atoms.value
+_STRIP = 16  # rows
+_TILE = 64  # columns
+_SCALES_ROW = 4  # bytes that a word of scales has for a row
+
+
+@compiled
+def codes_of(row: int, columns: int) -> int:
+    """Bytes from a matrix's codes to those of a strip's first row."""
+    return row * columns // 2
+
+
+@compiled
+def scales_of(row: int, columns: int) -> int:
+    """The same of its scales."""
+    return row * _SCALES_ROW * ((columns + 127) // 128)
+
+
+@compiled
+def _dots(codes: int, scales: int, row: int, columns: int, x: Any, rows: Any, tiles: int, out: Any) -> None:
+    """out[r, i] = sum over the first `tiles` tiles of row `row` + r of a matrix * x[rows[i]], for r < 16 and
+    all i."""
+    at, scales_at = codes + codes_of(row, columns), scales + scales_of(row, columns)
+    base, pitch, these, into = x.ctypes.data, x.strides[0], rows.ctypes.data, out.ctypes.data
+    count, i, step = rows.shape[0], 0, out.strides[0]
+    while i + 4 <= count:
+        mxfp4_dots_4(x, at, scales_at, base, pitch, these + 4 * i, tiles, into + 4 * i, step)
+        i += 4
+    while i + 2 <= count:
+        mxfp4_dots_2(x, at, scales_at, base, pitch, these + 4 * i, tiles, into + 4 * i, step)
+        i += 2
+    if i < count:
+        mxfp4_dots_1(x, at, scales_at, base, pitch, these + 4 * i, tiles, into + 4 * i, step)
+
+
+@compiled
+def gate_up_codes(
+    record: int, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """As products.gate_up_rows, of the record at an address; x and `out` lie as mxfp4_dots wants them.
+
+    Args:
+        first, last: multiples of 16.
+        scratch: float32 (32, at least n).
+    """
+    scales = record + 3 * inner * hidden // 2
+    tiles, columns = hidden // _TILE, _STRIP // 2 if interleaved else _STRIP
+    for i in range(first, last, columns):
+        if interleaved:
+            _dots(record, scales, 2 * i, hidden, x, rows, tiles, scratch)
+        else:
+            _dots(record, scales, i, hidden, x, rows, tiles, scratch)
+            _dots(record, scales, inner + i, hidden, x, rows, tiles, scratch[_STRIP:])
+        for n in range(rows.shape[0]):
+            for r in range(columns):
+                gate_at, up_at = (2 * r, 2 * r + 1) if interleaved else (r, _STRIP + r)
+                finish(
+                    scratch[gate_at, n], scratch[up_at, n], i + r, inner, bias, interleaved, kind, alpha,
+                    limit, out, pairs[n], place(i + r, out), _WORD,
+                )  # fmt: skip
+
+
+@compiled
+def down_codes(
+    record: int, bias: Any, hidden: int, inner: int, share: int, first: int, last: int, x: Any, pairs: Any,
+    out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """As products.down_rows, likewise. share: whole tiles."""
+    codes = record + inner * hidden
+    scales = record + 3 * inner * hidden // 2 + scales_of(2 * inner, hidden)
+    for h in range(first, last, _STRIP):
+        _dots(codes, scales, h, inner, x, pairs, share // _TILE, scratch)
+        for n in range(pairs.shape[0]):
+            for r in range(_STRIP):
+                out[pairs[n], h + r] = scratch[r, n]
+    add_bias(bias, first, last, pairs, out)

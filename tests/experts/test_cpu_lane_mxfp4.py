@@ -1,0 +1,87 @@
+"""The CPU lane with records in MXFP4: against float64, and every code, scale and column by itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cpu_lane import EXPERTS, KINDS, LAYERS, TOKENS, TOP_K, rig, told
+
+from localmoe.core.types import ExpertKey
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.cpu import control
+from localmoe.quant.mxfp4 import decode
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(),
+    st.sampled_from(KINDS), st.booleans(), st.integers(1, 4), st.data(),
+)  # fmt: skip
+def test_every_job_equals_float64(
+    hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool, threads: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    """transposed: as the model's module is, which changes nothing of the record."""
+    options = {"transposed": transposed, "activation": activation, "biased": biased, "threads": threads}
+    with rig(hidden, inner, mxfp4=True, **options) as made:
+        for _ in range(3):
+            layer = data.draw(st.integers(0, LAYERS - 1))
+            free = data.draw(st.permutations(range(TOKENS * TOP_K)))
+            jobs = []
+            for expert in data.draw(st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1)):
+                count = data.draw(st.integers(1, 8))
+                jobs.append((expert, sorted(free[:count]), 64 * data.draw(st.integers(1, inner // 64))))
+                free = free[count:]
+            out = made.lane.compute(layer, made.x, jobs).double()
+            for expert, pairs, share in jobs:
+                for pair in pairs:
+                    wanted = made.wanted(layer, expert, pair // TOP_K, share)
+                    # float32 sums; where gate * up is near a tie it rounds to the neighbour
+                    assert (out[pair] - wanted).norm() <= 2e-2 * wanted.norm() + 1e-4
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_every_code_scale_and_column_is_what_it_is_published_as(interleaved: bool) -> None:
+    """One column of x and one inner column at a time: what comes out is a column of down."""
+    size, chance = 128, torch.Generator().manual_seed(4)
+    with rig(size, size, mxfp4=True, activation=Activation("relu", interleaved=interleaved)) as made:
+        gate_up, down = made.store.mxfp4_views(ExpertKey(0, 1))
+        one = torch.zeros(2 * size, size, dtype=torch.uint8)  # gate = up = x
+        rows = torch.arange(size)
+        for part in range(2):
+            one[2 * rows + part if interleaved else rows + part * size, rows] = 2  # the code of 1
+        gate_up.put(0, one[:, 0::2] | one[:, 1::2] << 4, torch.full((2 * size, size // 32), 127).byte())
+        codes = torch.randint(0, 256, (size, size // 2), dtype=torch.uint8, generator=chance)
+        scales = torch.randint(0, 253, (size, size // 32), dtype=torch.uint8, generator=chance)
+        scales[0, 0], scales[1, 1] = 0, 1  # 2^-127 and 2^-126
+        down.put(0, codes, scales)
+        wanted = decode(codes.view(size, -1, 16), scales).float()
+        for first in range(0, size, TOKENS):
+            count = min(TOKENS, size - first)
+            made.x = torch.zeros(TOKENS, size, dtype=torch.bfloat16)
+            made.x[torch.arange(count), first + torch.arange(count)] = 1
+            out = made.lane.compute(0, made.x, [(1, [TOP_K * token for token in range(count)], size)])
+            for token in range(count):
+                assert torch.equal(out[TOP_K * token] + 0.0, wanted[:, first + token] + 0.0)  # -0 is 0
+
+
+def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_mxfp4() -> None:
+    with rig(192, 128, mxfp4=True, threads=2) as made:
+        lane = made.lane
+        lane.compute(1, made.x, [(0, [0], 128), (2, [1], 64)])
+        weights = 3 * 192 * (128 + 64)
+        assert lane.counters().num_bytes == weights * 17 // 32
+        assert lane.counters().ahead_bytes == 0
+        lane.hold()
+        word = told(1, 1, 2)
+        lane.mailbox.foretold[0] = word
+        deadline = time.perf_counter() + 20
+        while lane._control[control.FETCHED] != word:
+            assert time.perf_counter() < deadline
+            time.sleep(1e-4)
+        lane.compute(1, made.x, [(2, [0], 64)])
+        assert 0 < lane.counters().ahead_bytes <= 2 * 192 * 64 * 17 // 32
