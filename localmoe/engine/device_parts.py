@@ -128,8 +128,8 @@ def make_runner(
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     stage, block = None, min(stage_block(shape) for shape in shapes)
     if block and memory.may_prefetch and len({shape.hidden for shape in shapes}) == 1:
-        inner, dtype = [shape.inner for shape in shapes], prepared.compute.dtype
-        stage = StageBlock(inner, shapes[0].hidden, block, dtype, device)
+        layouts = [experts.layout for experts in skeleton.experts]
+        stage = StageBlock(layouts, block, prepared.compute.dtype, device)
     if lane is not None or stage is not None:
         with KernelMode():  # products of PyTorch's library would take memory of the GPU for good
             gates = find_gates(skeleton)

@@ -8,31 +8,46 @@ from collections.abc import Sequence
 
 import torch
 
+from localmoe.experts.records import RecordLayout
+from localmoe.kernels.mxfp4_tiles import code_bytes, scale_bytes
 from localmoe.kernels.stage import PARTS, STAGE_WORDS, TURNS, StageView
 
 STAGE_BYTES = 6 << 20  # what PCIe 5 brings while attention takes 110 us
+_WORD_BYTES = 4  # of records in MXFP4
 
 
 class StageBlock:
     """Device tensors of the stage."""
 
     def __init__(
-        self, inner: Sequence[int], hidden: int, block: int, dtype: torch.dtype, device: torch.device
+        self, layouts: Sequence[RecordLayout], block: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """inner: I of each MoE layer. block: inner columns that are copied at a time."""
-        most = STAGE_BYTES // (2 * hidden * dtype.itemsize)
-        columns = [min(most, width) // block * block if width % block == 0 else 0 for width in inner]
-        self._memory = torch.empty(2 * max(columns) * hidden, dtype=dtype, device=device)
+        """layouts: of each MoE layer, all of one form. block: inner columns that are copied at a time, see
+        routed_experts.stage_block. dtype: of weights that are not in MXFP4."""
+        word = torch.int32 if layouts[0].mxfp4 else dtype
+        sizes = [_pieces(layout, block) for layout in layouts]
+        blocks = [
+            min(STAGE_BYTES // (sum(pair) * word.itemsize), layout.inner // block)
+            if layout.inner % block == 0
+            else 0
+            for layout, pair in zip(layouts, sizes, strict=True)
+        ]
+        room = max(count * sum(pair) for count, pair in zip(blocks, sizes, strict=True))
+        self._memory = torch.empty(room, dtype=word, device=device)
         words = torch.zeros(STAGE_WORDS, dtype=torch.int64, device=device)
         words[0] = -1
         progress = torch.zeros(TURNS * PARTS, dtype=torch.int64, device=device)
-        self._views = [
-            StageView(
-                layer, hidden, width, block, count, self._memory, words, progress,
-                torch.full((2,), -1, dtype=torch.int64, device=device),
-            )
-            for layer, (width, count) in enumerate(zip(inner, columns, strict=True))
-        ]  # fmt: skip
+        self._views = []
+        for layer, (layout, (first, second), count) in enumerate(zip(layouts, sizes, blocks, strict=True)):
+            skipped = layout.inner // block - count
+            behind = count * first + skipped * (first - second)
+            places = skipped * first, _second_at(layout) + skipped * second
+            staged = torch.full((2,), -1, dtype=torch.int64, device=device)
+            view = StageView(
+                layer, block, count * block, (first, second), places, behind, self._memory, words, progress,
+                staged,
+            )  # fmt: skip
+            self._views.append(view)
 
     @property
     def num_bytes(self) -> int:
@@ -43,3 +58,18 @@ class StageBlock:
         """What the layer's kernels see; None where its experts cannot be copied in blocks."""
         view = self._views[layer]
         return view if view.columns else None
+
+
+def _pieces(layout: RecordLayout, block: int) -> tuple[int, int]:
+    """Elements of a block's gate and up; in MXFP4, where these alternate, words of codes and of scales."""
+    if not layout.mxfp4:
+        return block * layout.hidden, block * layout.hidden
+    shape = 2 * block, layout.hidden
+    return code_bytes(*shape) // _WORD_BYTES, scale_bytes(*shape) // _WORD_BYTES
+
+
+def _second_at(layout: RecordLayout) -> int:
+    """Elements before the second piece of column 0 in a record."""
+    if not layout.mxfp4:
+        return layout.inner * layout.hidden
+    return sum(code_bytes(*shape) for shape in layout.rows) // _WORD_BYTES

@@ -21,23 +21,26 @@ class StageView:
 
     Attributes:
         layer: number of the MoE layer.
-        hidden, inner: H and I of its experts.
         block: inner columns that are copied at a time. columns: that there is room for, the last ones of an
             expert.
-        memory: 16-bit (2, columns, H) or more, flat: gate's rows, then up's.
+        sizes: elements of a block's two pieces: gate's rows and up's, or both's codes and scales.
+        places: of elements in a record, where the pieces of the first column are that there is room for.
+        behind: elements from where the first piece would begin with column 0, if all of them were in
+            `memory`, to where the second one would.
+        memory: 16-bit numbers, or words of records in MXFP4, flat: all first pieces, then all second ones.
         words: int64 (STAGE_WORDS,): the expert that was foretold last, as layer << LAYER_SHIFT | expert, or
-            -1; how
-            often something was foretold; how often that was when a layer last began. What is foretold is
-            copied until the next layer begins.
+            -1; how often something was foretold; how often that was when a layer last began. What is
+            foretold is copied until the next layer begins.
         progress: int64 (TURNS * PARTS,), number << NUMBER_SHIFT | blocks that this program has copied.
         staged: int64 (2,), the expert and the number as the layer found them.
     """
 
     layer: int
-    hidden: int
-    inner: int
     block: int
     columns: int
+    sizes: tuple[int, int]
+    places: tuple[int, int]
+    behind: int
     memory: Tensor
     words: Tensor
     progress: Tensor

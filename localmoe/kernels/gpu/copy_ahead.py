@@ -20,23 +20,26 @@ from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 
 def copy_ahead(stage: StageView, residency: ResidencyView) -> None:
     """Copy until all of the stage is full or the layer begins. stage, residency: of the layer to come."""
-    size = stage.block * stage.hidden // PARTS
+    first, second = (size // PARTS for size in stage.sizes)
     launch(
         _copy_ahead, (TURNS * PARTS,),
         stage.words, residency.home, stage.memory, stage.progress,
-        H=stage.hidden, I=stage.inner, COLUMNS=stage.columns, BN=stage.block,
-        SIZE=size, SIZE_PAD=triton.next_power_of_2(size), TURNS=TURNS, PARTS=PARTS,
-        LAYER_SHIFT=LAYER_SHIFT, NUMBER_SHIFT=NUMBER_SHIFT,
+        BLOCKS=stage.columns // stage.block, FIRST_AT=stage.places[0], SECOND_AT=stage.places[1],
+        FIRST=first, FIRST_PAD=triton.next_power_of_2(first),
+        SECOND=second, SECOND_PAD=triton.next_power_of_2(second),
+        TURNS=TURNS, PARTS=PARTS, LAYER_SHIFT=LAYER_SHIFT, NUMBER_SHIFT=NUMBER_SHIFT,
         **after_previous(stage.memory.device), num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _copy_ahead(
-    words, homes, memory, progress, H: tl.constexpr, I: tl.constexpr, COLUMNS: tl.constexpr, BN: tl.constexpr,
-    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
-    LAYER_SHIFT: tl.constexpr, NUMBER_SHIFT: tl.constexpr, DEPENDENT: tl.constexpr,
+    words, homes, memory, progress, BLOCKS: tl.constexpr, FIRST_AT: tl.constexpr, SECOND_AT: tl.constexpr,
+    FIRST: tl.constexpr, FIRST_PAD: tl.constexpr, SECOND: tl.constexpr, SECOND_PAD: tl.constexpr,
+    TURNS: tl.constexpr, PARTS: tl.constexpr, LAYER_SHIFT: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """FIRST, SECOND: elements of a part of a block's two pieces."""
     wait_for_previous(DEPENDENT)
     place, number = tl.load(words), tl.load(words + 1)
     if place >= 0:
@@ -44,17 +47,17 @@ def _copy_ahead(
         element_bytes: tl.constexpr = memory.dtype.element_ty.primitive_bitwidth // 8
         weights = memory + tl.multiple_of((home - memory.to(tl.int64)) // element_bytes, 8)
         turn, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-        i = tl.arange(0, SIZE_PAD)
-        mine = i < SIZE
-        for block in range(turn, COLUMNS // BN, TURNS):
+        i, j = tl.arange(0, FIRST_PAD), tl.arange(0, SECOND_PAD)
+        for block in range(turn, BLOCKS, TURNS):
             # by one thread for all: warps that each looked for themselves might not agree
             if tl.atomic_add(words + 2, 0, sem="relaxed", scope="gpu") < number:
-                at = (COLUMNS - (block + 1) * BN) * H + part * SIZE
-                at = tl.multiple_of(at, 8) + i
-                gate = tl.load(weights + (I - COLUMNS) * H + at, mask=mine)
-                up = tl.load(weights + (2 * I - COLUMNS) * H + at, mask=mine)
-                tl.store(memory + at, gate, mask=mine)
-                tl.store(memory + COLUMNS * H + at, up, mask=mine)
+                nth = (BLOCKS - 1 - block) * PARTS + part
+                at = tl.multiple_of(nth * FIRST, 16 // element_bytes) + i
+                behind = tl.multiple_of(nth * SECOND, 16 // element_bytes) + j
+                first = tl.load(weights + FIRST_AT + at, mask=i < FIRST)
+                second = tl.load(weights + SECOND_AT + behind, mask=j < SECOND)
+                tl.store(memory + at, first, mask=i < FIRST)
+                tl.store(memory + BLOCKS * PARTS * FIRST + behind, second, mask=j < SECOND)
                 tl.debug_barrier()
                 done = (number << NUMBER_SHIFT) + block // TURNS + 1
                 tl.atomic_xchg(progress + tl.program_id(0), done, sem="release", scope="gpu")

@@ -67,48 +67,53 @@ def _gate_up_tile(
 
 @triton.jit
 def _mxfp4_tile(
-    a_at, ok, words, keep, first_row, skipped, SCALES: tl.constexpr, END: tl.constexpr, C: tl.constexpr,
-    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    a_at, ok, words, keep, first_row, skipped, to_scales, SCALES: tl.constexpr, END: tl.constexpr,
+    C: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Products with rows first_row on, before END, of a matrix of C columns in MXFP4: float32 (BM, BN). With
-    KEEP what is read is written to its slot. a_at: pointers to the other factor's first BK columns. SCALES:
-    how many words they are behind the codes. skipped: columns that are left out, a multiple of BK."""
+    KEEP what is read is written to its slot. a_at: pointers to the other factor's first BK columns.
+    skipped: columns that are left out, a multiple of BK. to_scales: words from codes to scales; SCALES: the
+    same in a slot."""
     n = first_row + tl.arange(0, BN)
     inside = n < END
     n_read = tl.where(inside, n, 0)
-    at, scale_at = code_places(n_read, C, BK), SCALES + scale_places(n_read, C)
+    at, scale_at = code_places(n_read, C, BK), scale_places(n_read, C)
     acc = tl.zeros([BM, BN], tl.float32)
     for start in range(skipped, C, BK):
         a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
         codes = tl.load(words + at + start * 2, eviction_policy="evict_first")
-        scales = tl.load(words + scale_at + start // 128 * 16, eviction_policy="evict_first")
+        scales = tl.load(words + to_scales + scale_at + start // 128 * 16, eviction_policy="evict_first")
         if KEEP:
             tl.store(keep + at + start * 2, codes, mask=inside[:, None])
-            tl.store(keep + scale_at + start // 128 * 16, scales, mask=inside)
+            tl.store(keep + SCALES + scale_at + start // 128 * 16, scales, mask=inside)
         acc = tl.dot(a, tl.trans(decode(codes, scales, start, BK, PTX)), acc)
     return acc
 
 
 @triton.jit
 def gate_up(
-    x, x_stride, rows, ok, w, to_up, keep, nb,
+    x, x_stride, rows, ok, w, behind, keep, nb,
     H: tl.constexpr, I: tl.constexpr, MXFP4: tl.constexpr, TRANSPOSED: tl.constexpr,
     INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """As `_gate_up_tile`, of a record in either form."""
+    """As `_gate_up_tile`, of a record in either form. behind: elements from gate's weights to up's, or from
+    both's codes to their scales."""
     if MXFP4:
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
         S: tl.constexpr = 3 * I * H // 8  # behind both matrices' codes
         if INTERLEAVED:
-            both = _mxfp4_tile(a_at, ok, w, keep, nb * 2 * BN, 0, S, 2 * I, H, KEEP, PTX, BM, 2 * BN, BK)
+            both = _mxfp4_tile(
+                a_at, ok, w, keep, nb * 2 * BN, 0, behind, S, 2 * I, H, KEEP, PTX, BM, 2 * BN, BK
+            )
             gate, up = tl.split(tl.reshape(both, (BM, BN, 2)))
         else:
-            gate = _mxfp4_tile(a_at, ok, w, keep, nb * BN, 0, S, I, H, KEEP, PTX, BM, BN, BK)
-            up = _mxfp4_tile(a_at, ok, w, keep, I + nb * BN, 0, S, 2 * I, H, KEEP, PTX, BM, BN, BK)
+            gate = _mxfp4_tile(a_at, ok, w, keep, nb * BN, 0, behind, S, I, H, KEEP, PTX, BM, BN, BK)
+            up = _mxfp4_tile(a_at, ok, w, keep, I + nb * BN, 0, behind, S, 2 * I, H, KEEP, PTX, BM, BN, BK)
     else:
         gate, up = _gate_up_tile(
-            x, x_stride, rows, ok, w, to_up, keep, nb, H, I, TRANSPOSED, INTERLEAVED, KEEP, BM, BN, BK
+            x, x_stride, rows, ok, w, behind, keep, nb, H, I, TRANSPOSED, INTERLEAVED, KEEP, BM, BN, BK
         )
     return gate, up
 
@@ -158,7 +163,7 @@ def down(
     if MXFP4:
         a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
         S: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
-        acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, S, H, I, KEEP, PTX, BM, BN, BK)
+        acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, S, S, H, I, KEEP, PTX, BM, BN, BK)
     else:
         acc = _down_tile(inner, pair, ok, w, keep, nb, skipped, SPLIT, H, I, TRANSPOSED, KEEP, BM, BN, BK)
     return acc

@@ -28,17 +28,18 @@ def record_at(anchor, address):
 
 @triton.jit
 def source_of_block(
-    address, expert, staged, stage, progress, turn, H: tl.constexpr, I: tl.constexpr, COLUMNS: tl.constexpr,
-    TURNS: tl.constexpr, PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
+    address, expert, staged, stage, progress, turn, IN_RECORD: tl.constexpr, FIRST_AT: tl.constexpr,
+    BEHIND: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Where a block's record is read, and how far up's rows are behind gate's: in the stage, if all of the
-    block has been copied there. `turn`: the block's number from the last on; there is room for it."""
-    to_up = tl.full([], I * H, tl.int64)
+    """Where a block's record is read, and how far its second piece is behind its first: in the stage, if all
+    of the block has been copied there. `turn`: the block's number from the last on; there is room for it.
+    IN_RECORD: how far the piece is behind in a record."""
+    behind = tl.full([], IN_RECORD, tl.int64)
     if tl.load(staged) == expert:
         at = progress + (turn % TURNS) * PARTS + tl.arange(0, PARTS)
         seen = tl.min(tl.atomic_add(at, tl.zeros([PARTS], tl.int64), sem="acquire", scope="gpu"), 0)
         if seen >= (tl.load(staged + 1) << NUMBER_SHIFT) + turn // TURNS + 1:
             element_bytes: tl.constexpr = stage.dtype.element_ty.primitive_bitwidth // 8
-            address = stage.to(tl.int64) - (I - COLUMNS) * H * element_bytes
-            to_up = tl.full([], COLUMNS * H, tl.int64)
-    return address, to_up
+            address = stage.to(tl.int64) - FIRST_AT * element_bytes
+            behind = tl.full([], BEHIND, tl.int64)
+    return address, behind

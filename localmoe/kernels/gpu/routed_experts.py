@@ -80,9 +80,10 @@ def split_quantum(inner: int, mxfp4: bool) -> int:
 def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as gate_up reads them; 0: its records do not come in
     such pieces."""
-    block = gate_up_launch(shape, 1).block_n
-    scattered = shape.mxfp4 or shape.transposed or shape.activation.interleaved
-    scattered = scattered or block * shape.hidden % (8 * PARTS) != 0
+    block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
+    if shape.mxfp4:
+        return block if interleaved else 0
+    scattered = shape.transposed or interleaved or block * shape.hidden % (8 * PARTS) != 0
     return 0 if scattered else block
 
 
@@ -206,12 +207,11 @@ def combine(
 
 
 def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
-    """staged, memory, progress, columns."""
-    return (
-        (None, None, None, 0)
-        if stage is None
-        else (stage.staged, stage.memory, stage.progress, stage.columns)
-    )
+    """staged, memory, progress, blocks, place of the first pieces, `behind`."""
+    if stage is None:
+        return (None, None, None, 0, 0, 0)
+    blocks = stage.columns // stage.block
+    return (stage.staged, stage.memory, stage.progress, blocks, stage.places[0], stage.behind)
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:

@@ -19,7 +19,8 @@ from localmoe.kernels.gpu.waiting import begin_experts, end_experts
 def gate_up_kernel(
     x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, inner,
     words_at, staged, stage, progress,
-    COLUMNS: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
+    BLOCKS: tl.constexpr, FIRST_AT: tl.constexpr, BEHIND: tl.constexpr, TURNS: tl.constexpr,
+    PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PTX: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -41,17 +42,18 @@ def gate_up_kernel(
         wait_for_copy(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
-        in_record: tl.constexpr = I if TRANSPOSED else I * H
-        to_up = in_record
+        # from gate's weights to up's, or from both's codes to their scales
+        in_record: tl.constexpr = 3 * I * H // 8 if MXFP4 else I if TRANSPOSED else I * H
+        behind = in_record
         if staged is not None:
-            to_up = tl.full([], in_record, tl.int64)
+            behind = tl.full([], in_record, tl.int64)
             turn = blocks - 1 - nb
-            if turn < COLUMNS // BN:
-                address, to_up = source_of_block(
-                    address, tl.load(experts + tile), staged, stage, progress, turn, H, I, COLUMNS, TURNS,
-                    PARTS, NUMBER_SHIFT,
+            if turn < BLOCKS:
+                address, behind = source_of_block(
+                    address, tl.load(experts + tile), staged, stage, progress, turn, in_record, FIRST_AT,
+                    BEHIND, TURNS, PARTS, NUMBER_SHIFT,
                 )  # fmt: skip
-            to_up = tl.multiple_of(to_up, 8)
+            behind = tl.multiple_of(behind, 8)
         landing = tl.load(landings + tile)
         anchor = words_at if MXFP4 else x
         w, keep = record_at(anchor, address), record_at(anchor, landing)
@@ -64,16 +66,16 @@ def gate_up_kernel(
             rows = (pair // K).to(tl.int64)
             if (landing != 0) & (first == begin):
                 gate, up = gate_up(
-                    x, x_stride, rows, ok, w, to_up, keep, nb,
+                    x, x_stride, rows, ok, w, behind, keep, nb,
                     H, I, MXFP4, TRANSPOSED, INTERLEAVED, True, PTX, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()  # from here on this program's part is read from the slot
                 w = keep
                 if staged is not None:
-                    to_up = tl.multiple_of(tl.full([], in_record, tl.int64), 8)
+                    behind = tl.multiple_of(tl.full([], in_record, tl.int64), 8)
             else:
                 gate, up = gate_up(
-                    x, x_stride, rows, ok, w, to_up, keep, nb,
+                    x, x_stride, rows, ok, w, behind, keep, nb,
                     H, I, MXFP4, TRANSPOSED, INTERLEAVED, False, PTX, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:

@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from localmoe.experts.records import RecordLayout
+from localmoe.experts.stage_block import StageBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
@@ -178,16 +180,21 @@ def router() -> None:
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
 
 
+QWEN = RecordLayout((2 * 1408, 2048), (2048, 1408), False)
+OAI = RecordLayout((2880, 2 * 2880), (2880, 2880), True, mxfp4=True)
+
+
 def lane_of(
-    tokens: int, experts: int, top_k: int, hidden: int = 2048, inner: int = 1408, quantum: int = 128
+    tokens: int, experts: int, top_k: int, layout: RecordLayout = QWEN, quantum: int = 128
 ) -> tuple[LaneView, ResidencyView, StageView]:
-    """What a layer with experts of such a size sees, Qwen1.5-MoE's if none is given."""
+    """What a layer with such experts sees."""
     words, numbers = torch.empty(experts, dtype=torch.int64), torch.empty(experts)
     whole = torch.empty(experts, dtype=torch.int32)
-    layout = MailboxLayout(tokens, top_k, experts, hidden)
-    stage = StageView(1, hidden, inner, 32, 768, torch.empty(16, dtype=torch.bfloat16), words, words, words)
+    box = MailboxLayout(tokens, top_k, experts, layout.hidden)
+    stage = StageBlock([layout] * 2, 32, torch.bfloat16, torch.device("cpu")).view(1)
+    assert stage is not None
     return (
-        LaneView(1 << 40, layout, 0, inner, quantum, words, words, numbers, 1, whole, whole),
+        LaneView(1 << 40, box, 0, layout.inner, quantum, words, words, numbers, 1, whole, whole),
         ResidencyView(words, words, words, numbers, words, words, whole, words),
         stage,
     )
@@ -208,8 +215,7 @@ def grouping() -> None:
 
 
 def routed() -> None:
-    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; and those in MXFP4, also
-    beside the CPU."""
+    """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; likewise those in MXFP4."""
     lane, residency, stage = lane_of(9, 60, 4)
     x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
     shape, live, shares = (
@@ -228,11 +234,13 @@ def routed() -> None:
             x, groups, index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
         )  # fmt: skip
-    lane, residency, _ = lane_of(9, 32, 4, 2880, 2880, 64)
-    routed_experts(
-        x, group_pairs(index, live, residency, lane), index, shares, live, live, shape, 32,
-        gate_up_bias=biases, down_bias=biases[:, :2880], lane=lane,
-    )  # fmt: skip
+    lane, residency, stage = lane_of(9, 32, 4, OAI, 64)
+    copy_ahead(stage, residency)
+    for both in ((lane, None), (None, stage)):
+        routed_experts(
+            x, group_pairs(index, live, residency, *both), index, shares, live, live, shape, 32,
+            gate_up_bias=biases, down_bias=biases[:, :2880], lane=both[0],
+        )  # fmt: skip
 
 
 def choices() -> None:

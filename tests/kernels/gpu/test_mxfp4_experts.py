@@ -3,6 +3,8 @@ read from, and a row's bits do not depend on what rides along."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from support.plain_groups import Row
@@ -22,12 +24,27 @@ from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, code_bytes, scale_bytes
 from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.kernels.stage import StageView
 from localmoe.quant.mxfp4 import decode
 
 ON_GPU = DEVICE.type == "cuda"
 SILU = Activation("silu")
-OAI = Activation("swiglu_oai", 1.702, 7.0, interleaved=True)
+# Triton's interpreter multiplies the bits of bfloat16: equal bits in give equal ones out, but numbers so
+# large that a limit would make one of all
+OAI = Activation("swiglu_oai", 1.702, 7.0 if ON_GPU else math.inf, interleaved=True)
 EXPERTS, ROOM = 4, 48  # bytes of a slot that no record fills
+
+
+def view_of(row: Row) -> ResidencyView:
+    return ResidencyView(
+        torch.tensor(row.address, device=DEVICE),
+        torch.tensor(row.home, device=DEVICE),
+        torch.tensor(row.ticket, device=DEVICE),
+        torch.tensor(row.score, dtype=torch.float32, device=DEVICE),
+        torch.tensor(row.landing, device=DEVICE),
+        torch.tensor([0], device=DEVICE),
+        torch.zeros(EXPERTS, dtype=torch.int32, device=DEVICE),
+    )
 
 
 class Both:
@@ -69,6 +86,7 @@ class Both:
         index: Tensor | None = None,
         block_rows: int = 16,
         lane: LaneView | None = None,
+        stage: StageView | None = None,
     ) -> Tensor:
         """Outputs; expert 0 is in slot 0 if records are codes and anything may land."""
         addresses = [record.data_ptr() for record in records]
@@ -78,16 +96,7 @@ class Both:
             self.slots[0, : records.shape[1]].copy_(records[0])
             at[0], tickets[0] = self.slots[0].data_ptr(), 0
         free = [self.slots[slot].data_ptr() for slot in landing]
-        row = Row(at, addresses, tickets, [torch.inf] * EXPERTS, free + [0] * (4 - len(free)), 0)
-        view = ResidencyView(
-            torch.tensor(row.address, device=DEVICE),
-            torch.tensor(row.home, device=DEVICE),
-            torch.tensor(row.ticket, device=DEVICE),
-            torch.tensor(row.score, dtype=torch.float32, device=DEVICE),
-            torch.tensor(row.landing, device=DEVICE),
-            torch.tensor([0], device=DEVICE),
-            torch.zeros(EXPERTS, dtype=torch.int32, device=DEVICE),
-        )
+        view = view_of(Row(at, addresses, tickets, [torch.inf] * EXPERTS, free + [0] * (4 - len(free)), 0))
         if index is None:
             chance = torch.Generator().manual_seed(tokens)
             index = torch.rand(tokens, EXPERTS, generator=chance).argsort(dim=1)[:, :2]
@@ -97,8 +106,8 @@ class Both:
         shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, self.activation, layout.mxfp4)
         gate_up_bias, down_bias = self.biases
         return routed_experts(
-            self.x[:tokens], group_pairs(index, live, view, lane), index, weights, live, view.done, shape,
-            EXPERTS, gate_up_bias=gate_up_bias, down_bias=down_bias, block_rows=block_rows, lane=lane,
+            self.x[:tokens], group_pairs(index, live, view, lane, stage), index, weights, live, view.done,
+            shape, EXPERTS, gate_up_bias=gate_up_bias, down_bias=down_bias, block_rows=block_rows, lane=lane,
         ).cpu()  # fmt: skip
 
 

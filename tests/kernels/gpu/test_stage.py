@@ -41,7 +41,7 @@ class Rig:
         host.copy_(torch.randn(host.shape, generator=torch.Generator().manual_seed(0)) * HIDDEN**-0.5)
         arena = torch.full((4, layout.elements), torch.nan, dtype=dtype, device=DEVICE)
         self.made = Bench(SHAPE, layout, host, arena, None, None)
-        self.block = StageBlock([INNER] * 2, HIDDEN, BLOCK, dtype, DEVICE)
+        self.block = StageBlock([layout] * 2, BLOCK, dtype, DEVICE)
         self.stage = self.view()
 
     def view(self) -> StageView:
@@ -175,7 +175,8 @@ def test_records_in_other_pieces_have_no_stage(changed: Callable[[ExpertShape], 
 
 
 def test_layers_of_other_widths_have_none() -> None:
-    block = StageBlock([INNER, INNER + 1], HIDDEN, BLOCK, DTYPES[0], DEVICE)
+    layouts = [RecordLayout((2 * inner, HIDDEN), (HIDDEN, inner), False) for inner in (INNER, INNER + 1)]
+    block = StageBlock(layouts, BLOCK, DTYPES[0], DEVICE)
     assert block.view(0) is not None and block.view(1) is None
     assert block.num_bytes == 2 * INNER * HIDDEN * 2 <= stage_module.STAGE_BYTES
 
