@@ -41,6 +41,13 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
         """The form was changed elsewhere than at the slider, which follows."""
         return {**told(view, choices), **_follow(form, models, choices)}
 
+    def handle_tick(view: View, *choices: Any) -> Updates:
+        """Something may be known by now. It may have been edited while this was under way, so the switch is
+        left to what the edit says of it: no tick comes later to put it right."""
+        updates = handle_edit(view, *choices)
+        updates.pop(form.automatic, None)
+        return updates
+
     def handle_select(view: View, *choices: Any) -> Updates:
         models.shelf.refresh(closely=True)
         return handle_edit(view, *choices)
@@ -71,7 +78,8 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
     _listen(edits, handle_edit, [screen.view, *choices], parts)
     _listen([tab.select], handle_select, [screen.view, *choices], parts)
     _listen([form.share.change], handle_edit, [screen.view, *choices], parts)
-    _listen([timer.tick], handle_edit, [screen.view, *choices], parts)
+    known = [form.preview, form.slider, timer]
+    _listen([timer.tick], handle_tick, [screen.view, *choices], known)
     form.preview.act(
         handle_act, [], [form.budget], queue=False, show_progress="hidden", api_visibility="private"
     )
