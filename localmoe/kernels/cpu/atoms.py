@@ -152,9 +152,9 @@ def pause(context: Any) -> Any:
 
     def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
         if IS_X86:
-            _call(builder, ir.VoidType(), "llvm.x86.sse2.pause")
+            call_llvm(builder, ir.VoidType(), "llvm.x86.sse2.pause")
         elif IS_ARM:
-            _call(builder, ir.VoidType(), "llvm.aarch64.hint", ir.Constant(_I32, 1))  # yield
+            call_llvm(builder, ir.VoidType(), "llvm.aarch64.hint", ir.Constant(_I32, 1))  # yield
         return ir.Constant(ir.IntType(8), 0)
 
     return types.int8(), generate
@@ -167,12 +167,12 @@ def ticks(context: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
         # of a core's cycles on x86, where it is constant; on AArch64 programs may not read that one
         name = "llvm.readsteadycounter" if IS_ARM else "llvm.readcyclecounter"
-        return _call(builder, _I64, name)
+        return call_llvm(builder, _I64, name)
 
     return types.int64(), generate
 
 
-def _call(builder: Any, result: Any, name: str, *arguments: Any) -> Any:
+def call_llvm(builder: Any, result: Any, name: str, *arguments: Any) -> Any:
     """Call one of LLVM's own functions."""
     function_type = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from localmoe.kernels.cpu.atoms import compiled
-from localmoe.kernels.cpu.mxfp4_dots import mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4, place
+from localmoe.kernels.cpu.mxfp4_dots import mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4
+from localmoe.kernels.cpu.mxfp4_vectors import place
 from localmoe.kernels.cpu.products import add_bias, finish
 
 _WORD = np.uint16(0)  # bfloat16, see atoms.value

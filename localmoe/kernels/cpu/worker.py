@@ -52,7 +52,7 @@ from localmoe.kernels.cpu.control import (
     TICKET,
 )
 from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, claim, fetch_ahead
-from localmoe.kernels.cpu.mxfp4_dots import place
+from localmoe.kernels.cpu.mxfp4_vectors import place
 from localmoe.kernels.cpu.tasks import down_task, gate_up_task, weight_bytes, wider
 from localmoe.kernels.mailbox import (
     EXPERT,

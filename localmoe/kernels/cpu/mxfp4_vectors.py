@@ -1,0 +1,160 @@
+"""Numbers of a vector of code words in MXFP4 (kernels.mxfp4_tiles) and of their scales, as vector code,
+looked up as the processor can. Multiplies nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from localmoe.kernels.cpu.atoms import call_llvm
+from localmoe.kernels.cpu.processor import HAS_AVX2, HAS_AVX512, LANES
+from localmoe.kernels.cpu.vector_loops import I8, I16, I32, VECTOR, const, load_at
+from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS
+
+WORDS = 8  # of a row in a tile, of eight columns each
+TOGETHER = max(1, LANES // WORDS)  # rows of a vector
+INTS = ir.VectorType(I32, LANES)
+_WORD_PAIRS = 4
+# whether codes are looked up byte by byte: where vectors have no table of 16 larger numbers
+_BY_BYTES = HAS_AVX2 and not HAS_AVX512
+# of a sign, two bits of exponent and one of mantissa (FP4 E2M1)
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_DOUBLED = 0xC8643210  # the same times two, four bits each
+_LEAST_POWER = 0x00400000  # 2^-127, for which the exponent's bits alone say zero
+
+
+def _ints(numbers: Sequence[int] | int) -> Any:
+    return ir.Constant(INTS, [numbers] * LANES if isinstance(numbers, int) else list(numbers))
+
+
+def _bits(number: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
+
+
+def powers(builder: Any, address: Any, half: Any, part: int) -> Any:
+    """float32 of the scale that each lane's columns have. address: of a vector's rows' words."""
+    b, size = builder, 4 * TOGETHER
+    # two bytes before the word or at it, so that the ones for these columns are its last ones; what lies
+    # before the first word are other scales or codes
+    place = b.add(address, b.sub(b.shl(half, const(1)), const(2)))
+    loaded = load_at(b, place, ir.VectorType(I8, size), 1)
+    rows = [min(lane // WORDS, TOGETHER - 1) for lane in range(LANES)]
+    blocks = [(part * LANES + lane) % WORDS // 4 for lane in range(LANES)]
+    chosen = [
+        4 * row + 2 + block if byte == 3 else size  # of the zeros
+        for row, block in zip(rows, blocks, strict=True)
+        for byte in range(4)
+    ]
+    zeros = ir.Constant(loaded.type, [0] * size)
+    spread = b.shuffle_vector(loaded, zeros, ir.Constant(ir.VectorType(I32, 4 * LANES), chosen))
+    power = b.lshr(b.bitcast(spread, INTS), _ints(1))
+    least = _ints(_LEAST_POWER)
+    power = b.select(b.icmp_unsigned("<", power, least), least, power)
+    return b.bitcast(power, VECTOR)
+
+
+def weights(builder: Any, words: Any, pairwise: bool) -> list[Any]:
+    """What meets activations as they lie in their `place`, one vector after the other: bfloat16 pairs, or
+    float32."""
+    b = builder
+    if pairwise:
+        return [_pairs(b, b.lshr(words, _ints(4 * j))) for j in range(_WORD_PAIRS)]
+    if _BY_BYTES:
+        return [half for pairs in _byte_pairs(b, words) for half in _halves(b, pairs)]
+    return [
+        _floats(b, b.lshr(words, _ints(4 * j + 16 * second)) if j + second else words)
+        for j in range(_WORD_PAIRS)
+        for second in range(2)
+    ]
+
+
+def _pairs(builder: Any, codes: Any) -> Any:
+    """bfloat16 of the codes in the lowest bits of both halves."""
+    b, kind = builder, ir.VectorType(I16, 2 * LANES)
+    signed = [*_MAGNITUDES, *(-value for value in _MAGNITUDES)]
+    table = ir.Constant(kind, [_bits(value) >> 16 for value in signed] * 2)
+    found = call_llvm(b, kind, "llvm.x86.avx512.permvar.hi.512", table, b.bitcast(codes, kind))
+    return b.bitcast(found, INTS)
+
+
+def _byte_pairs(builder: Any, words: Any) -> list[Any]:
+    """bfloat16 of all codes, in the order that unpacking bytes leaves them in, see `place`."""
+    b, kind = builder, ir.VectorType(I8, 4 * LANES)
+    signed = [_bits(value) >> 16 for value in (*_MAGNITUDES, *(-value for value in _MAGNITUDES))]
+    lower, upper = (
+        ir.Constant(kind, [number >> shift & 255 for number in signed] * (LANES // 4)) for shift in (0, 8)
+    )
+    of_byte = [b.bitcast(b.and_(some, _ints(0x0F0F0F0F)), kind) for some in (words, b.lshr(words, _ints(4)))]
+    found = [
+        [call_llvm(b, kind, "llvm.x86.avx2.pshuf.b", table, codes) for table in (lower, upper)]
+        for codes in of_byte
+    ]
+    pairs = []
+    for first in (0, 8):  # byte of 16
+        places = [16 * lane + first + i for lane in range(LANES // 4) for i in range(8)]
+        order = [place + 4 * LANES * which for place in places for which in range(2)]
+        mask = ir.Constant(ir.VectorType(I32, 4 * LANES), order)
+        pairs += [b.bitcast(b.shuffle_vector(low, high, mask), INTS) for low, high in found]
+    return pairs
+
+
+def _halves(builder: Any, pairs: Any) -> list[Any]:
+    """float32 of both halves of bfloat16 pairs."""
+    b = builder
+    halves = b.shl(pairs, _ints(16)), b.and_(pairs, _ints(0xFFFF0000))
+    return [b.bitcast(half, VECTOR) for half in halves]
+
+
+def _floats(builder: Any, codes: Any) -> Any:
+    """float32 of the codes in the lowest bits."""
+    b = builder
+    if HAS_AVX512:
+        table = ir.Constant(VECTOR, [*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
+        return call_llvm(b, VECTOR, "llvm.x86.avx512.permvar.sf.512", table, codes)
+    place = b.shl(b.and_(codes, _ints(7)), _ints(2))
+    doubled = b.and_(b.lshr(_ints(_DOUBLED), place), _ints(15))
+    half = ir.Constant(VECTOR, [0.5] * LANES)
+    found = b.bitcast(b.fmul(b.sitofp(doubled, VECTOR), half), INTS)
+    sign = b.shl(b.and_(codes, _ints(8)), _ints(28))
+    return b.bitcast(b.or_(found, sign), VECTOR)
+
+
+@intrinsic
+def place(context: Any, column: Any, x: Any) -> Any:
+    """Where activation `column` lies in a row of `x`: eight words of a tile side by side, for each of a
+    word's pairs of columns; where `x` has float32, a pair's first columns come before its second ones. Where
+    codes are looked up by bytes: numbers as unpacking leaves them, for each half of the words, nibble of a
+    byte and half of a pair."""
+    pairwise = x.dtype == types.uint16
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        def bits(number: Any, first: int, count: int, up: int = 0) -> Any:
+            found = builder.and_(builder.lshr(number, const(first)), const((1 << count) - 1))
+            return builder.shl(found, const(up))
+
+        def joined(*parts: Any) -> Any:
+            whole = const(0)
+            for part in parts:
+                whole = builder.or_(whole, part)
+            return whole
+
+        c = arguments[0]
+        word = bits(c, 3, 3)
+        if pairwise:
+            inside = joined(bits(c, 1, 2, 4), bits(word, 0, 3, 1), bits(c, 0, 1))
+        elif not _BY_BYTES:
+            inside = joined(bits(c, 1, 2, 4), bits(c, 0, 1, 3), word)
+        else:
+            nibble = joined(bits(c, 1, 2), bits(c, 0, 1, 2))
+            byte = joined(bits(nibble, 1, 2), bits(word, 0, 1, 2))  # of eight that are unpacked together
+            vector = joined(bits(word, 1, 1, 2), bits(nibble, 0, 1, 1), bits(byte, 0, 1))
+            inside = joined(bits(vector, 0, 3, 3), bits(word, 2, 1, 2), bits(byte, 1, 2))
+        return builder.or_(builder.and_(c, const(-TILE_COLUMNS)), inside)
+
+    return types.int64(types.int64, x), generate
