@@ -1,21 +1,27 @@
 """How far the CPU lane's sums move the target: greedy choices and distributions over many tokens, with
 experts from VRAM and PCIe alone, and with all that are not in VRAM computed on the CPU, each beside float32.
 
-python benchmarks/lane_exactness.py [--tokens 100000]
+python benchmarks/lane_exactness.py [--tokens 100000] [--mxfp4]
 
 The embedded model (its real weights) reads its own evaluation text in windows; every token is one comparison.
+With --mxfp4 its experts are rounded to MXFP4 first, for all three alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 
 import torch
 import transformers
+from mxfp4 import write_demo
 from torch import Tensor
 
 from localmoe.core.config import EngineConfig
+from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
+from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.local_models import resolve_model
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.quant.calibration import read_calibration
@@ -39,19 +45,44 @@ def text_tokens(count: int) -> list[int]:
     return (ids * (-(-count // len(ids))))[:count]
 
 
+def copy_experts(folder: str, model: transformers.PreTrainedModel) -> None:
+    """A folder's experts, as 16-bit weights, into a model of transformers."""
+    source = CheckpointSource.open(folder)
+    skeleton = source.skeleton(source.stored_dtype)
+    store = source.load_weights(skeleton, torch.device("cpu"), progress=None, cancel=None)
+    for layer, experts in enumerate(skeleton.experts):
+        module = model.get_submodule(experts.path)
+        for expert in range(skeleton.num_experts):
+            gate_up, down = store.weights(ExpertKey(layer, expert))
+            module.gate_up_proj.data[expert].copy_(gate_up)
+            module.down_proj.data[expert].copy_(down)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--slots", type=int, default=30)
+    parser.add_argument("--mxfp4", action="store_true")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        if args.mxfp4:
+            write_demo(Path(place))
+        compare(args, place if args.mxfp4 else str(resolve_model("demo").folder))
+
+
+def compare(args: argparse.Namespace, folder: str) -> None:
+    """Print what both ways of the model in a folder make of all tokens."""
     ids = text_tokens(args.tokens)
-    folder = str(resolve_model("demo").folder)
-    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    demo = str(resolve_model("demo").folder)
+    exact = transformers.AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).eval()
+    copy_experts(folder, exact)
+    exact.cuda()
     config = EngineConfig(device="cuda", context=1024, draft_length=0, lanes="vram+cpu")
     counts = {"tokens": 0, "differ": 0, "link_off": 0, "cpu_off": 0}
     sums = {"link": 0.0, "cpu": 0.0, "between": 0.0}
-    with Engine.load("demo", config) as engine, torch.inference_mode():
+    with Engine.load(folder, config) as engine, torch.inference_mode():
         plan = engine.plan
+        assert engine.footprint.keeps_mxfp4 == args.mxfp4
         engine.resize(plan.total_bytes - plan.slot_bytes * (plan.num_slots - args.slots))
         runner = engine._loaded.runner
         assert isinstance(runner, DeviceRunner) and runner.passes.lane is not None
