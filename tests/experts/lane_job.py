@@ -1,5 +1,6 @@
-"""A job of the CPU lane for 16-bit weights and one for MXFP4, compiled for the processor that the environment
-names; prints how far they are from float64, and whether the code has registers of 512 and of 256 bits."""
+"""A job of the CPU lane for each form of weights that is named, compiled for the processor that the
+environment says; prints how far they are from float64, and whether the code has registers of 512 and of 256
+bits."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from test_cpu_lane import Rig  # noqa: E402
 
 from localmoe.kernels.cpu import products  # noqa: E402
+from localmoe.kernels.cpu.mxfp4_products import _dots  # noqa: E402
 
 
 def error_of(mxfp4: bool) -> float:
@@ -31,8 +33,8 @@ def error_of(mxfp4: bool) -> float:
 
 
 def main() -> None:
-    errors = [error_of(mxfp4) for mxfp4 in (False, True)]
-    code = "".join(products.dots.inspect_asm().values())
+    errors = [error_of(form == "mxfp4") for form in sys.argv[1:]]
+    code = "".join(code for made in (products.dots, _dots) for code in made.inspect_asm().values())
     print(json.dumps({"errors": errors, "zmm": "zmm" in code, "ymm": "ymm" in code}))
 
 

@@ -1,4 +1,4 @@
-"""The CPU lane on a processor without AVX-512, as numba compiles for it."""
+"""The CPU lane as numba compiles it for processors that have less than this one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,40 @@ from pathlib import Path
 
 import pytest
 
+from localmoe.kernels.cpu.processor import HAS_AVX512
+
 JOB = Path(__file__).with_name("lane_job.py")
 
 
+AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
-@pytest.mark.parametrize("features", ["+avx,+avx2,+fma", ""], ids=["avx2", "unknown"])
+@pytest.mark.parametrize(
+    ("name", "features", "forms"),
+    [
+        ("haswell", AVX2, "16-bit mxfp4"),
+        ("haswell", "", "mxfp4"),
+        pytest.param(
+            "skylake-avx512", AVX512, "mxfp4",
+            marks=pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512"),
+        ),
+    ],
+    ids=["avx2", "no look-up", "no bfloat16"],
+)  # fmt: skip
 @pytest.mark.slow
-def test_without_avx512_the_sums_are_right(features: str, tmp_path: Path) -> None:
-    """unknown: as on processors whose vectors cannot look numbers up."""
+def test_the_sums_are_right(name: str, features: str, forms: str, tmp_path: Path) -> None:
     environment = {
         **os.environ,
-        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_NAME": name,
         "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, str(JOB)], env=environment, capture_output=True, text=True, timeout=240
-    )
+        [sys.executable, str(JOB), *forms.split()],
+        env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert max(found["errors"]) < 2e-2
-    assert found["ymm"] and not found["zmm"]
+    assert len(found["errors"]) == len(forms.split()) and max(found["errors"]) < 2e-2
+    assert found["ymm"] and found["zmm"] == ("avx512" in features)
