@@ -14,10 +14,9 @@ from localmoe.kernels.cpu.atoms import compiled
 from localmoe.kernels.cpu.mxfp4_dots import mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4
 from localmoe.kernels.cpu.mxfp4_vectors import place
 from localmoe.kernels.cpu.products import add_bias, finish
+from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS
 
 _WORD = np.uint16(0)  # bfloat16, see atoms.value
-_STRIP = 16  # rows
-_TILE = 64  # columns
 _SCALES_ROW = 4  # bytes that a word of scales has for a row
 
 
@@ -62,16 +61,16 @@ def gate_up_codes(
         scratch: float32 (32, at least n).
     """
     scales = record + 3 * inner * hidden // 2
-    tiles, columns = hidden // _TILE, _STRIP // 2 if interleaved else _STRIP
+    tiles, columns = hidden // TILE_COLUMNS, TILE_ROWS // 2 if interleaved else TILE_ROWS
     for i in range(first, last, columns):
         if interleaved:
             _dots(record, scales, 2 * i, hidden, x, rows, tiles, scratch)
         else:
             _dots(record, scales, i, hidden, x, rows, tiles, scratch)
-            _dots(record, scales, inner + i, hidden, x, rows, tiles, scratch[_STRIP:])
+            _dots(record, scales, inner + i, hidden, x, rows, tiles, scratch[TILE_ROWS:])
         for n in range(rows.shape[0]):
             for r in range(columns):
-                gate_at, up_at = (2 * r, 2 * r + 1) if interleaved else (r, _STRIP + r)
+                gate_at, up_at = (2 * r, 2 * r + 1) if interleaved else (r, TILE_ROWS + r)
                 finish(
                     scratch[gate_at, n], scratch[up_at, n], i + r, inner, bias, interleaved, kind, alpha,
                     limit, out, pairs[n], place(i + r, out), _WORD,
@@ -86,9 +85,9 @@ def down_codes(
     """As products.down_rows, likewise. share: whole tiles."""
     codes = record + inner * hidden
     scales = record + 3 * inner * hidden // 2 + scales_of(2 * inner, hidden)
-    for h in range(first, last, _STRIP):
-        _dots(codes, scales, h, inner, x, pairs, share // _TILE, scratch)
+    for h in range(first, last, TILE_ROWS):
+        _dots(codes, scales, h, inner, x, pairs, share // TILE_COLUMNS, scratch)
         for n in range(pairs.shape[0]):
-            for r in range(_STRIP):
+            for r in range(TILE_ROWS):
                 out[pairs[n], h + r] = scratch[r, n]
     add_bias(bias, first, last, pairs, out)

@@ -245,7 +245,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
 def _sources() -> int:
     """A number that changes with any file that the compiled code comes from."""
     folder = Path(__file__).parent
-    files = [*sorted(folder.glob("*.py")), folder.parent / "mailbox.py"]
+    above = [folder.parent / name for name in ("mailbox.py", "mxfp4_tiles.py")]
+    files = [*sorted(folder.glob("*.py")), *above]
     return zlib.crc32(b"".join(file.read_bytes() for file in files))
 
 
