@@ -109,21 +109,26 @@ def test_every_job_equals_float64(
         hidden, inner, transposed=transposed, activation=activation, biased=biased, dtype=dtype,
         threads=threads,
     ) as made:  # fmt: skip
-        for _ in range(3):
-            layer = data.draw(st.integers(0, LAYERS - 1))
-            free = data.draw(st.permutations(range(TOKENS * TOP_K)))
-            jobs = []
-            for expert in data.draw(st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1)):
-                count = data.draw(st.integers(1, 8))
-                jobs.append((expert, sorted(free[:count]), data.draw(st.integers(1, inner))))
-                free = free[count:]
-            out = made.lane.compute(layer, made.x, jobs).double()
-            for expert, pairs, share in jobs:
-                for pair in pairs:
-                    wanted = made.wanted(layer, expert, pair // TOP_K, share)
-                    # float32 sums; where gate * up is near a tie it rounds to the neighbour
-                    tolerance = 2e-2 if dtype == torch.bfloat16 else 3e-3
-                    assert (out[pair] - wanted).norm() <= tolerance * wanted.norm() + 1e-4
+        # float32 sums; where gate * up is near a tie it rounds to the neighbour
+        check_jobs(made, data, 1, 2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+def check_jobs(made: Rig, data: st.DataObject, quantum: int, tolerance: float) -> None:
+    """Three random jobs against float64; shares are multiples of `quantum`."""
+    for _ in range(3):
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        free = data.draw(st.permutations(range(TOKENS * TOP_K)))
+        jobs = []
+        for expert in data.draw(st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1)):
+            count = data.draw(st.integers(1, 8))
+            share = quantum * data.draw(st.integers(1, made.inner // quantum))
+            jobs.append((expert, sorted(free[:count]), share))
+            free = free[count:]
+        out = made.lane.compute(layer, made.x, jobs).double()
+        for expert, pairs, share in jobs:
+            for pair in pairs:
+                wanted = made.wanted(layer, expert, pair // TOP_K, share)
+                assert (out[pair] - wanted).norm() <= tolerance * wanted.norm() + 1e-4
 
 
 def test_an_exact_sum_is_exact() -> None:

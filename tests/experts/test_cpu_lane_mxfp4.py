@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cpu_lane import EXPERTS, KINDS, LAYERS, TOKENS, TOP_K, rig, told
+from test_cpu_lane import KINDS, TOKENS, TOP_K, check_jobs, rig, told
 
 from localmoe.core.types import ExpertKey
 from localmoe.kernels.activations import Activation
@@ -28,20 +28,7 @@ def test_every_job_equals_float64(
     """transposed: as the model's module is, which changes nothing of the record."""
     options = {"transposed": transposed, "activation": activation, "biased": biased, "threads": threads}
     with rig(hidden, inner, mxfp4=True, **options) as made:
-        for _ in range(3):
-            layer = data.draw(st.integers(0, LAYERS - 1))
-            free = data.draw(st.permutations(range(TOKENS * TOP_K)))
-            jobs = []
-            for expert in data.draw(st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1)):
-                count = data.draw(st.integers(1, 8))
-                jobs.append((expert, sorted(free[:count]), 64 * data.draw(st.integers(1, inner // 64))))
-                free = free[count:]
-            out = made.lane.compute(layer, made.x, jobs).double()
-            for expert, pairs, share in jobs:
-                for pair in pairs:
-                    wanted = made.wanted(layer, expert, pair // TOP_K, share)
-                    # float32 sums; where gate * up is near a tie it rounds to the neighbour
-                    assert (out[pair] - wanted).norm() <= 2e-2 * wanted.norm() + 1e-4
+        check_jobs(made, data, 64, 2e-2)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from dense_cases import DEVICE
+from test_routed_experts import view_of
 
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
@@ -23,7 +24,7 @@ from localmoe.kernels.gpu.mxfp4_weights import code_places, scale_places
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, code_bytes, scale_bytes
-from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.kernels.residency import ON_HOST
 from localmoe.kernels.stage import StageView
 from localmoe.quant.mxfp4 import decode
 
@@ -33,18 +34,6 @@ SILU = Activation("silu")
 # large that a limit would make one of all
 OAI = Activation("swiglu_oai", 1.702, 7.0 if ON_GPU else math.inf, interleaved=True)
 EXPERTS, ROOM = 4, 48  # bytes of a slot that no record fills
-
-
-def view_of(row: Row) -> ResidencyView:
-    return ResidencyView(
-        torch.tensor(row.address, device=DEVICE),
-        torch.tensor(row.home, device=DEVICE),
-        torch.tensor(row.ticket, device=DEVICE),
-        torch.tensor(row.score, dtype=torch.float32, device=DEVICE),
-        torch.tensor(row.landing, device=DEVICE),
-        torch.tensor([0], device=DEVICE),
-        torch.zeros(EXPERTS, dtype=torch.int32, device=DEVICE),
-    )
 
 
 class Both:

@@ -10,7 +10,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dense_cases import DEVICE
-from test_mxfp4_experts import EXPERTS, OAI, SILU, Both, view_of
+from test_mxfp4_experts import EXPERTS, OAI, SILU, Both
+from test_routed_experts import view_of
 
 from localmoe.experts import stage_block as stage_module
 from localmoe.experts.stage_block import StageBlock
