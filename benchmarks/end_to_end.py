@@ -24,6 +24,7 @@ from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
 from localmoe.engine.benchmark import measure_setting
 from localmoe.hardware.probe import probe_hardware
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.shapes import find_shape
 
 CASES = ("qwen1.5-moe-a2.7b:12,16", "deepseek-v2-lite:12,16", "phi-3.5-moe:32")
@@ -108,13 +109,14 @@ def run_hugging_face(name: str, gib: int) -> None:
     accelerate.dispatch_model(model, places, main_device=0)
     ids = torch.randint(0, config.vocab_size, (1, 32), device="cuda")
     with torch.inference_mode():
-        out = model(ids, use_cache=True)
+        cache = transformers.DynamicCache(config=config)
+        logits = cached_pass(model, ids, torch.arange(32, device="cuda")[None], cache)
         torch.cuda.synchronize()
         times = []
-        for _ in range(3):
+        for at in range(32, 35):
             started = time.perf_counter()
-            token = out.logits[:, -1:].argmax(-1)
-            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            token = logits[:, -1:].argmax(-1)
+            logits = cached_pass(model, token, torch.tensor([[at]], device="cuda"), cache)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
     on_gpu = sum(p.numel() for p in model.parameters() if p.is_cuda) / max(
@@ -126,7 +128,7 @@ def run_hugging_face(name: str, gib: int) -> None:
         flush=True,
     )
     accelerate.hooks.remove_hook_from_module(model, recurse=True)
-    del model, out
+    del model, logits, cache
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -53,7 +53,7 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         elif name.endswith("RotaryEmbedding"):
             _tabulate_rotary(module, context, model.dtype)
         elif "Router" in name:
-            trials.append(router_trial(module))
+            trials.append(router_trial(module, model.dtype))
         if all(isinstance(getattr(module, part, None), nn.Linear) for part in ("q_proj", "k_proj", "v_proj")):
             linears = [module.q_proj, module.k_proj, module.v_proj]
             if len({linear.bias is None for linear in linears}) == 1:
@@ -77,25 +77,11 @@ def _has_kernel(norm: nn.Module) -> bool:
 
 
 def _decoder_forward(
-    layer: Any,
-    hidden_states: Tensor,
-    attention_mask: Any = None,
-    position_ids: Tensor | None = None,
-    past_key_values: Any = None,
-    use_cache: bool | None = False,
-    position_embeddings: Any = None,
-    **kwargs: Any,
+    layer: Any, hidden_states: Tensor, attention_mask: Any = None, **for_attention: Any
 ) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x)), the first sum in one kernel with the norm after it."""
-    attended, _ = layer.self_attn(
-        hidden_states=layer.input_layernorm(hidden_states),
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        use_cache=use_cache,
-        position_embeddings=position_embeddings,
-        **kwargs,
-    )
+    normed = layer.input_layernorm(hidden_states)
+    attended, _ = layer.self_attn(hidden_states=normed, attention_mask=attention_mask, **for_attention)
     normed, residual = layer.post_attention_layernorm.localmoe_norm(attended, hidden_states)
     out = layer.mlp(normed)
     return add(residual, (out[0] if isinstance(out, tuple) else out).contiguous())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localmoe.core.types import Phase
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
@@ -268,14 +269,7 @@ class DevicePasses:
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: int) -> Tensor:
         with self._mode:
-            logits: Tensor = self._model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            ).logits[0]
-        return logits
+            return cached_pass(self._model, ids[None], positions[None], self._cache, keep=keep)[0]
 
     def _routed(self) -> list[tuple[Tensor, Tensor]]:
         """(index, weights) of each layer's router in the pass that was just issued."""

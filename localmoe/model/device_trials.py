@@ -5,6 +5,7 @@ kernel that gives what the module itself gives on a trial. Knows no architecture
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -100,7 +101,7 @@ def _adopt_norm(module: Any, kernel: Callable[..., Any]) -> None:
 
 def rope_trial(module: Any) -> Trial | None:
     """Of an attention module whose forward looks `apply_rotary_pos_emb` up; it finds the kernel there."""
-    function = type(module).forward
+    function = inspect.unwrap(type(module).forward)
     original = getattr(function, "__globals__", {}).get("apply_rotary_pos_emb")
     code = getattr(function, "__code__", None)
     if original is None or code is None or code.co_freevars or "apply_rotary_pos_emb" not in code.co_names:
@@ -125,7 +126,7 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 
 
 def _adopt_rope(module: Any, kernel: Callable[..., Any]) -> None:
-    function = type(module).forward
+    function = inspect.unwrap(type(module).forward)
     found = {**function.__globals__, "apply_rotary_pos_emb": kernel}
     changed = types.FunctionType(
         function.__code__, found, function.__name__, function.__defaults__, function.__closure__
@@ -137,14 +138,17 @@ def _adopt_rope(module: Any, kernel: Callable[..., Any]) -> None:
 # -- routers
 
 
-def router_trial(module: Any) -> Trial | None:
-    """None where the module is not called as transformers' routers are, or too large for the kernel."""
+def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
+    """None where the module is not called as transformers' routers are, or too large for the kernel. dtype:
+    of what it is given; its weights may be float32 beside that."""
     weight, top_k = getattr(module, "weight", None), getattr(module, "top_k", None)
     if weight is None or not isinstance(top_k, int) or weight.dim() != 2 or weight.is_meta:
         return None
-    if weight.dtype not in KERNEL_DTYPES or top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
+    if dtype not in KERNEL_DTYPES or weight.dtype not in (dtype, torch.float32):
         return None
-    x = _random((_ROUTED_ROWS, weight.shape[1]), weight)
+    if top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
+        return None
+    x = _random((_ROUTED_ROWS, weight.shape[1]), weight).to(dtype)
     chosen = (_ROUTED_ROWS, top_k)
     try:
         # on the CPU: the first product of every thread that uses PyTorch's library would take 32 MiB for good

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelError, sentence_of
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.footprint import kv_elements_per_token
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import can_roll_back, model_from_config, read_model_config
@@ -164,13 +165,13 @@ class DraftModel:
         start = len(self._read)
         device = self.model.device
         try:
-            logits: Tensor = self.model(
-                input_ids=torch.tensor([list(tokens)], device=device),
-                position_ids=torch.arange(start, start + len(tokens), device=device)[None],
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[0]
+            logits = cached_pass(
+                self.model,
+                torch.tensor([list(tokens)], device=device),
+                torch.arange(start, start + len(tokens), device=device)[None],
+                self._cache,
+                keep=1,
+            )[0]
         except BaseException as error:
             self._cache.truncate(start)
             if isinstance(error, Exception) and not isinstance(error, torch.OutOfMemoryError):

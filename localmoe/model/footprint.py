@@ -14,7 +14,9 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.kv_cache import KVCache
+from localmoe.model.materialise import float32_names
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -46,7 +48,7 @@ def measure_footprint(
         expert_params=expert_params,
         expert_bytes=layout.num_bytes(stored),
         shared_params=shared_params,
-        shared_bytes=shared_params * weight_bytes,
+        shared_bytes=shared_params * weight_bytes + _wide_params(skeleton.model) * (4 - weight_bytes),
         kv_bytes_per_token=kv_elements_per_token(skeleton.model, text, can_rollback=skeleton.can_rollback)
         * weight_bytes,
         draft_expert_bytes=_draft_expert_bytes(layout, draft or DraftForm(), device),
@@ -55,6 +57,14 @@ def measure_footprint(
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
+    )
+
+
+def _wide_params(model: Any) -> int:
+    """Parameters that stay float32 whatever the others are."""
+    names = float32_names(model)
+    return (
+        0 if names is None else sum(p.numel() for name, p in model.named_parameters() if names.search(name))
     )
 
 
@@ -115,7 +125,7 @@ def kv_elements_per_token(model: Any, text_config: Any, *, can_rollback: bool) -
             else transformers.DynamicCache(config=text_config)
         )
         with torch.no_grad():
-            model(input_ids=token, position_ids=token, past_key_values=cache, use_cache=True)
+            cached_pass(model, token, token, cache)
     except Exception as error:  # any line of any architecture
         raise UnsupportedModelError(
             f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"

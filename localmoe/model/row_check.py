@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.shallow import decoder_layers, depth_of_all, layer_kinds
 from localmoe.model.skeleton import Skeleton
@@ -160,10 +161,7 @@ class _Passes:
         ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self._device)
         positions = torch.arange(start, start + count + padding, device=self._device)[None]
         with _watched(self._model, count, count + padding) as seen:
-            self._model(
-                input_ids=ids, position_ids=positions, past_key_values=self._cache, use_cache=True,
-                logits_to_keep=0 if head else 1,
-            )  # fmt: skip
+            cached_pass(self._model, ids, positions, self._cache, keep=0 if head else 1)
         self._cache.truncate(start + count)
         return seen
 

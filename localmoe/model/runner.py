@@ -19,6 +19,7 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.cached_pass import cached_pass
 from localmoe.model.experts_runtime import PassState
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -165,13 +166,7 @@ class ModelRunner:
         positions = torch.arange(start, start + count + padding, device=self.device)[None]
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
         try:
-            logits: Tensor = self._model(
-                input_ids=ids,
-                position_ids=positions,
-                past_key_values=self.sequence,
-                use_cache=True,
-                logits_to_keep=keep,
-            ).logits[0]
+            logits = cached_pass(self._model, ids, positions, self.sequence, keep=keep)[0]
         except BaseException:
             self.rewind(start)
             raise

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 pytest.importorskip("triton")
 
 from localmoe.kernels.gpu import latent_attention as kernels
+from localmoe.model.cached_pass import cache_name
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_latent import attend_in_latent_space
 from localmoe.model.device_linear import KernelMode
@@ -73,16 +74,14 @@ def passes(module: Any, rotary: Any, x: Tensor, widths: list[int], mask: Visible
     window.visible = CAPACITY
     module.localmoe_window = window
     module.config._attn_implementation = DEVICE_ATTENTION
-    parts, at = [], 0
+    parts, at, named = [], 0, {cache_name(type(module).forward): cache}
     for width in widths:
         window.at.fill_(at)
         positions = torch.arange(at, at + width, device=DEVICE)[None]
         with KernelMode():
             some = x[:, at : at + width]
             angles = rotary(some, positions)
-            parts.append(
-                module(some, attention_mask=mask, past_key_values=cache, position_embeddings=angles)[0]
-            )
+            parts.append(module(some, attention_mask=mask, position_embeddings=angles, **named)[0])
         at += width
     return torch.cat(parts, dim=1)
 

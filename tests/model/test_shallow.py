@@ -70,18 +70,20 @@ def test_weights_are_there_distinct_and_share_their_memory(architecture: str) ->
     cut = shallow_skeleton(skeleton_of(tiny_config(architecture)), torch.bfloat16)
     fill_alike(cut, torch.device("cpu"))
     routed = {f"{e.path}.{name}" for e in cut.experts for name in ("gate_up_proj", "down_proj")}
-    blocks = {}
+    blocks, shared = {}, []
     for name, parameter in cut.model.named_parameters():
         assert parameter.is_meta == (name in routed), name
         if name in routed:
             continue
         if parameter.dim() > 1:
             assert parameter.float().std() == pytest.approx(0.02, rel=0.2), name
-            blocks[parameter.untyped_storage().data_ptr()] = parameter.untyped_storage().nbytes()
+            storage = parameter.untyped_storage()
+            blocks[storage.data_ptr()] = storage.nbytes()
+            shared += [storage.data_ptr()] * (parameter.dtype == torch.bfloat16)  # others are copies
         else:
             assert (parameter == float(name.endswith("weight"))).all(), name
     assert not any(buffer.is_meta for buffer in cut.model.buffers())
-    assert len(blocks) == 1 and sum(blocks.values()) <= shallow_bytes(cut)
+    assert len(set(shared)) == 1 and sum(blocks.values()) <= shallow_bytes(cut)
 
 
 def test_weights_that_stay_in_32_bits_do_so(monkeypatch: pytest.MonkeyPatch) -> None:

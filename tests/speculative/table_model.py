@@ -96,9 +96,9 @@ class TableRunner:
             forced_index=None,
             recorder=None,
         )
-        self.runner = ModelRunner(self._model, self.state, self.passes, torch.device("cpu"))  # type: ignore[arg-type]
+        self.runner = ModelRunner(self, self.state, self.passes, torch.device("cpu"))  # type: ignore[arg-type]
 
-    def _model(self, *, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int, **_: Any) -> Any:
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int, **_: Any) -> Any:
         phase, ids = self.passes.phase, input_ids[0].tolist()
         assert position_ids[0].tolist() == list(range(self.state.length, self.state.length + len(ids)))
         self.passes_run.append((phase, len(ids)))
@@ -110,3 +110,5 @@ class TableRunner:
             distribution = self.table.draft if phase == "draft" else self.table.target
             rows.append(distribution(self.state.tokens).log())
         return SimpleNamespace(logits=torch.stack(rows)[-logits_to_keep:][None])
+
+    __call__ = forward  # as models are called

@@ -40,12 +40,14 @@ def route(
     the lowest index wins. A row's bits do not depend on the other rows.
 
     Args:
-        x: (T, H) bfloat16 or float16, any strides. weight: (E, H) of its dtype, rows contiguous; E up to 512.
+        x: (T, H) bfloat16 or float16, any strides. weight: (E, H) of its dtype or float32, rows contiguous; E
+            up to 512.
         bias: (E,) of the logits. choice_bias: (E,) added to scores for the choice alone.
         logits_dtype: x.dtype if None; float32 keeps the sums as they are.
     """
     (rows, depth), experts = x.shape, weight.shape[0]
-    assert x.dtype == weight.dtype and weight.shape[1] == depth and weight.stride(1) == 1, f"{weight.dtype}"
+    assert weight.dtype in (x.dtype, torch.float32), f"{weight.dtype}"
+    assert weight.shape[1] == depth and weight.stride(1) == 1, f"{weight.shape}"
     assert 0 < top_k <= min(experts, MOST_CHOSEN) and experts <= MOST_EXPERTS, f"{top_k} of {experts} experts"
     parts = triton.cdiv(depth, PART_DEPTH)
     sums = torch.empty((parts, rows, experts), dtype=torch.float32, device=x.device)
@@ -85,7 +87,7 @@ def _router_parts(
     in_k = (k >= 0 if EVEN_K else k < depth)[None, :]
     a = tl.load(x_at, mask=in_rows & in_k, other=0.0)
     b = tl.load(w_at, mask=in_k, other=0.0)
-    total = tl.dot(a, tl.trans(b))
+    total = tl.dot(a.to(b.dtype), tl.trans(b), input_precision="ieee")
     at = (tl.program_id(2) * rows + m).to(tl.int64)[:, None] * E + n[None, :]
     tl.store(sums + at, total, mask=in_rows & (n < E)[None, :])
 

@@ -99,6 +99,7 @@ def compile_instead(target: GPUTarget) -> Callable[..., None]:
             "mma": "mma.sync.aligned.m16n8k16" in ptx,
             "other_mma": any(name in ptx for name in ("wgmma", "tcgen05", "m16n8k8")),
             "fused": "fma.rn.f32" in ptx,
+            "wide": types.get("weight") == "*fp32",
             "async": "cp.async" in ptx,
             "waits": "griddepcontrol.wait" in ptx,
             "launch": {name: value for name, value in values.items() if isinstance(value, int | str | float)},
@@ -178,6 +179,8 @@ def router() -> None:
         x, weight = weights(experts, 2048)
         route(x[:9], weight, 4, score="softmax", renormalise=True)
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
+    x, weight = weights(64, 2048)
+    route(x[:9], weight.float(), 6, score="softmax", renormalise=False, logits_dtype=torch.float32)
 
 
 QWEN = RecordLayout((2 * 1408, 2048), (2048, 1408), False)

@@ -51,6 +51,20 @@ def test_logits_may_stay_wide_and_weights_be_narrow() -> None:
     assert weights.dtype == DTYPES[0]
 
 
+@pytest.mark.parametrize(("rows", "hidden", "experts"), [(1, 2048, 64), (20, 300, 33)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_in_32_bits_are_used_as_they_are(
+    rows: int, hidden: int, experts: int, dtype: torch.dtype
+) -> None:
+    x = in_nan(normal(rows, hidden, dtype=dtype))
+    weight = in_nan(normal(experts, hidden, dtype=torch.float32, seed=1, scale=hidden**-0.5))
+    _, index, logits = route(x, weight, 6, score="softmax", renormalise=False, logits_dtype=torch.float32)
+    exact = x.double() @ weight.double().T
+    torch.testing.assert_close(logits, exact.float(), rtol=1e-5, atol=2e-6)
+    assert not torch.allclose(logits.double(), x.double() @ weight.to(dtype).double().T, rtol=1e-5, atol=2e-6)
+    assert torch.equal(index, reference_route(logits, 6, score="softmax", renormalise=False)[1])
+
+
 def test_a_choice_bias_moves_the_choice_and_no_weight() -> None:
     x, weight = normal(6, 128, dtype=DTYPES[0]), normal(20, 128, dtype=DTYPES[0], seed=1, scale=0.1)
     choice_bias = normal(20, dtype=torch.float32, seed=2)
