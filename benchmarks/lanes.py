@@ -1,7 +1,7 @@
 """Decoding by all lanes (VRAM, PCIe, CPU) beside two of them, each figure beside what the lanes' rates allow.
 
 python benchmarks/lanes.py [--shape qwen1.5-moe-a2.7b] [--budgets 5 16] [--routing uniform popular]
-[--lengths 0] [--refill on off] [--foresight on cpu off]
+[--lengths 0] [--complete on off] [--foresight on cpu off]
 
 Weights, routing and acceptance are synthetic (localmoe bench --shape), prompts are random tokens; times,
 bytes and hit rates are measured. The limit is the experts that were not in VRAM, in bytes, over the rates
@@ -27,9 +27,10 @@ from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.experts.cpu_lane import CpuLane
-from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.hardware.probe import probe_hardware
+from localmoe.kernels.rests import COPIED, WORD_BYTES
+from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_runner import DeviceRunner
 
 COPIED_BYTES = 24 << 30  # while both lanes are busy
@@ -51,11 +52,27 @@ def answer(
     return stats, engine.live.capture_s() - before
 
 
-def refill_of(engine: Engine) -> str:
-    """How many copies the memory lets come in beside plain passes, and what they were worth."""
-    memory = engine._loaded.passes.memory
-    assert isinstance(memory, DeviceExpertMemory)
-    return f"{memory.refill.rate:.1f} (worth {memory.refill.gain:.2f}, pays: {memory.refill.pays})"
+_rest_us = DeviceLane.rest_us
+
+
+def complete(kind: str) -> None:
+    """Whether passes complete experts that the CPU computes a part of: "on" or "off"."""
+    setattr(DeviceLane, "rest_us", _rest_us if kind == "on" else lambda lane, gain: 0.0)  # noqa: B010
+
+
+def slots_of(engine: Engine) -> str:
+    """What changes of slots were worth, and how much was copied to complete experts, since the load."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner)
+    memory, lane = runner.passes.memory, runner.passes.lane
+    if lane is None:
+        return ""
+    rest = lane.block.view(0).rest
+    copied = 0 if rest is None else int(rest.words[COPIED]) * WORD_BYTES
+    return (
+        f"a slot's change is worth {memory.worth.gain:.2f} uses, a rest may take "
+        f"{lane.rest_us(memory.worth.gain):.0f} us, {copied / 1e9:.2f} GB of rests since the load"
+    )
 
 
 def report(engine: Engine, length: DraftLength, strict: bool, rates: dict[str, float], tokens: int) -> None:
@@ -86,7 +103,7 @@ def report(engine: Engine, length: DraftLength, strict: bool, rates: dict[str, f
         f"{100 * together / both:3.0f} % of their rates; GPU waited for {s.cpu_waited} of {s.cpu_jobs} jobs; "
         f"drafts {1e3 * s.draft_s / s.steps:.1f}, verify {1e3 * s.verify_s / s.steps:.2f} ms a step, "
         f"{1e3 * (s.stall_s or 0.0) / s.steps:.2f} of it waiting for experts; "
-        f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms; refill {refill_of(engine)}",
+        f"captures took {1e3 * captures_s:.0f} of {1e3 * seconds:.0f} ms; {slots_of(engine)}",
         flush=True,
     )
 
@@ -200,9 +217,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--no-strict", action="store_true")
     parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "cpu", "off"])
-    parser.add_argument("--refill", nargs="*", default=["on"], choices=["on", "off"])
+    parser.add_argument("--complete", nargs="*", default=["on"], choices=["on", "off"])
     args = parser.parse_args()
-    usual, never = DeviceRunner.may_refill, property(lambda self: False)
     lengths = [parse_draft_length(text) for text in args.lengths]
     settings = SyntheticSettings(parse_routing("uniform"), args.acceptance, 0.9)
     config = EngineConfig(
@@ -229,12 +245,12 @@ def main() -> None:
                 print(f"synthetic: routing {routing}")
                 for length in lengths if plan.drafting else [n for n in lengths if n == 0]:
                     for strict in (True, False) if not args.no_strict else (False,):
-                        for kind in args.foresight:
-                            foreseen.set(kind)
-                            for refill in args.refill if not strict and length == 0 else ("on",):
-                                DeviceRunner.may_refill = usual if refill == "on" else never  # type: ignore
-                                if refill == "off":
-                                    print("synthetic: without copies beside plain passes")
+                        for ahead in args.foresight:
+                            foreseen.set(ahead)
+                            for kind in args.complete if not strict else ("on",):
+                                complete(kind)
+                                if kind == "off":
+                                    print("synthetic: experts that are split are not completed")
                                 report(engine, length, strict, rates, args.tokens)
         print(engine.info().lanes)
 

@@ -108,6 +108,7 @@ def make_runner(
     from localmoe.model.device_foresight import Foresight
     from localmoe.model.device_linear import KernelMode
     from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
+    from localmoe.model.device_rests import RestCopies
     from localmoe.model.device_runner import DeviceRunner
     from localmoe.model.device_stamp import form_of, stamp_of
     from localmoe.model.device_takeover import take_over_device
@@ -134,6 +135,8 @@ def make_runner(
         with KernelMode():  # products of PyTorch's library would take memory of the GPU for good
             gates = find_gates(skeleton)
         passes.foresight = Foresight(gates, device, stage)
+    if lane is not None and lane.link:
+        passes.rests = RestCopies(device)
     take_over_device(skeleton, layers, window)
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
     stamp = stamp_of(

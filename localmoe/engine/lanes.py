@@ -15,8 +15,10 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_block import LaneBlock, LaneRates
 from localmoe.experts.records import RecordLayout
+from localmoe.experts.rest_block import RestBlock
 from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
+from localmoe.kernels.mailbox import Mailbox
 from localmoe.model.skeleton import Skeleton
 
 if TYPE_CHECKING:  # these need Triton and numba's compiler
@@ -63,10 +65,7 @@ def make_lane(
         lane.close()
         slower = f"{rates.first_us:.0f} us on this CPU and {rates.link_us:.0f} over PCIe"
         return None, f"VRAM and PCIe (an expert takes {slower})"
-    inner = [layout.inner for layout in store.layouts]
-    block = LaneBlock(
-        lane.mailbox, inner, _quanta(store.layouts), store.num_experts, memory.block.done.device
-    )
+    block = lane_block(lane.mailbox, skeleton, store, memory.block.done.device)
     link = config.lanes != "vram+cpu"
     memory.may_prefetch = link
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
@@ -120,10 +119,17 @@ def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
     return getattr(module, name, None)
 
 
-def _quanta(layouts: Sequence[RecordLayout]) -> list[int]:
+def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch.device) -> LaneBlock:
+    """The lane's words on the device, for jobs that go through this mailbox."""
     from localmoe.kernels.gpu.routed_experts import split_quantum
 
-    return [split_quantum(layout.inner, layout.mxfp4) for layout in layouts]
+    layouts = store.layouts
+    quanta = [split_quantum(layout.inner, layout.mxfp4) for layout in layouts]
+    activations = [detect_activation(experts.module) for experts in skeleton.experts]
+    interleaved = [activation is not None and activation.interleaved for activation in activations]
+    rests = RestBlock(layouts, interleaved, quanta, store.dtype, device)
+    inner = [layout.inner for layout in layouts]
+    return LaneBlock(box, inner, quanta, store.num_experts, device, rests=rests)
 
 
 def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:

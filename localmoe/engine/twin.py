@@ -14,10 +14,11 @@ from torch import Tensor
 
 from localmoe.core.draft_config import DraftForm
 from localmoe.engine.device_parts import make_runner, replace_modules, residency_block
+from localmoe.engine.lanes import lane_block
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
-from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.lane_block import LaneRates
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import HostTransfers
@@ -130,16 +131,13 @@ class Twin:
         return layers
 
     def _lane(self, store: HostStore) -> DeviceLane:
-        from localmoe.kernels.gpu.routed_experts import split_quantum
         from localmoe.model.device_lane import DeviceLane
         from localmoe.model.device_passes import WINDOW_BUCKETS
 
         device, top_k = self.prepared.compute.device, self.prepared.skeleton.experts_per_token
         layout = MailboxLayout(WINDOW_BUCKETS[-1], top_k, store.num_experts, store.layouts[0].hidden)
         box = Mailbox(layout, store.dtype, pinned=device.type == "cuda")
-        inner = [layout.inner for layout in store.layouts]
-        quanta = [split_quantum(layout.inner, layout.mxfp4) for layout in store.layouts]
-        block = LaneBlock(box, inner, quanta, store.num_experts, device)
+        block = lane_block(box, self.prepared.skeleton, store, device)
         nobody = cast("CpuLane", _NoThreads(box))
         return DeviceLane(nobody, block, LaneRates(1.0, 1.0, 1.0, 1.0), link=True)
 

@@ -3,10 +3,9 @@
 Before a pass the host issues the copies that the policy wants and uploads the table; during it kernels read
 what is resident, wait for what is on its way, and read what is missing over the link, keeping it in a slot
 and the table up to date; the pass's log then tells the host what happened. So a pass for which nothing is to
-be copied may be opened behind one that still runs; so may a still one, which leaves slots and table as they
-are, while the host changes them for the next. Rules that no policy can break: slots are overwritten only
-while no open pass has them in its table, or within one by the only layer that reads them; a prefetch never
-evicts an expert of the window's unused prefetches. WHICH expert goes is the policy's, through its scores.
+be copied may be opened behind one that still runs. Rules that no policy can break: slots are overwritten only
+between passes, or within one by the only layer that reads them; a prefetch never evicts an expert of the
+window's unused prefetches. WHICH expert goes is the policy's, through its scores.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,11 +26,11 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.landing import LandingSlots
 from localmoe.experts.pass_report import PassReport
 from localmoe.experts.queue import CopyQueue
-from localmoe.experts.refill import Refill
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slot_table import FREE, Scores, SlotTable
+from localmoe.experts.slot_worth import SlotWorth
 from localmoe.experts.slots import DeviceSlots
-from localmoe.experts.transfers import Mark, Transfers
+from localmoe.experts.transfers import Transfers
 from localmoe.kernels.residency import MISS_KEPT, MISS_REPLACED
 
 _TRUSTED_ISSUES = 8  # stretches of copies, of which the first may set things up
@@ -58,9 +56,7 @@ class DeviceExpertMemory(SlotTable):
         self.transfers = transfers
         shape = (store.num_layers, store.num_experts)
         self._landing = LandingSlots(shape[0])
-        self.refill = Refill(*shape, slots.num_slots)
-        self._refilling: list[tuple[Mark, int]] = []  # (behind copies, how many)
-        self._still = False  # the table on the device offers no slot to what is missing
+        self.worth = SlotWorth()
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._queue, self._closed = CopyQueue(), False
@@ -157,45 +153,15 @@ class DeviceExpertMemory(SlotTable):
         Raises:
             TransferError: the engine was closed.
         """
-        self._reclaim()
         self._count_open()
         self.pump()
-        if not self._stale and not self._still and not self.may_copy:
+        if not self._stale and not self.may_copy:
             return  # nothing can be missing, so no score matters either
-        self._still = False
-        self._upload(self._free, self._room()[0])
-
-    def open_still(self) -> None:
-        """Open a pass that fills no slot; others of its kind may still be open. What earlier ones missed is
-        brought in beside it (refill). Raises as `open_pass` does."""
-        self._reclaim()
-        before, idle = self._opened, not self._open_passes
-        assert idle or self._still, "a pass that fills slots is still open"
-        self._count_open()
-        self._refilling = [(mark, n) for mark, n in self._refilling if not self.transfers.has_passed(mark)]
-        scores, per_layer = self._scores(self._last_use)
-        here = self._slot_of != FREE
-        changes = self.refill.choose(
-            scores, here & ~self._guarded, here, per_layer=per_layer, free=len(self._free), idle=idle,
-            promised=len(self._promised), under_way=sum(count for _, count in self._refilling),
-        )  # fmt: skip
-        for key in changes.leave:
-            self._promise(key, before)
-        self._reclaim()
-        for key in sorted(changes.enter):  # the first layers need theirs first
-            self.load(key, self._free.pop())
-        if changes.enter:
-            self._refilling.append((self.transfers.mark_copies(), len(changes.enter)))
-        if self._stale or not self._still:
-            self._still = True
-            self._upload([], np.full_like(scores, np.inf))
-
-    def _upload(self, landing: Sequence[int], scores: NDArray[np.float32]) -> None:
         self._stale = False
-        self._landing.deal(landing)
+        self._landing.deal(self._free)
         free = self._landing.addresses(self._slot_address)
         here, at = self._slot_of != FREE, self._slot_address[self._slot_of]
-        self.block.upload(here, at, self._ticket, free, scores)
+        self.block.upload(here, at, self._ticket, free, self._room()[0])
 
     def open_behind(self) -> None:
         """Open the pass that comes right behind the one that is open, in stream order. Nothing is copied for
@@ -208,13 +174,13 @@ class DeviceExpertMemory(SlotTable):
         if self._closed:
             raise TransferError("The engine was closed while an answer was being written.")
         self._open_passes += 1
-        self._opened += 1
 
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """Take over what the first open pass did. log: (L, E), the device's log of it; the pass has ended."""
         self._open_passes -= 1
         kind = log & 0xFF
-        for layer, expert in np.argwhere((kind == MISS_KEPT) | (kind == MISS_REPLACED)).tolist():
+        entered = (kind == MISS_KEPT) | (kind == MISS_REPLACED)
+        for layer, expert in np.argwhere(entered).tolist():
             key, detail = ExpertKey(layer, expert), int(log[layer, expert]) >> 8
             if kind[key] == MISS_KEPT:
                 slot = self._landing.slot(layer, detail)
@@ -227,8 +193,11 @@ class DeviceExpertMemory(SlotTable):
         report = PassReport.of(log)
         if report.misses.any():
             self._counters.h2d_bytes += int(report.crossed(self._inner) @ self._record_bytes)
-            self._stale = self._stale or not self._still
-        self.refill.observe(report.demanded, report.misses | report.computed)
+            self._stale = True
+        numbers = np.flatnonzero(entered)
+        victims = numbers - numbers % log.shape[1] + (log.reshape(-1)[numbers] >> 8)
+        victims[kind.reshape(-1)[numbers] == MISS_KEPT] = -1  # a slot that was free
+        self.worth.observe(report.demanded, numbers, victims)
         self.note_use(report.demanded)
         return report
 
@@ -256,9 +225,7 @@ class DeviceExpertMemory(SlotTable):
         self._unused[:] = self._guarded[:] = False
         self._last_use[:] = 0
         self._free = list(range(self.slots.num_slots - 1, -1, -1))
-        self._promised.clear()
-        self._refilling.clear()
-        self._passes = self._open_passes = self._opened = 0
+        self._passes = self._open_passes = 0
 
     def close(self) -> None:
         """End all copies; no pass can be opened any more. May be called while another thread runs a pass."""

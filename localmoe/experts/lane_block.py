@@ -4,32 +4,35 @@ Measures and decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localmoe.kernels.lanes import FAILED, FORETOLD, LANE_WORDS, POSTED, WAITED, LaneView
+from localmoe.experts.rest_block import RestBlock
+from localmoe.kernels.lanes import FAILED, FORETOLD, LANE_RATES, LANE_WORDS, POSTED, WAITED, LaneView
 from localmoe.kernels.mailbox import Mailbox
 from localmoe.kernels.mirror import Mirror
 
 PATIENCE = (
     2_000_000  # looks at the mailbox, of a microsecond or more over PCIe, before the lane counts as lost
 )
-_NUMBERS = 3  # int64: the last copy issued, and four float32 rates
+_NUMBERS = 1 + (LANE_RATES + 1) // 2  # int64: the last copy issued, and float32 rates
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRates:
     """Microseconds: to hand a job over; of an expert on the CPU for one token, and for each further one; of
-    an expert over the link."""
+    an expert over the link; of the link, that the rest of an expert may take which the CPU computed a part
+    of."""
 
     handover_us: float
     first_us: float
     further_us: float
     link_us: float
+    rest_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,10 @@ class LaneBlock:
         num_experts: int,
         device: torch.device,
         patience: int = PATIENCE,
+        rests: RestBlock | None = None,
     ) -> None:
         """inner: I of each MoE layer. quanta: inner columns by which its experts may be split, 0 for not at
-        all."""
+        all. rests: by which those that are split are completed; None: they are not."""
         self._mirror = Mirror(_NUMBERS, device)
         numbers = self._mirror.words
         self.words = torch.zeros(LANE_WORDS, dtype=torch.int64, device=device)
@@ -65,6 +69,7 @@ class LaneBlock:
                 numbers[1:].view(torch.float32), patience,
                 torch.zeros(num_experts, dtype=torch.int32, device=device),
                 torch.zeros(1, dtype=torch.int32, device=device),
+                None if rests is None else rests.view(layer),
             )
             for layer, (width, quantum) in enumerate(zip(inner, quanta, strict=True))
         ]  # fmt: skip
@@ -78,9 +83,7 @@ class LaneBlock:
         last copy."""
         host = self._mirror.host
         host[0] = issued
-        host[1:].view(np.float32)[:] = (
-            rates.handover_us, rates.first_us, rates.further_us, rates.link_us
-        )  # fmt: skip
+        host[1:].view(np.float32)[:LANE_RATES] = astuple(rates)
         self._mirror.upload()
 
     def restart(self, job: int) -> None:

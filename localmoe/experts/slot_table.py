@@ -21,8 +21,7 @@ FREE = -1
 
 
 class SlotTable:
-    """Slots and experts of one model. A slot is in the table, free, reserved, or promised: its expert left
-    while passes were open that may still read it."""
+    """Slots and experts of one model. A slot is in the table, free, or reserved."""
 
     def __init__(self, store: HostStore, slots: DeviceSlots, scores: Scores) -> None:
         """scores: last use (L, E) -> scores (L, E) and whether room is made within a layer only (the policy's
@@ -38,9 +37,8 @@ class SlotTable:
         self._guarded = np.zeros(shape, dtype=np.bool_)  # the same, prefetched for the window at hand
         self._last_use = np.zeros(shape, dtype=np.int64)
         self._free = list(range(slots.num_slots - 1, -1, -1))
-        self._promised: list[tuple[int, int]] = []  # (passes that may read it, by number, slot)
         self._stale = True  # the table on the device is not what it should be
-        self._passes = self._open_passes = self._opened = 0
+        self._passes = self._open_passes = 0
         self._counters = TransferCounters()
 
     def resident_keys(self) -> list[ExpertKey]:
@@ -82,16 +80,6 @@ class SlotTable:
         self._unused[key] = self._guarded[key] = False
         return slot
 
-    def _promise(self, key: ExpertKey, readers: int) -> None:
-        """An expert goes; its slot is free once so many passes have ended."""
-        self._promised.append((readers, self.leave(key)))
-
-    def _reclaim(self) -> None:
-        """Slots that no open pass reads are free."""
-        ended = self._opened - self._open_passes
-        self._free += [slot for last, slot in self._promised if last <= ended]
-        self._promised = [(last, slot) for last, slot in self._promised if last > ended]
-
     # -- a prompt, streamed layer by layer (see prefill_stream)
 
     def split_layer(self, layer: int) -> tuple[list[int], list[int]]:
@@ -107,7 +95,6 @@ class SlotTable:
         """`count` slots, or as many as there are: free ones, then those of the lowest scores, which leave; at
         last even those that the policy wants to keep. The caller fills or returns them."""
         scores, _ = self._room()
-        self._reclaim()
         taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
         here = np.argwhere(self._slot_of != FREE)
         order = np.argsort(scores[here[:, 0], here[:, 1]], kind="stable")

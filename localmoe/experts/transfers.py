@@ -42,12 +42,6 @@ class Transfers(Protocol):
     def mark_compute(self) -> Mark:
         """The computation issued so far."""
 
-    def mark_copies(self) -> Mark:
-        """The copies asked for so far."""
-
-    def has_passed(self, mark: Mark) -> bool:
-        """Whether copies that were marked are complete."""
-
     def copies_wait_for(self, mark: Mark) -> None:
         """Copies from here on start after that computation."""
 
@@ -113,17 +107,6 @@ class CudaTransfers:
         event.record()
         return event
 
-    def mark_copies(self) -> torch.cuda.Event:
-        """The copies asked for so far."""
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return event
-
-    def has_passed(self, mark: Mark) -> bool:
-        """Whether copies that were marked are complete."""
-        assert isinstance(mark, torch.cuda.Event)
-        return bool(mark.query())
-
     def copies_wait_for(self, mark: Mark) -> None:
         """Copies from here on start after that computation."""
         assert isinstance(mark, torch.cuda.Event)
@@ -186,14 +169,6 @@ class HostTransfers:
 
     def mark_compute(self) -> None:
         """Computation has ended when its call returns."""
-
-    def mark_copies(self) -> int:
-        """The copies asked for so far, by number."""
-        return self._issued
-
-    def has_passed(self, mark: Mark) -> bool:
-        """Whether copies that were marked are complete."""
-        return mark <= int(self._done)  # type: ignore[operator]
 
     def copies_wait_for(self, mark: Mark) -> None:
         """Nothing to wait for."""

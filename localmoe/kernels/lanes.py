@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from localmoe.kernels.mailbox import MailboxLayout
+from localmoe.kernels.rests import RestView
 
 # places in `words`
 POSTED, FAILED, WAITED, ARRIVED, FORETOLD = range(5)
 LANE_WORDS = 5
-HANDOVER_US, FIRST_US, FURTHER_US, LINK_US = range(4)  # places in `rates`
+HANDOVER_US, FIRST_US, FURTHER_US, LINK_US, REST_US = range(5)  # places in `rates`
+LANE_RATES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,12 @@ class LaneView:
             jobs that the GPU had to wait for; programs of `post` that are done; the expert that was foretold
             last, as layer << LAYER_SHIFT | expert, or -1.
         issued: int64 (1,), number of the last copy that was issued when the pass began.
-        rates: float32 (4,), microseconds: to hand a job over; of an expert on the CPU for one token, and for
-            each further one; of an expert over the link.
+        rates: float32 (LANE_RATES,), microseconds: to hand a job over; of an expert on the CPU for one token,
+            and for each further one; of an expert over the link; of the link, that an expert's rest may take.
         patience: looks at the mailbox before a job counts as not answered.
         share: int32 (E,), inner columns of each expert that the CPU computes in the layer at hand.
         count: int32 (1,), experts in the job at hand.
+        rest: by which passes complete an expert that is split; None: they do not.
     """
 
     box: int
@@ -46,3 +49,4 @@ class LaneView:
     patience: int
     share: Tensor
     count: Tensor
+    rest: RestView | None = None

@@ -18,7 +18,7 @@ from localmoe.kernels.compiled_loops import optional_loops
 
 TILE_ROWS = 16
 TILE_COLUMNS = 64
-_WORD_COLUMNS = 128  # that a word of four scales is for; the last one may be half empty
+WORD_COLUMNS = 128  # that a word of four scales is for; the last one may be half empty
 _BLOCK = 32  # columns that share a scale
 _TILE_ROW_BYTES = TILE_COLUMNS // 2
 _WORD_BYTES = 4
@@ -36,7 +36,7 @@ def code_bytes(rows: int, columns: int) -> int:
 
 def scale_bytes(rows: int, columns: int) -> int:
     """Of its scales, whole words."""
-    return rows * -(-columns // _WORD_COLUMNS) * _WORD_BYTES
+    return rows * -(-columns // WORD_COLUMNS) * _WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Mxfp4Matrix:
     @classmethod
     def at(cls, codes: Tensor, scales: Tensor, rows: int, columns: int) -> Mxfp4Matrix:
         """In flat memory of `code_bytes` and `scale_bytes`."""
-        strips, words = rows // TILE_ROWS, -(-columns // _WORD_COLUMNS)
+        strips, words = rows // TILE_ROWS, -(-columns // WORD_COLUMNS)
         return cls(
             codes.view(strips, columns // TILE_COLUMNS, TILE_ROWS, _TILE_ROW_BYTES),
             scales.view(strips, words, TILE_ROWS, _WORD_BYTES),

@@ -28,6 +28,7 @@ from localmoe.kernels.mirror import Mirror
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_foresight import Foresight
 from localmoe.model.device_lane import DeviceLane
+from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
@@ -50,6 +51,7 @@ class DevicePassState:
     lane: DeviceLane | None = None  # None: no expert is computed on the CPU
     lanes: str = "VRAM and PCIe"  # for people: where experts come from
     foresight: Foresight | None = None  # None: nothing is foretold of a layer before it begins
+    rests: RestCopies | None = None  # None: without CPU lane, or nothing that it has a part in is completed
     ahead: bool = False  # whether that is worth it in the pass at hand: an expert may be missing
     phase: Phase = "prefill"
     stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
@@ -107,6 +109,8 @@ class DeviceRoutedExperts:
         )  # fmt: skip
         if foresight is not None:
             foresight.use_link()
+        if state.rests is not None and lane is not None and lane.rest is not None:
+            state.rests.copy(lane.rest)
         return out
 
     def _foretell_next(self, foresight: Foresight, hidden: Tensor, lane: LaneView | None) -> None:

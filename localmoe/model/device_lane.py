@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # it needs numba's compiler
 _LOG = logging.getLogger(__name__)
 _GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
 _MOST = 3.0  # corrections stay within this factor of what was measured
+_SMOOTHING = 0.05  # weight of one pass's idle time in the mean
 
 
 class DeviceLane:
@@ -44,6 +45,7 @@ class DeviceLane:
         self.open_passes = 0
         self._posted = 0
         self._correction = 0.0  # log of what the CPU's measured costs are multiplied by
+        self._idle_us: float | None = None  # of the link, between two layers' experts; None: not known yet
         block.restart(int(lane.mailbox.posted[0]))
         self._posted = int(lane.mailbox.posted[0])
 
@@ -61,11 +63,6 @@ class DeviceLane:
             further_us=measured.further_us * factor,
         )
 
-    @property
-    def whole_from(self) -> float:
-        """Missing experts of a layer of which the link reads one whole, while the CPU computes the others."""
-        return 1 + self.measured.link_us / self.measured.first_us
-
     def open_pass(self, memory: DeviceExpertMemory) -> None:
         """Before a window's pass: take the lane where an expert may be missing and all is well."""
         self.on = self.allowed and not self.failure and memory.may_copy
@@ -76,7 +73,24 @@ class DeviceLane:
             return
         self.lane.hold()
         self.open_passes += 1
-        self.block.upload(memory.transfers.issued, self.rates)
+        rest_us = self.rest_us(memory.worth.gain) if memory.copies_beside else 0.0
+        self.block.upload(memory.transfers.issued, replace(self.rates, rest_us=rest_us))
+
+    def rest_us(self, gain: float) -> float:
+        """Of the link, that completing an expert may take which the CPU computed a part of: as long as the
+        link is idle before the next layer's experts anyway, and as much longer as a slot's change saves.
+        What the link is held up by, the CPU computes instead as far as it is faster, and what one miss less
+        saves would be divided likewise. gain: uses that a change is worth."""
+        if not self.link:
+            return 0.0
+        return (self._idle_us or 0.0) + max(gain, 0.0) * self.measured.link_us
+
+    def note_idle(self, seconds: float, layers: int) -> None:
+        """A pass of one token took so long, less what it waited for experts."""
+        idle_us = max(seconds, 0.0) * 1e6 / layers
+        if self._idle_us is not None:
+            idle_us = self._idle_us + _SMOOTHING * (idle_us - self._idle_us)
+        self._idle_us = idle_us
 
     def close_pass(self, report: LaneReport) -> bool:
         """After the first open pass that took the lane: learn from it. False: a job was not answered, so what

@@ -143,7 +143,8 @@ class DevicePasses:
         self._graphs.clear()
         self._forced.clear()
         self._state.routed.clear()
-        self._state.forced = self._state.foretold = self._state.draft = self._state.foresight = None
+        state = self._state
+        state.forced = state.foretold = state.draft = state.foresight = state.rests = None
         uninstall(self._model)
         self._mode = KernelMode()
 
@@ -220,12 +221,17 @@ class DevicePasses:
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
         tokens = self.choice.readable(window.tokens[:rows])
         self.choice.note(window.start, tokens, window.live)
+        rests = self._state.rests
+        if rests is not None:
+            rests.begin()
         logits = self._forward(tokens, positions, keep=0)
         block = self._state.memory.block
         numbers = [block.log.flatten(), block.waited_ns(), self._experts(self._routed())]
         numbers += [self.choice.choose(logits, positions).int(), window.numbers(rows)]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())
+        if rests is not None:
+            rests.join()
         return PassOutput(logits, torch.cat(numbers))
 
     def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:

@@ -138,23 +138,11 @@ class DeviceRunner:
         self.take_over(report, phase)
         return output.logits[:count]
 
-    @property
-    def may_refill(self) -> bool:
-        """Whether experts that the CPU computes are to come into slots beside the passes."""
-        lane, memory = self.passes.lane, self.passes.memory
-        usable = lane is not None and lane.link and lane.allowed and not lane.failure
-        return usable and memory.copies_beside and memory.refill.pays and memory.may_copy
-
-    def issue_window(
-        self, count: int, start: int, *, behind: bool = False, still: bool = False
-    ) -> PendingWindow:
+    def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
         """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
-        still runs, and nothing is to be copied. still: see DeviceExpertMemory; then so is the one that
-        runs."""
+        still runs, and nothing is to be copied."""
         memory, lane = self.passes.memory, self.passes.lane
-        if still:
-            memory.open_still()
-        elif behind:
+        if behind:
             memory.open_behind()
         else:
             memory.open_pass()
@@ -212,8 +200,6 @@ class DeviceRunner:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
         self.passes.memory.count_waiting(report.waited_s)
-        if report.experts.shape[1] == 1 and self.passes.lane is not None:
-            self.passes.memory.refill.count(found.misses | found.computed, self.passes.lane.whole_from)
         self.passes.scheduler.notify(PassRouted(found.demanded))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)

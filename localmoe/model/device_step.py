@@ -38,7 +38,6 @@ class Step:
     drafts: list[Landing]
     gate: Gate | None = None
     window: PendingWindow | None = None
-    still: bool = False  # its pass fills no slot
     timeline: Timeline | None = None
     captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
     margins: list[float] = field(default_factory=list)  # of the tokens whose reports are in

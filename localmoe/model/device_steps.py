@@ -73,9 +73,8 @@ class DeviceSteps:
             self._plain_steps = self._plain_steps + 1 if plain else 0
             decides = step.gate is not None or (step.count and self._passes.memory.may_copy)
             if step.window is None and not decides:
-                step.still = plain and self._runner.may_refill
                 self._issue_verify(step)
-            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1 and step.still == self._runner.may_refill:
+            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1:
                 self._issue_behind(step)
         except BaseException:
             self._rewind(start)
@@ -110,6 +109,8 @@ class DeviceSteps:
         in_drafts_s, in_verify_s = step.captures_s
         draft_token_s = draft_s / len(step.drafts) if step.drafts and not in_drafts_s else None
         self._finished = FinishedStep(done, accepted, draft_token_s)
+        if self._passes.lane is not None and not step.count and not in_verify_s:
+            self._passes.lane.note_idle(verify_s - done.waited_s, len(done.log))
         step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
             verify_s = ended - ready - next_capture_s
@@ -163,7 +164,6 @@ class DeviceSteps:
         assert step.window is not None and not step.count
         self._issue.advance(step.window.output)
         self._next = self._new_step(None, step.start + 1, 0, 0, None)
-        self._next.still = step.still
         self._issue_verify(self._next, behind=True)
 
     def _settle_next(self, token: int, start: int) -> float:
@@ -268,7 +268,7 @@ class DeviceSteps:
         if step.timeline is not None:
             step.clock.tick()
         captured_s = self._issue.capture_s
-        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind, still=step.still)
+        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
         step.clock.tick()
         step.captures_s[1] = self._issue.capture_s - captured_s
         if step.drafts:

@@ -59,8 +59,7 @@ class DeviceRig:
         """Every slot has one owner, and holds what the table says, unless its copy is still to come."""
         memory = self.memory
         held = memory._slot_of[memory._slot_of >= 0].tolist()
-        promised = [slot for _, slot in memory._promised]
-        assert sorted([*held, *memory._free, *promised, *reserved]) == list(range(self.slots.num_slots))
+        assert sorted([*held, *memory._free, *reserved]) == list(range(self.slots.num_slots))
         for key in self.resident:
             if self.arrived(key):
                 assert self.is_right(key, memory.slot_address(key)), key

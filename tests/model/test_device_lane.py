@@ -18,6 +18,7 @@ from speculative.table_model import Table
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.kernels.lanes import REST_US
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
 from localmoe.model.step_graphs import PassOutput
@@ -55,7 +56,28 @@ def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:
     rig.memory.pump()
     lane.open_pass(rig.memory)
     view = lane.block.view(1)
-    assert view.issued.tolist() == [3] and view.rates.tolist() == [30.0, 150.0, 10.0, 350.0]
+    assert view.issued.tolist() == [3] and view.rates.tolist()[:4] == [30.0, 150.0, 10.0, 350.0]
+
+
+def test_a_rest_may_take_the_time_that_the_link_is_idle_and_what_a_change_of_slots_saves(
+    lane: DeviceLane,
+) -> None:
+    assert lane.rest_us(0.0) == 0.0 and lane.rest_us(1.5) == 1.5 * RATES.link_us
+    lane.note_idle(0.004, 20)
+    assert lane.rest_us(-3.0) == pytest.approx(200.0)
+    for _ in range(200):
+        lane.note_idle(0.002, 20)
+    assert lane.rest_us(0.0) == pytest.approx(100.0, rel=0.01)
+    rig = DeviceRig(3)
+    rig.memory.worth.gain = 0.5
+    lane.open_pass(rig.memory)
+    on_device = float(lane.block.view(0).rates[REST_US])
+    assert on_device == pytest.approx(100.0 + 0.5 * RATES.link_us, rel=0.01)
+    rig.memory.copies_beside = False
+    lane.open_pass(rig.memory)
+    assert float(lane.block.view(0).rates[REST_US]) == 0.0
+    lane.link = False
+    assert lane.rest_us(1.0) == 0.0
 
 
 def test_the_share_grows_while_the_cpu_is_never_waited_for_and_shrinks_while_it_always_is(

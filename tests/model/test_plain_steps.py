@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 from model.device_table import PROMPT, HastyPolicy, Moody, Rig
 from speculative.table_model import Table
 
-from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
@@ -40,48 +39,6 @@ def test_plain_steps_run_behind_each_other_between_others_and_an_answer_may_end_
     rest = [token for step in rig.loop(2).run([*PROMPT, *said], 9) for token in step.tokens]
     assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
     rig.experts.check()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 999), st.integers(1, 12), st.lists(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 3]), max_size=30),
-    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy]), st.integers(1, 30), st.sets(st.integers(0, 60)),
-)  # fmt: skip
-def test_slots_are_filled_beside_plain_passes_and_never_under_one_that_reads_them(
-    seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, without: set[int]
-) -> None:
-    table = Table(agreement=0.8, seed=seed)
-    rig, asked = Rig(table, slots, make), [0]
-
-    class Refilling(DeviceRunner):
-        @property
-        def may_refill(self) -> bool:
-            asked[0] += 1
-            return asked[0] not in without  # as if the CPU lane came and went
-
-    rig.runner.__class__ = Refilling
-    steps = rig.loop(Moody(list(lengths))).run(PROMPT, 30)
-    said: list[int] = []
-    for _, step in zip(range(events), steps, strict=False):
-        said += step.tokens
-        assert rig.tokens() == [*PROMPT, *said][:-1]
-    steps.close()
-    rig.experts.check()
-    rest = [token for step in rig.loop(2).run([*PROMPT, *said], 9) for token in step.tokens]
-    assert [*said, *rest] == table.greedy(PROMPT, len(said) + 9)
-    rig.experts.check()
-    assert not rig.experts.memory._promised
-
-
-def test_what_plain_passes_miss_comes_into_slots() -> None:
-    rig = Rig(Table(seed=2), 5, OnDemandPolicy)
-    rig.runner.__class__ = type("Refilling", (DeviceRunner,), {"may_refill": True})
-    memory = rig.experts.memory
-    before = memory.transfers.issued
-    said = [token for step in rig.loop(0).run(PROMPT, 40) for token in step.tokens]
-    assert said == rig.passes.table.greedy(PROMPT, 40)
-    assert memory.transfers.issued > before + 10
-    assert rig.state.counters.hits > 0.2 * (rig.state.counters.hits + rig.state.counters.misses)
 
 
 @pytest.mark.parametrize(("make", "behind"), [(OnDemandPolicy, True), (HastyPolicy, False)])

@@ -61,3 +61,12 @@ def _copy_ahead(
                 tl.debug_barrier()
                 done = (number << NUMBER_SHIFT) + block // TURNS + 1
                 tl.atomic_xchg(progress + tl.program_id(0), done, sem="release", scope="gpu")
+
+
+@triton.jit
+def begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
+    """Copying ahead ends; what was foretold of the layer is kept while the next one is foretold."""
+    place, number = tl.load(words), tl.load(words + 1)
+    tl.store(staged, tl.where(place >> LAYER_SHIFT == layer, place & ((1 << LAYER_SHIFT) - 1), -1))
+    tl.store(staged + 1, number)
+    tl.atomic_xchg(words + 2, number, sem="relaxed", scope="gpu")

@@ -12,13 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localmoe.kernels.gpu.copy_ahead import begin_layer
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.lane_shares import shares_of_cpu
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.rest_jobs import may_complete, plan_rest, rests_under_way
 from localmoe.kernels.gpu.waiting import foresee
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
+from localmoe.kernels.rests import RestView
 from localmoe.kernels.stage import StageView
 
 _COMPARED = 64  # numbers that a thread compares at a time
@@ -69,7 +72,8 @@ def group_pairs(
         residency: the layer's part of the table; its log is overwritten, and address, ticket and landing are
             what they are once the layer has run.
         lane: takes its part of what is missing; its `share` and `count` are written, and the entries of a
-            job into its mailbox (`post` makes the job known).
+            job into its mailbox (`post` makes the job known). With `rest`, an expert that is split may get a
+            slot as well, and the copying of its rest is left as a job (`copy_rest` does it).
         stage: of this layer; what is copied into it ends here.
     """
     tokens, top_k = index.shape
@@ -88,6 +92,7 @@ def group_pairs(
         residency.log, tokens, groups.begin.shape[0], residency.landing.shape[0],
         residency.clock, residency.expert_ns,
         groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
+        *_rest_arguments(None if lane is None else lane.rest),
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
         P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
@@ -128,6 +133,13 @@ def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
     return (None, None, 0) if stage is None else (stage.words, stage.staged, stage.layer)
 
 
+def _rest_arguments(rest: RestView | None) -> tuple[object, ...]:
+    """words, job, words that are counted for a quantum of columns, words of an expert."""
+    if rest is None:
+        return (None, None, 0, 0)
+    return (rest.words, rest.job, rest.quantum_words, rest.record_words)
+
+
 @triton.jit
 def _places(chosen, num_pairs, keys, P_PAD: tl.constexpr, CHUNK: tl.constexpr):
     """Where each pair is in the order by expert, then by token. chosen: (P_PAD,), E from `num_pairs` on, so
@@ -148,25 +160,19 @@ def _places(chosen, num_pairs, keys, P_PAD: tl.constexpr, CHUNK: tl.constexpr):
     return place
 
 
-@triton.jit
-def _begin_layer(words, staged, layer, LAYER_SHIFT: tl.constexpr):
-    """Copying ahead ends; what was foretold of the layer is kept while the next one is foretold."""
-    place, number = tl.load(words), tl.load(words + 1)
-    tl.store(staged, tl.where(place >> LAYER_SHIFT == layer, place & ((1 << LAYER_SHIFT) - 1), -1))
-    tl.store(staged + 1, number)
-    tl.atomic_xchg(words + 2, number, sem="relaxed", scope="gpu")
-
-
 # what a simulation routes lies in another tensor, with rows further apart
 @triton.jit(
-    do_not_specialize=["index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer", "expert_ns"]
-)
+    do_not_specialize=[
+        "index_stride", "tokens", "tiles", "num_landing", "layer", "stage_layer", "expert_ns",
+        "quantum_words", "record_words",
+    ]
+)  # fmt: skip
 def _group(
     index, index_stride, index_stride_k, live, table, homes, tickets, scores, free_slots, done_at,
     pairs, begins, ends, experts, addresses, waits, landings, log, tokens, tiles, num_landing,
     clock, expert_ns,
     skips, shares, job_count, lane_words, issued, rates, entries, layer, I: tl.constexpr, Q: tl.constexpr,
-    stage_words, staged, stage_layer,
+    stage_words, staged, stage_layer, rest_words, rest_job, quantum_words, record_words,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
     E_PAD: tl.constexpr, P_CHUNK: tl.constexpr, E_CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -192,12 +198,17 @@ def _group(
     hit = asked & (ticket >= 0) & (ticket <= done)
     share = tl.zeros_like(count)
     by_cpu = asked & (count < 0)  # none
+    completed = by_cpu
     if stage_words is not None:
-        _begin_layer(stage_words, staged, stage_layer, LAYER_SHIFT)
+        begin_layer(stage_words, staged, stage_layer, LAYER_SHIFT)
     if shares is not None:
         posted = tl.load(lane_words)
+        if rest_words is not None:
+            planned, coming = rests_under_way(rest_words, layer)
         if tl.load(lane_words + 1) == 0:  # nobody has failed to answer
-            busy = tl.maximum(tl.load(issued) - done, 0).to(tl.int32)
+            busy = tl.maximum(tl.load(issued) - done, 0).to(tl.float32)
+            if rest_words is not None:
+                busy += coming.to(tl.float32) / record_words
             told = tl.load(lane_words + 4)
             is_told = told >> LAYER_SHIFT == layer
             rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
@@ -219,6 +230,8 @@ def _group(
         tl.store(lane_words + 4, tl.full([], -1, tl.int64))
         tl.store(shares + e, share, mask=exists)
         miss = miss & (share < I)
+        if rest_words is not None:
+            completed = miss & may_complete(share, rates, I)
     num_miss = tl.sum(miss.to(tl.int32), 0)
     num_hit = tl.sum(hit.to(tl.int32), 0)
     num_late = tl.sum(late.to(tl.int32), 0)
@@ -228,7 +241,8 @@ def _group(
 
     # a place for what is missing: free slots first, then the worst of this layer's experts that nobody asked
     # for. Only this layer reads them, and it runs once a pass, so they may be overwritten at once.
-    whole = miss & (share == 0)  # of what the CPU does a part of, no slot gets all
+    # of what the CPU does a part of, no slot gets all, unless the rest follows
+    whole = miss & ((share == 0) | completed)
     place = tl.cumsum(whole.to(tl.int32), 0) - 1
     landing = tl.load(free_slots + place, mask=whole & (place < num_landing), other=0)
     homeless = whole & (landing == 0)
@@ -253,6 +267,9 @@ def _group(
             evicted = evicted | (e == victim)
         i += 1
     tl.store(log + e, kind, mask=exists)
+    if rest_words is not None:
+        completed = completed & (landing != 0)
+        plan_rest(rest_words, rest_job, completed, share, address, landing, planned, quantum_words, Q)
 
     # as the next pass finds it
     tl.store(table + e, landing, mask=landing != 0)

@@ -18,9 +18,9 @@ def shares_of_cpu(
     Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
     the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
     same. Of equals the one that was foretold comes first, for the CPU has begun to fetch it, else another one
-    each time (`rotation`), so that none is always left to the CPU, and never kept. `busy` copies hold the
-    link up. rates: microseconds to hand a job over, of an expert on the CPU for one token, for each further
-    one, and of an expert over the link. keys: int32 (E,), scratch.
+    each time (`rotation`), so that none is always left to the CPU, and never kept. `busy`: experts, with a
+    fraction, that the link has to bring before. rates: microseconds to hand a job over, of an expert on the
+    CPU for one token, for each further one, and of an expert over the link. keys: int32 (E,), scratch.
     """
     e = tl.arange(0, E_PAD)
     first, further = tl.load(rates + 1), tl.load(rates + 2)
@@ -57,7 +57,7 @@ def shares_of_cpu(
 def _share(place, spent, cost, busy, num_miss, rates, I: tl.constexpr, Q: tl.constexpr):
     """Columns for the CPU of the expert at `place`, before which it has spent `spent` microseconds."""
     handover, link = tl.load(rates), tl.load(rates + 3)
-    left = (busy + num_miss - place).to(tl.float32) * link
+    left = (busy + (num_miss - place).to(tl.float32)) * link
     part = (left - spent - handover) / (cost + link)
     part = tl.minimum(tl.maximum(part, 0.0), 1.0)
     if Q > 0:

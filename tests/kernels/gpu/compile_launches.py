@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from localmoe.experts.records import RecordLayout
+from localmoe.experts.rest_block import RestBlock
 from localmoe.experts.stage_block import StageBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
@@ -32,6 +33,7 @@ from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.copy_ahead import copy_ahead
+from localmoe.kernels.gpu.copy_rest import copy_rest
 from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.lane_kernels import post_job
@@ -102,6 +104,7 @@ def compile_instead(target: GPUTarget) -> Callable[..., None]:
             "wide": types.get("weight") == "*fp32",
             "async": "cp.async" in ptx,
             "waits": "griddepcontrol.wait" in ptx,
+            "16_bytes": ptx.count("ld.global.v4"),
             "launch": {name: value for name, value in values.items() if isinstance(value, int | str | float)},
         }
         print(json.dumps(report), flush=True)
@@ -195,9 +198,10 @@ def lane_of(
     whole = torch.empty(experts, dtype=torch.int32)
     box = MailboxLayout(tokens, top_k, experts, layout.hidden)
     stage = StageBlock([layout] * 2, 32, torch.bfloat16, torch.device("cpu")).view(1)
-    assert stage is not None
+    rest = RestBlock([layout], [layout.mxfp4], [quantum], torch.bfloat16, torch.device("cpu")).view(0)
+    assert stage is not None and rest is not None
     return (
-        LaneView(1 << 40, box, 0, layout.inner, quantum, words, words, numbers, 1, whole, whole),
+        LaneView(1 << 40, box, 0, layout.inner, quantum, words, words, numbers, 1, whole, whole, rest),
         ResidencyView(words, words, words, numbers, words, words, whole, words),
         stage,
     )
@@ -215,6 +219,8 @@ def grouping() -> None:
         for told in ({"lane": lane}, {"stage": stage}):
             foretell(index[:1], torch.empty(1, top_k, dtype=torch.bfloat16), residency, 1, **told)
         copy_ahead(stage, residency)
+    assert lane.rest is not None
+    copy_rest(lane.rest)
 
 
 def routed() -> None:

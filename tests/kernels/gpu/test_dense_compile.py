@@ -34,7 +34,7 @@ OTHERS = {
     "_best_of_chunk",
     "_choose",
 }
-LANE = {"_group", "_post", "_foretell", "_copy_ahead"}
+LANE = {"_group", "_post", "_foretell", "_copy_ahead", "_copy_rest"}
 ROUTED = {"gate_up_kernel", "down_kernel", "combine_kernel"}
 ALONE = {"_best_of_chunk", "_choose"}  # they wait for all that was issued before, as kernels usually do
 
@@ -86,6 +86,7 @@ def test_a_window_s_division_compiles_for_many_experts(compiled: list[dict[str, 
     groups = [report["launch"]["E_PAD"] for report in reports if report["kernel"] == "_group"]
     assert groups[:4] == [64, 64, 1024, 1024]
     assert all(report["shared"] <= 48 * 1024 and not report["mma"] for report in reports)
+    assert all(report["16_bytes"] > 0 for report in reports if report["kernel"].startswith("_copy"))
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from test_routed_experts import (
 
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.rest_block import RestBlock
 from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
@@ -56,19 +57,18 @@ class Store:
 
 
 @contextmanager
-def lane_of(made: Bench, top_k: int, *, patience: int = 2_000_000) -> Iterator[tuple[CpuLane, LaneBlock]]:
+def lane_of(
+    made: Bench, top_k: int, *, patience: int = 2_000_000, completing: bool = False
+) -> Iterator[tuple[CpuLane, LaneBlock]]:
     lane = CpuLane(
         Store(made), made.shape.activation, [(made.gate_up_bias, made.down_bias)],  # type: ignore[arg-type]
         tokens=40, top_k=top_k, threads=2, pinned=ON_GPU,
     )  # fmt: skip
+    quanta, interleaved = [split_quantum(made.shape.inner, False)], [made.shape.activation.interleaved]
+    rests = RestBlock([made.layout], interleaved, quanta, made.host.dtype, DEVICE) if completing else None
     block = LaneBlock(
-        lane.mailbox,
-        [made.shape.inner],
-        [split_quantum(made.shape.inner, made.shape.mxfp4)],
-        len(made.host),
-        DEVICE,
-        patience,
-    )
+        lane.mailbox, [made.shape.inner], quanta, len(made.host), DEVICE, patience, rests
+    )  # fmt: skip
     lane.hold()
     try:
         yield lane, block

@@ -17,6 +17,7 @@ from test_mxfp4_experts import EXPERTS, OAI, ON_GPU, SILU, Both
 
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.rest_block import RestBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.routed_experts import split_quantum
 from localmoe.quant.mxfp4 import decode
@@ -36,13 +37,15 @@ class Store:
 
 
 @contextmanager
-def lane_of(made: Both) -> Iterator[tuple[CpuLane, LaneBlock]]:
+def lane_of(made: Both, *, completing: bool = False) -> Iterator[tuple[CpuLane, LaneBlock]]:
     lane = CpuLane(
         Store(made), made.activation, [tuple(made.biases)],  # type: ignore[arg-type, list-item]
         tokens=TOKENS, top_k=TOP_K, threads=2, pinned=ON_GPU,
     )  # fmt: skip
     inner = made.packed.inner
-    block = LaneBlock(lane.mailbox, [inner], [split_quantum(inner, True)], EXPERTS, DEVICE)
+    quanta, interleaved = [split_quantum(inner, True)], [made.activation.interleaved]
+    rests = RestBlock([made.packed], interleaved, quanta, torch.bfloat16, DEVICE) if completing else None
+    block = LaneBlock(lane.mailbox, [inner], quanta, EXPERTS, DEVICE, rests=rests)
     lane.hold()
     try:
         yield lane, block

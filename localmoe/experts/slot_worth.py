@@ -1,0 +1,52 @@
+"""What it is worth to let experts that a pass missed take the slots of others: uses of those that entered,
+less uses of those that left for them. Chooses nobody.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HORIZON = 24  # passes for which a change is followed
+_EVERY = 4  # passes, of which one's changes are followed
+_FIRST = 1.0  # uses that a change is taken to be worth before one was seen
+_SMOOTHING = 0.02  # weight of one change in the mean
+_FORGETTING = 0.004  # a pass, while no change is followed
+
+
+class SlotWorth:
+    """For experts that are numbered through all layers.
+
+    Attributes:
+        gain: uses within the horizon that a change was worth lately, in the mean.
+    """
+
+    def __init__(self) -> None:
+        self.gain = _FIRST
+        self._changes = np.zeros((4, 0), dtype=np.int64)  # entered, left, age, gain
+        self._passes = 0
+
+    def observe(
+        self, demanded: NDArray[np.bool_], entered: NDArray[np.int64], left: NDArray[np.int64]
+    ) -> None:
+        """A pass is over. demanded: (L, E), what it asked for. entered: numbers of experts that it put into
+        slots; left: of those whose slots these were, -1 where one was free."""
+        if self._changes.size:
+            self._follow(np.append(demanded.reshape(-1), False))  # the last is nobody
+        else:
+            self.gain += _FORGETTING * (_FIRST - self.gain)
+        if self._passes % _EVERY == 0 and entered.size:
+            begun = np.zeros((4, entered.size), dtype=np.int64)
+            begun[0], begun[1] = entered, left
+            self._changes = np.hstack([self._changes, begun])
+        self._passes += 1
+
+    def _follow(self, asked: NDArray[np.bool_]) -> None:
+        entered, left, age, gain = self._changes
+        gain += asked[entered].astype(np.int64) - asked[left]
+        age += 1
+        over = age >= _HORIZON
+        if over.any():
+            keep = (1 - _SMOOTHING) ** int(over.sum())
+            self.gain = keep * self.gain + (1 - keep) * float(gain[over].mean())
+            self._changes = self._changes[:, ~over]

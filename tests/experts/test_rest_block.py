@@ -1,0 +1,75 @@
+"""The pieces of a record that belong to its first columns are these columns' weights, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from localmoe.experts.records import RecordLayout
+from localmoe.experts.rest_block import rest_pieces
+from localmoe.kernels.rests import WORD_BYTES, RestPiece
+
+
+def covered(pieces: list[RestPiece], columns: int, num_words: int) -> NDArray[np.int64]:
+    """How often each word of a record is in a piece, by the definition."""
+    found = np.zeros(num_words, dtype=np.int64)
+    for piece in pieces:
+        groups = -(-columns // piece.group)
+        rows = piece.rows or groups
+        width = piece.width * (groups if piece.rows else 1)
+        assert rows * width == piece.num_words(columns)
+        for row in range(rows):
+            at = piece.first + row * piece.pitch
+            assert at + width <= num_words
+            found[at : at + width] += 1
+    return found
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.booleans(), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_pieces_of_16_bit_records(
+    hidden: int, inner: int, transposed: bool, interleaved: bool, chance: int
+) -> None:
+    hidden, inner, quantum = 8 * hidden, 16 * inner, 16
+    columns = quantum * (chance % (inner // quantum) + 1)
+    shapes = (2 * inner, hidden), (hidden, inner)
+    if transposed:
+        shapes = shapes[0][::-1], shapes[1][::-1]
+    layout = RecordLayout(*shapes, transposed)
+    record = torch.zeros(layout.elements, dtype=torch.bfloat16)
+    gate_up, down = (view.T if transposed else view for view in layout.views(record))
+    gate, up = (gate_up[::2], gate_up[1::2]) if interleaved else (gate_up[:inner], gate_up[inner:])
+    gate[:columns], up[:columns], down[:, :columns] = 1, 1, 1
+    pieces = rest_pieces(layout, interleaved, quantum, torch.bfloat16)
+    assert pieces and all(piece.fits for piece in pieces)
+    found = covered(pieces, columns, layout.elements // 2)
+    assert (np.repeat(found, 2) == record.float().numpy()).all()
+    assert sum(piece.num_words(columns) for piece in pieces) == columns * 3 * hidden // 2
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.booleans(), st.integers(0, 99))
+def test_pieces_of_records_in_mxfp4(hidden: int, inner: int, interleaved: bool, chance: int) -> None:
+    hidden, inner = 64 * hidden, 64 * inner
+    quantum = 128 if inner % 128 == 0 else 64
+    columns = quantum * (chance % (inner // quantum) + 1)
+    layout = RecordLayout((hidden, 2 * inner), (inner, hidden), transposed=True, mxfp4=True)
+    record = torch.zeros(layout.mxfp4_bytes, dtype=torch.uint8)
+    gate_up, down = layout.mxfp4_views(record)
+    strips = columns // 16
+    for part in (gate_up.codes, gate_up.scales):
+        if interleaved:
+            part[: 2 * strips] = 1
+        else:
+            part[:strips] = part[inner // 16 : inner // 16 + strips] = 1
+    down.codes[:, : columns // 64], down.scales[:, : -(-columns // 128)] = 1, 1
+    pieces = rest_pieces(layout, interleaved, quantum, torch.bfloat16)
+    assert pieces and all(piece.fits for piece in pieces)
+    found = covered(pieces, columns, layout.mxfp4_bytes // WORD_BYTES)
+    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
+    for piece in pieces:
+        if piece.counted:
+            assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
