@@ -57,7 +57,7 @@ _rest_us = DeviceLane.rest_us
 
 def complete(kind: str) -> None:
     """Whether passes complete experts that the CPU computes a part of: "on" or "off"."""
-    setattr(DeviceLane, "rest_us", _rest_us if kind == "on" else lambda lane, gain: 0.0)  # noqa: B010
+    setattr(DeviceLane, "rest_us", _rest_us if kind == "on" else lambda lane, worth: 0.0)  # noqa: B010
 
 
 def slots_of(engine: Engine) -> str:
@@ -71,7 +71,7 @@ def slots_of(engine: Engine) -> str:
     copied = 0 if rest is None else int(rest.words[COPIED]) * WORD_BYTES
     return (
         f"a slot's change is worth {memory.worth.gain:.2f} uses, a rest may take "
-        f"{lane.rest_us(memory.worth.gain):.0f} us, {copied / 1e9:.2f} GB of rests since the load"
+        f"{lane.rest_us(memory.worth):.0f} us, {copied / 1e9:.2f} GB of rests since the load"
     )
 
 

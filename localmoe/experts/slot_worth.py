@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 _HORIZON = 24  # passes for which a change is followed
 _EVERY = 4  # passes, of which one's changes are followed
 _FIRST = 1.0  # uses that a change is taken to be worth before one was seen
-_SMOOTHING = 0.02  # weight of one change in the mean
+_SMOOTHING = 0.005  # weight of one change in the mean: chance moves it by a tenth of a use then
 _FORGETTING = 0.004  # a pass, while no change is followed
+# Uses that a change has to be worth: less cannot be told from chance, and what is copied for it takes time of
+# the host's memory from the CPU's threads, which fetch ahead then (docs/log.md)
+_LEAST = 0.15
 
 
 class SlotWorth:
@@ -25,6 +28,18 @@ class SlotWorth:
         self.gain = _FIRST
         self._changes = np.zeros((4, 0), dtype=np.int64)  # entered, left, age, gain
         self._passes = 0
+
+    def link_us(self, idle_us: float, expert_us: float) -> float:
+        """Microseconds of the link that bringing an expert in may take beside the computation: those that
+        it is idle for anyway before the next layer's experts, and as many more as are saved. For what holds
+        the link up the CPU computes more, as far as it is faster, and a miss less saves both lanes' time
+        likewise; so a use saved is worth an expert's time over the link.
+
+        Args:
+            idle_us: the link's, between two layers' experts.
+            expert_us: what an expert takes over the link.
+        """
+        return 0.0 if self.gain < _LEAST else idle_us + self.gain * expert_us
 
     def observe(
         self, demanded: NDArray[np.bool_], entered: NDArray[np.int64], left: NDArray[np.int64]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.slot_worth import SlotWorth
 
 if TYPE_CHECKING:  # it needs numba's compiler
     from localmoe.experts.cpu_lane import CpuLane, LaneCounters
@@ -73,17 +74,12 @@ class DeviceLane:
             return
         self.lane.hold()
         self.open_passes += 1
-        rest_us = self.rest_us(memory.worth.gain) if memory.copies_beside else 0.0
+        rest_us = self.rest_us(memory.worth) if memory.copies_beside else 0.0
         self.block.upload(memory.transfers.issued, replace(self.rates, rest_us=rest_us))
 
-    def rest_us(self, gain: float) -> float:
-        """Of the link, that completing an expert may take which the CPU computed a part of: as long as the
-        link is idle before the next layer's experts anyway, and as much longer as a slot's change saves.
-        What the link is held up by, the CPU computes instead as far as it is faster, and what one miss less
-        saves would be divided likewise. gain: uses that a change is worth."""
-        if not self.link:
-            return 0.0
-        return (self._idle_us or 0.0) + max(gain, 0.0) * self.measured.link_us
+    def rest_us(self, worth: SlotWorth) -> float:
+        """Of the link, that completing an expert may take which the CPU computed a part of."""
+        return worth.link_us(self._idle_us or 0.0, self.measured.link_us) if self.link else 0.0
 
     def note_idle(self, seconds: float, layers: int) -> None:
         """A pass of one token took so long, less what it waited for experts."""

@@ -118,11 +118,16 @@ def check_slots(memory: DeviceExpertMemory) -> None:
         assert torch.equal(held.cpu(), record), key
 
 
-@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "deepseek-v2-lite", "gpt-oss-20b"])
-def test_experts_that_were_completed_are_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceLane, "rest_us", lambda lane, gain: 1e9)
-    config = on_gpu(strict=False, lanes="all", context=1024, draft_length=0)
-    routing = SyntheticSettings(parse_routing("sticky:0.5"))
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("qwen1.5-moe-a2.7b", 0), ("qwen1.5-moe-a2.7b", 3), ("deepseek-v2-lite", 0), ("gpt-oss-20b", 0)],
+)
+def test_experts_that_were_completed_are_whole(
+    name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceLane, "rest_us", lambda lane, worth: 1e9)
+    config = on_gpu(strict=False, lanes="all", context=1024, draft_length=length)
+    routing = SyntheticSettings(parse_routing("sticky:0.5"), 0.9, 0.9)
     with Engine.load_shape(shallow(name, 3), config, routing) as engine:
         leave_slots(engine, engine.footprint.num_experts * 3 // 2)  # of 3 layers
         runner = device_runner(engine)

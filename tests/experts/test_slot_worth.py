@@ -8,7 +8,7 @@ from experts.device_rig import DeviceRig
 from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey as K
-from localmoe.experts.slot_worth import _FIRST, _HORIZON, SlotWorth
+from localmoe.experts.slot_worth import _FIRST, _HORIZON, _SMOOTHING, SlotWorth
 
 SHAPE = (2, 8)
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -28,8 +28,8 @@ def test_the_gain_is_uses_of_what_entered_less_those_of_what_left(
     each_pass: tuple[int, ...], left: int, uses: int
 ) -> None:
     worth = SlotWorth()
-    for _ in range(80 * _HORIZON):
-        worth.observe(asked(*each_pass), np.array([3]), np.array([left]))
+    for _ in range(40 * _HORIZON):
+        worth.observe(asked(*each_pass), np.array([3] * 9), np.array([left] * 9))
     assert worth.gain == pytest.approx(uses, abs=0.1)
 
 
@@ -38,13 +38,13 @@ def test_uses_after_the_horizon_do_not_count_and_the_pass_itself_does_not() -> N
     worth.observe(asked(3), np.array([3]), np.array([5]))
     for _ in range(_HORIZON):
         worth.observe(asked(), NOBODY, NOBODY)
-    assert worth.gain == pytest.approx(0.98 * _FIRST)
+    assert worth.gain == pytest.approx((1 - _SMOOTHING) * _FIRST)
 
 
 def test_it_is_tried_again_where_nothing_has_changed_for_long() -> None:
     worth = SlotWorth()
     for _ in range(40 * _HORIZON):
-        worth.observe(asked(5), np.array([3]), np.array([5]))
+        worth.observe(asked(5), np.array([3] * 9), np.array([5] * 9))
     assert worth.gain < -_HORIZON / 2
     for _ in range(2000):
         worth.observe(asked(5), NOBODY, NOBODY)
@@ -74,3 +74,17 @@ def test_a_memory_follows_what_its_passes_put_into_slots() -> None:
     log, _ = free.play([[[1]], [[2]]], 1)
     free.memory.close_pass(log)
     assert entered[-1] == ([1, free.store.num_experts + 2], [-1, -1])
+
+
+def test_without_repetition_a_change_is_worth_nothing_that_could_be_told_from_chance() -> None:
+    """Of 30 experts that are drawn afresh for each pass, those that enter are used no more than others."""
+    chance, worth, found = np.random.default_rng(0), SlotWorth(), []
+    for _ in range(3000):
+        used = np.zeros((4, 30), dtype=np.bool_)
+        for row in used:
+            row[chance.choice(30, 4, replace=False)] = True
+        entered = np.flatnonzero(used)[::5]
+        left = entered - entered % 30 + (entered + 7) % 30
+        worth.observe(used, entered, left)
+        found.append(worth.gain)
+    assert np.abs(found[500:]).mean() < 0.15 and abs(np.mean(found[500:])) < 0.1

@@ -18,6 +18,7 @@ from speculative.table_model import Table
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.slot_worth import SlotWorth
 from localmoe.kernels.lanes import REST_US
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
@@ -62,14 +63,17 @@ def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:
 def test_a_rest_may_take_the_time_that_the_link_is_idle_and_what_a_change_of_slots_saves(
     lane: DeviceLane,
 ) -> None:
-    assert lane.rest_us(0.0) == 0.0 and lane.rest_us(1.5) == 1.5 * RATES.link_us
+    worth = SlotWorth()
+    assert lane.rest_us(worth) == worth.gain * RATES.link_us
     lane.note_idle(0.004, 20)
-    assert lane.rest_us(-3.0) == pytest.approx(200.0)
+    worth.gain = 0.2
+    assert lane.rest_us(worth) == pytest.approx(200.0 + 0.2 * RATES.link_us)
+    for worth.gain in (0.1, -3.0):
+        assert lane.rest_us(worth) == 0.0  # which may be chance
     for _ in range(200):
         lane.note_idle(0.002, 20)
-    assert lane.rest_us(0.0) == pytest.approx(100.0, rel=0.01)
     rig = DeviceRig(3)
-    rig.memory.worth.gain = 0.5
+    rig.memory.worth.gain = worth.gain = 0.5
     lane.open_pass(rig.memory)
     on_device = float(lane.block.view(0).rates[REST_US])
     assert on_device == pytest.approx(100.0 + 0.5 * RATES.link_us, rel=0.01)
@@ -77,7 +81,7 @@ def test_a_rest_may_take_the_time_that_the_link_is_idle_and_what_a_change_of_slo
     lane.open_pass(rig.memory)
     assert float(lane.block.view(0).rates[REST_US]) == 0.0
     lane.link = False
-    assert lane.rest_us(1.0) == 0.0
+    assert lane.rest_us(worth) == 0.0
 
 
 def test_the_share_grows_while_the_cpu_is_never_waited_for_and_shrinks_while_it_always_is(
