@@ -99,6 +99,7 @@ def _predicted_note(result: Result, t: Texts) -> str:
         "Predicted, not measured: the routing of {prompts} answers of this model, recorded here, on cards as "
         "their makers describe them.", prompts=result.get("prompts"),
     )  # fmt: skip
+    text += " " + t("What is not in their memory comes over PCIe alone; the CPU's help makes answers faster.")
     if acceptance is not None:
         text += " " + t(
             "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.",

@@ -124,7 +124,9 @@ def _machine(
             f"The draft of {footprint.name} does not fit this card, and all draft lengths asked for need it: "
             "add 0, or use --drafter prompt-lookup."
         )
-    machine = predict_machine(footprint, num_slots, rates, whole_passes=not args.layer_by_layer)
+    machine = predict_machine(
+        footprint, num_slots, rates, whole_passes=not args.layer_by_layer, cpu_bytes_per_s=args.cpu
+    )
     if args.drafter != "self":
         machine = replace(machine, draft_token_s=0.0)
     return machine, lengths
@@ -142,9 +144,10 @@ def _print(
     print(f"predicted: {footprint.name} on {card or 'a machine as given'}")
     link = format_rate(machine.expert_bytes / machine.copy_s)
     copy_ms, draft_ms = 1e3 * machine.copy_s, 1e3 * machine.draft_token_s
+    cpu = "" if args.cpu is None else f", CPU {format_rate(args.cpu)}"
     print(
         f"predicted: {machine.num_slots} slots = {percent(machine.num_slots / total)} of the experts, link "
-        f"{link}, a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
+        f"{link}{cpu}, a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
     )
     print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
     print_table(None, COLUMNS, [_cells(row) for row in rows])

@@ -27,6 +27,10 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--memory", type=checked(parse_speed), metavar="SPEED", help="device memory, e.g. 1TB/s"
     )
+    machine.add_argument(
+        "--cpu", type=checked(parse_speed), metavar="SPEED",
+        help="at which the CPU computes missing experts, e.g. 60GB/s; default: it does not",
+    )  # fmt: skip
     machine.add_argument("--context", type=checked(at_least(16)), default=4096, metavar="N")
     machine.add_argument("--layer-by-layer", action="store_true", help="as on a CPU, not in whole passes")
     run = parser.add_argument_group("what runs on it")
@@ -67,6 +71,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse a machine that is not whole, and put the settings of the simulation into `args.synthetic`."""
     if args.card is None and None in (args.slots, args.link, args.memory):
         parser.error("give either --card NAME, or --slots N, --link SPEED and --memory SPEED")
+    if args.cpu is not None and args.layer_by_layer:
+        parser.error("--cpu is of whole passes: leave --layer-by-layer out")
     routing = args.routing or RoutingSpec("trace", path=args.trace)
     try:
         args.synthetic = SyntheticSettings(routing, args.acceptance, args.match, args.seed)

@@ -110,13 +110,17 @@ def best_hits(tally: Tally, machine: Machine) -> int:
 def summary_of(policy: str, draft_length: int, tally: Tally, best: int, machine: Machine) -> Prediction:
     """One setting's figures, for --json.
 
-    `reuse_rate` is the share of demands that no copy was made for; prefetching can raise the hit rate beyond
-    it, and only better eviction can raise it. `best_reuse_rate` is what the offline optimum reaches.
+    `reuse_rate` is the share of demands that no copy was made for, nor the CPU asked; prefetching can raise
+    the hit rate beyond it, and only better eviction can raise it. `best_reuse_rate` is what the offline
+    optimum reaches.
     """
     counters, stats = tally.counters, tally.counters.freeze()
     demands = max(1, stats.expert_demands)
     tokens = max(1, counters.new_tokens - 1)
-    reuse, best_reuse = 1.0 - tally.copies / demands, best / demands
+    brought = tally.copies
+    if machine.lane is not None:  # copies are parts of experts then
+        brought = counters.misses + counters.computed + counters.prefetched
+    reuse, best_reuse = 1.0 - brought / demands, best / demands
     return {
         "policy": policy,
         "draft_length": draft_length,
@@ -129,6 +133,7 @@ def summary_of(policy: str, draft_length: int, tally: Tally, best: int, machine:
         "share_of_best": reuse / best_reuse if best else None,
         "acceptance_rate": stats.acceptance_rate,
         "h2d_bytes_per_token": tally.copies * machine.expert_bytes / tokens,
+        "computed_per_token": counters.computed / tokens,
         "prefetched_per_token": counters.prefetched / tokens,
         "wasted_per_token": counters.wasted / tokens,
         "stall_s_per_token": (counters.stall_s or 0.0) / tokens,

@@ -10,6 +10,7 @@ from typing import Protocol
 from localmoe.prefetch.policy import CacheShape, PolicyFactory
 from localmoe.prefetch.registry import policy_factory
 from localmoe.prefetch.scheduler import Scheduler
+from localmoe.prefetch.simulator_lanes import LaneMemory
 from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
 from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
 from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of
@@ -59,12 +60,12 @@ def simulate(
             steps.step(part, tally)
             _count(tally, part, memory, before)
     tally.counters.new_tokens += 1  # the one that came with the prompt, which decoding time does not count
-    tally.counters.decode_h2d_bytes = tally.copies * machine.expert_bytes
+    tally.counters.decode_h2d_bytes = int(tally.copies * machine.expert_bytes)
     return tally
 
 
 def _count(
-    tally: Tally, window: Window, memory: LayerMemory | PassMemory, before: tuple[int, int, int, float]
+    tally: Tally, window: Window, memory: LayerMemory | PassMemory, before: tuple[float, int, int, float]
 ) -> None:
     """A window's own counts, and what the memory did in it."""
     copies, prefetched, wasted, stall_s = before
@@ -83,7 +84,11 @@ def _make_steps(make: PolicyFactory, shape: CacheShape, machine: Machine) -> _St
     memory: LayerMemory | PassMemory
     scheduler = Scheduler(make(shape), clock=lambda: memory.now)
     if machine.whole_passes:
-        memory = PassMemory(machine, scheduler)
+        if machine.lane is None:
+            memory = PassMemory(machine, scheduler)
+        else:
+            memory = lanes = LaneMemory(machine, scheduler, machine.lane)
+            scheduler.watch_cpu(lambda: lanes.cpu_busy_s)
         scheduler.attach(memory, copies=lambda: memory.copies)
         return PassSteps(machine, scheduler, memory)
     memory = LayerMemory(machine, scheduler.choose_victim)

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from localmoe.core.types import ModelFootprint
 from localmoe.hardware.limits import Rates
-from localmoe.prefetch.simulator_types import Machine
+from localmoe.prefetch.simulator_types import Lane, Machine
 
 _READ_SHARE = 0.8
 _LAYER_S = 40e-6
 _STEP_S = 0.13e-3  # the host, between steps
+# Of a CPU that computes experts, measured beside H100s (docs/log.md): handing a job over, and what each
+# further token of an expert costs, as a share of the first, in 16 bits and in MXFP4
+_HANDOVER_S = 30e-6
+_FURTHER, _FURTHER_MXFP4 = 0.1, 0.33
 
 
 def predict_machine(
@@ -24,6 +28,7 @@ def predict_machine(
     *,
     compute_bytes: int = 2,
     whole_passes: bool = True,
+    cpu_bytes_per_s: float | None = None,
 ) -> Machine:
     """A machine for the simulator.
 
@@ -31,12 +36,18 @@ def predict_machine(
         rates: of device memory and of the link to it.
         compute_bytes: bytes a weight on the device.
         whole_passes: as a GPU does it; else layer by layer.
+        cpu_bytes_per_s: of experts' weights that the CPU computes with; None: it does not.
     """
     layers, read_rate = footprint.num_layers, rates.device_bytes_per_s * _READ_SHARE
     embedding = footprint.vocab_size * footprint.hidden_size * compute_bytes  # of which one row is read
     shared_s = max(0, footprint.shared_bytes - embedding) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
     unpacked = footprint.expert_params * compute_bytes
+    lane = None
+    if cpu_bytes_per_s is not None:
+        first_s = footprint.expert_bytes / cpu_bytes_per_s
+        further = _FURTHER_MXFP4 if footprint.keeps_mxfp4 else _FURTHER
+        lane = Lane(first_s, further * first_s, _HANDOVER_S)
     return Machine(
         num_layers=layers,
         num_experts=footprint.num_experts,
@@ -49,4 +60,5 @@ def predict_machine(
         expert_s=(footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked) / read_rate,
         step_s=_STEP_S,
         whole_passes=whole_passes,
+        lane=lane,
     )

@@ -25,7 +25,7 @@ from localmoe.core.events import (
 from localmoe.core.types import ExpertKey
 from localmoe.experts.queue import CopyQueue
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of, tokens_of
 
 LANDING_SLOTS = 16  # free slots that one layer may fill in one pass
 
@@ -37,7 +37,9 @@ class PassMemory:
         shape = machine.num_layers, machine.num_experts
         self.now = 0.0
         self.stall_s = 0.0
-        self.copies = self.prefetched = self.wasted = 0
+        self.copies: float = 0
+        self.prefetched = self.wasted = 0
+        self.computed = np.zeros(shape, dtype=np.bool_)  # by the CPU, in whole, in the last pass
         self.free = machine.num_slots
         self._machine = machine
         self._scheduler = scheduler
@@ -157,9 +159,11 @@ class PassMemory:
 
     # -- passes
 
-    def run_pass(self, demanded: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """A target pass that asks for `demanded` (L, E): what it found in slots, and what was on its way."""
-        machine = self._machine
+    def run_pass(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """A target pass, of which so many `tokens` (L, E) ask for each expert: what it found in slots, and
+        what was on its way."""
+        machine, demanded = self._machine, tokens > 0
+        self.computed[:] = False
         self.pump()
         scores, landing = self._room()[0], self._landing()
         hits, late = np.zeros_like(demanded), np.zeros_like(demanded)
@@ -170,15 +174,23 @@ class PassMemory:
             hits[layer], late[layer] = asked & here & ~running, asked & here & running
             missing = (asked & ~here).nonzero()[0]
             began = self.now
-            self._read_over_link(len(missing) * machine.copy_s)
+            entering = self._bring(layer, missing.tolist(), tokens[layer]) if len(missing) else []
             self.stall_s += self.now - began
             rest = machine.expert_s * int(asked.sum()) - (self.now - began)
             self._wait_for(layer, late[layer])
             self.advance(max(0.0, rest))
-            if len(missing):
-                self._keep(layer, missing.tolist(), asked, scores[layer], landing[layer])
+            self._keep(layer, entering, asked, scores[layer], landing[layer])
         self._close(demanded)
         return hits, late
+
+    def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
+        """Get what a layer misses computed; those of it that come into slots if there is room."""
+        self._read_over_link(len(missing) * self._machine.copy_s)
+        self.copies += len(missing)
+        return missing
+
+    def _kept(self, layer: int, expert: int, victim: int | None) -> None:
+        """An expert entered a slot: a free one, or that of `victim`."""
 
     def _landing(self) -> list[int]:
         """Free slots that each layer may fill: dealt in turn."""
@@ -189,16 +201,16 @@ class PassMemory:
     def _keep(
         self,
         layer: int,
-        missing: list[int],
+        entering: list[int],
         asked: NDArray[np.bool_],
         scores: NDArray[np.float32],
         landing: int,
     ) -> None:
         """Free slots first, then those of the layer's experts that nobody asked for, the lowest score
         first."""
-        self.copies += len(missing)
         replaceable = np.where(asked | self._running[layer], np.float32(np.inf), scores)
-        for number, expert in enumerate(missing):
+        for number, expert in enumerate(entering):
+            victim = None
             if number < landing:
                 self.free -= 1
             else:
@@ -208,6 +220,7 @@ class PassMemory:
                 replaceable[victim] = np.inf
                 self._evict(ExpertKey(layer, victim))
             self._here[layer, expert] = True
+            self._kept(layer, expert, victim)
 
     def _close(self, demanded: NDArray[np.bool_]) -> None:
         self._passes += 1
@@ -255,14 +268,16 @@ class PassSteps:
         if decides:
             notify(DraftFinished(window.drafted))
         drafted_at = memory.now
-        demanded = demanded_of(window.target, self._machine.num_experts)
-        hits, late = memory.run_pass(demanded)
+        tokens = tokens_of(window.target, self._machine.num_experts)
+        demanded = tokens > 0
+        hits, late = memory.run_pass(tokens)
         memory.advance(self._machine.step_s)
         notify(PassRouted(demanded))
         notify(StepFinished(window.drafted, window.accepted))
         counters.hits += int(hits.sum())
         counters.late += int(late.sum())
-        counters.misses += int((demanded & ~hits & ~late).sum())
+        counters.computed += int(memory.computed.sum())
+        counters.misses += int((demanded & ~hits & ~late & ~memory.computed).sum())
         named = demanded_of(window.draft, self._machine.num_experts)
         counters.covered += int((hits | late | (demanded & named)).sum())
         layers = np.arange(self._machine.num_layers)[None, :, None]

@@ -46,6 +46,24 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """A CPU that computes missing experts beside the link.
+
+    Attributes:
+        first_s: an expert, for one token. further_s: for each further one.
+        handover_s: of a layer's job.
+    """
+
+    first_s: float
+    further_s: float
+    handover_s: float
+
+    def seconds(self, tokens: int) -> float:
+        """Of an expert."""
+        return self.first_s + (tokens - 1) * self.further_s
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Shape and rates of what is simulated. Seconds are of the model alone, waiting apart.
 
@@ -59,6 +77,7 @@ class Machine:
         step_s: what else a step takes.
         start_s: until a copy starts that finds nothing running; layer by layer only.
         whole_passes: the host hears of passes before and after them only, as on a GPU; else layer by layer.
+        lane: the CPU's; of whole passes only. None: it computes no experts.
     """
 
     num_layers: int
@@ -73,6 +92,7 @@ class Machine:
     step_s: float = 0.0
     start_s: float = 0.0
     whole_passes: bool = True
+    lane: Lane | None = None
 
 
 @dataclass(slots=True)
@@ -81,20 +101,29 @@ class Tally:
 
     Attributes:
         counters: as an engine's; times are simulated.
-        copies: experts that were moved while decoding.
+        copies: experts that were moved while decoding, and parts of such.
         demands: bool (L, E) of each prompt and step in order, for the offline optimum.
         counted: whether each of them is a step that was counted.
     """
 
     counters: GenerationCounters = field(default_factory=GenerationCounters)
-    copies: int = 0
+    copies: float = 0
     demands: list[NDArray[np.bool_]] = field(default_factory=list)
     counted: list[bool] = field(default_factory=list)
 
     @property
     def num_demands(self) -> int:
         """Experts that counted steps asked for."""
-        return self.counters.hits + self.counters.late + self.counters.misses
+        counters = self.counters
+        return counters.hits + counters.late + counters.misses + counters.computed
+
+
+def tokens_of(experts: Experts, num_experts: int) -> NDArray[np.int64]:
+    """int (L, E): how many of these tokens (n, L, K) ask for each expert, as `demanded_of`."""
+    _, layers, _ = experts.shape
+    tokens = np.zeros((layers, num_experts + 1), dtype=np.int64)
+    np.add.at(tokens, (np.arange(layers)[None, :, None], np.minimum(experts, num_experts)), 1)
+    return tokens[:, :num_experts]
 
 
 def demanded_of(experts: Experts, num_experts: int) -> NDArray[np.bool_]:

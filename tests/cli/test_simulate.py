@@ -74,9 +74,27 @@ def test_a_card_says_how_many_slots_there_are_and_whether_a_draft_fits(
     assert found["rows"][0]["prefetched_per_token"] == 0.0, "such a drafter routes nothing"
 
 
+def test_a_cpu_that_computes_experts_makes_answers_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--routing", "sticky:0.5", "--shape", "qwen1.5-moe-a2.7b", "--card", "rtx-4060", *SMALL)
+    argv = (*argv, "--policy", "on-demand", "--draft-lengths", "0")
+    found = []
+    for cpu in ((), ("--cpu", "30GB/s"), ("--cpu", "90GB/s")):
+        code, out, _ = run(capsys, *argv, *cpu, "--json")
+        (row,) = json.loads(out)["rows"]
+        assert code == 0 and (row["computed_per_token"] > 0) == bool(cpu)
+        found.append(row["tokens_per_s"])
+    assert found[0] < found[1] < found[2]
+    code, out, _ = run(capsys, *argv, "--cpu", "90GB/s")
+    assert code == 0 and ", CPU 90" in out
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
+        (
+            ("--routing", "uniform", "--shape", "mixtral-8x7b", "--card", "rtx-4090", "--cpu", "9GB/s",
+             "--layer-by-layer"), 2, "--cpu is of whole passes",
+        ),
         (("--routing", "uniform", "--shape", "mixtral-8x7b"), 2, "either --card NAME, or --slots N"),
         (("--shape", "mixtral-8x7b", *MACHINE), 2, "--trace --routing"),
         (("--routing", "uniform", *MACHINE), 2, "--shape --model"),

@@ -1,0 +1,107 @@
+"""Does the simulator say what all lanes together did on a GPU? What was measured there is in this file.
+
+python benchmarks/simulator_lanes.py [--tokens 192]
+
+Rows are those of docs/log.md ("experts that the CPU has a part in come into slots"): an H100, nothing
+drafted, on-demand, with the rates of that run; of uniform routing without completing, or the mean where
+that made no difference. "popular" is synthetic_engine's. Prints tok/s and hit rates,
+measured and predicted, and by how much these differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from synthetic_engine import POPULAR, popular_trace
+
+from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.core.types import ModelFootprint
+from localmoe.engine.random_source import RandomSource
+from localmoe.hardware.limits import Rates
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import find_shape
+from localmoe.model.synthetic import SyntheticModel
+from localmoe.prefetch.simulator import simulate
+from localmoe.prefetch.simulator_machine import predict_machine
+from localmoe.prefetch.simulator_sources import windows
+
+H100_BYTES_PER_S, LINK_BYTES_PER_S = 3.35e12, 50.8e9  # published; of kernels that read over it
+Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """resident: share of the experts in slots. cpu: bytes a second while it is busy."""
+
+    shape: str
+    resident: float
+    cpu: float
+    measured: Measured
+
+
+ROWS = (
+    Row("qwen1.5-moe-a2.7b", 0.51, 90e9, {
+        "uniform": (115.1, 0.514), "sticky:0.5": (129.9, 0.658), "sticky:0.66": (159.6, 0.752),
+        "sticky:0.8": (208.1, 0.841), POPULAR: (187.0, 0.821),
+    }),
+    Row("qwen1.5-moe-a2.7b", 0.85, 95e9, {
+        "uniform": (235.7, 0.849), "sticky:0.5": (232.7, 0.898), "sticky:0.66": (277.2, 0.934),
+        "sticky:0.8": (307.5, 0.957), POPULAR: (316.4, 0.959),
+    }),
+    Row("qwen1.5-moe-a2.7b", 0.03, 98e9, {"uniform": (66.9, 0.03), "sticky:0.66": (79.1, 0.189)}),
+    Row("gpt-oss-20b", 0.42, 57e9, {
+        "uniform": (98.6, 0.42), "sticky:0.5": (111.1, 0.609), "sticky:0.66": (142.3, 0.732),
+        POPULAR: (147.0, 0.759),
+    }),
+    Row("deepseek-v2-lite", 0.49, 92e9, {"uniform": (71.7, 0.493), "sticky:0.66": (97.7, 0.712)}),
+    Row("qwen3-30b-a3b", 0.23, 90e9, {"uniform": (38.3, 0.233), "sticky:0.66": (55.9, 0.546)}),
+)  # fmt: skip
+
+
+def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) -> tuple[float, float]:
+    """tok/s and hit rate of the second half."""
+    with tempfile.TemporaryDirectory() as folder:
+        if routing == POPULAR:
+            path = Path(folder) / "trace.npz"
+            popular_trace(footprint).write(path)
+            routing = f"trace:{path}"
+        settings = SyntheticSettings(parse_routing(routing), 0.9, 0.9)
+        shape = footprint.num_layers, footprint.num_experts, footprint.experts_per_token
+        model = SyntheticModel(settings, *shape)
+        story = windows(model, draft_length=0, answers=1, prompt_tokens=80, new_tokens=2 * tokens)
+        machine = predict_machine(
+            footprint, int(row.resident * footprint.total_experts), Rates(H100_BYTES_PER_S, LINK_BYTES_PER_S),
+            cpu_bytes_per_s=row.cpu,
+        )  # fmt: skip
+        tally = simulate("on-demand", machine, story, warm_up=tokens)
+    stats = tally.counters.freeze()
+    return stats.tokens_per_s or 0.0, stats.hit_rate or 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=192)
+    args = parser.parse_args()
+    off = []
+    for row in ROWS:
+        source = RandomSource(find_shape(row.shape), SyntheticSettings())
+        skeleton = source.skeleton(source.stored_dtype)
+        footprint = measure_footprint(row.shape, source.stored_dtype, skeleton).in_mxfp4()
+        for routing, (speed, hits) in row.measured.items():
+            said, said_hits = predicted(row, routing, footprint, args.tokens)
+            off.append(said / speed - 1)
+            print(
+                f"{row.shape}, {100 * row.resident:.0f} % in slots, {routing}: measured {speed:.1f} tok/s "
+                f"({100 * hits:.0f} % hit), predicted {said:.1f} ({100 * said_hits:.0f} %), "
+                f"{100 * off[-1]:+.0f} %",
+                flush=True,
+            )
+    print(f"off by {100 * statistics.mean(abs(share) for share in off):.0f} % in the mean")
+
+
+if __name__ == "__main__":
+    main()
