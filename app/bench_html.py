@@ -14,7 +14,7 @@ from app.bench.job import BenchmarkView
 from app.bench.results import Result, as_csv, as_json, file_name, machine_of
 from app.status_html import message_html, progress_bar
 from app.texts import Texts
-from localmoe.core.units import format_bytes, format_seconds
+from localmoe.core.units import format_bytes, format_rate, format_seconds
 
 _MEASURED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("tokens_per_s", "tokens/s", words.rate),
@@ -99,7 +99,14 @@ def _predicted_note(result: Result, t: Texts) -> str:
         "Predicted, not measured: the routing of {prompts} answers of this model, recorded here, on cards as "
         "their makers describe them.", prompts=result.get("prompts"),
     )  # fmt: skip
-    text += " " + t("What is not in their memory comes over PCIe alone; the CPU's help makes answers faster.")
+    cpu = result.get("cpu_bytes_per_s")
+    if cpu:
+        text += " " + t(
+            "Beside PCIe this computer's CPU computes what is not in their memory, at {rate}.",
+            rate=format_rate(cpu),
+        )  # fmt: skip
+    else:
+        text += " " + t("What is not in their memory comes over PCIe alone, without the CPU's help.")
     if acceptance is not None:
         text += " " + t(
             "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.",

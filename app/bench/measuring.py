@@ -93,7 +93,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     requests = _requests(plan.prompts, plan.max_new_tokens)
     answers = len(requests) * (2 if engine.plan.drafting else 1)
     about = _about(engine, "what-if")
-    footprint, context = engine.footprint, engine.plan.context
+    footprint, context, cpu = engine.footprint, engine.plan.context, engine.info().cpu_bytes_per_s
 
     def answered(done: int) -> None:
         stage = "Recording which experts the model uses: answer {done} of {answers}"
@@ -117,8 +117,9 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
             refused[name] = str(error)
             continue
         predictions = predict(
-            observed, footprint, card, divided, plan.policies, plan.draft_lengths, stop=job.stop
-        )
+            observed, footprint, card, divided, plan.policies, plan.draft_lengths,
+            cpu_bytes_per_s=cpu, stop=job.stop,
+        )  # fmt: skip
         resident = divided.num_slots / max(1, footprint.total_experts)
         rows += [{"card": name, "resident_share": min(1.0, resident), **row} for row in predictions]
     return {
@@ -129,6 +130,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         "budget_bytes": plan.budget_bytes,
         "acceptance": observed.acceptance,
         "match": observed.match,
+        "cpu_bytes_per_s": cpu,
         "refused": refused,
         "rows": rows,
     }

@@ -50,8 +50,11 @@ BENCHMARK: Mapping[str, str] = {
     "their makers describe them.": (
         "这是预测，不是测量：用此处记录的该模型 {prompts} 个回答的路由，在厂商所述规格的显卡上模拟。"
     ),
-    "What is not in their memory comes over PCIe alone; the CPU's help makes answers faster.": (
-        "不在显存中的部分仅经由 PCIe 传输；有 CPU 协助时回答会更快。"
+    "Beside PCIe this computer's CPU computes what is not in their memory, at {rate}.": (
+        "不在显存中的部分，除经由 PCIe 传输外，还由这台电脑的 CPU 以 {rate} 计算。"
+    ),
+    "What is not in their memory comes over PCIe alone, without the CPU's help.": (
+        "不在显存中的部分仅经由 PCIe 传输，没有 CPU 的协助。"
     ),
     "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.": (
         "此处实测：{accepted} 的草稿词元被接受，{match} 专家相同。"

@@ -18,7 +18,12 @@ from localmoe.prefetch.registry import decides_within_passes
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a loaded engine is, for people."""
+    """What a loaded engine is, for people.
+
+    Attributes:
+        cpu_bytes_per_s: at which the CPU computes experts of one token beside passes on a GPU, as measured
+            when they were loaded; None: it computes none.
+    """
 
     name: str
     architecture: str
@@ -32,6 +37,7 @@ class EngineInfo:
     exactness: str
     passes: str
     lanes: str
+    cpu_bytes_per_s: float | None = None
 
 
 def describe(
@@ -53,6 +59,7 @@ def describe(
         exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts)),
         passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
         lanes=describe_lanes(parts),
+        cpu_bytes_per_s=_cpu_bytes_per_s(parts),
     )
 
 
@@ -75,6 +82,15 @@ def _describe_draft(parts: EngineParts, plan: MemoryPlan, rates: str) -> str:
 def uses_cpu(parts: EngineParts) -> bool:
     """Whether experts may be computed on the CPU for passes that run on a GPU."""
     return not isinstance(parts.runner, ModelRunner) and parts.runner.passes.lane is not None
+
+
+def _cpu_bytes_per_s(parts: EngineParts) -> float | None:
+    if isinstance(parts.runner, ModelRunner):
+        return None
+    lane = parts.runner.passes.lane
+    if lane is None or lane.failure:
+        return None
+    return parts.prepared.footprint.expert_bytes / (lane.measured.first_us * 1e-6)
 
 
 def describe_lanes(parts: EngineParts) -> str:

@@ -69,17 +69,19 @@ def predict(
     policies: Sequence[str],
     draft_lengths: Sequence[int],
     *,
+    cpu_bytes_per_s: float | None = None,
     stop: threading.Event,
     on_row: Callable[[], None] = lambda: None,
 ) -> list[Prediction]:
     """One row a draft length and policy on the card, `plan` being its `card_plan`; lengths that need a draft
-    which the plan or the model lacks are left out.
+    which the plan or the model lacks are left out. cpu_bytes_per_s: at which the CPU computes experts; None:
+    it does not.
 
     Raises:
         BenchmarkCancelledError: `stop` was set.
     """
     can_draft = plan.drafting and observed.acceptance is not None
-    machine = predict_machine(footprint, plan.num_slots, card.rates)
+    machine = predict_machine(footprint, plan.num_slots, card.rates, cpu_bytes_per_s=cpu_bytes_per_s)
     rows = []
     with tempfile.TemporaryDirectory(prefix="localmoe-") as folder:
         path = Path(folder) / "trace.npz"

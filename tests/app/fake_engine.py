@@ -67,6 +67,7 @@ class FakeInfo:
     exactness: str
     passes: str
     lanes: str
+    cpu_bytes_per_s: float | None = None
 
 
 def answer_to(text: str) -> str:
@@ -139,6 +140,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.closed = False
         self.copied = 0  # bytes
+        self.cpu_bytes_per_s: float | None = None
         self.resets = 0
         self._recorder: Any = None
         self.footprint = ModelFootprint(
@@ -181,6 +183,7 @@ class FakeEngine:
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
             passes="layer by layer through the host (there is no GPU)", lanes="RAM",
+            cpu_bytes_per_s=self.cpu_bytes_per_s,
         )  # fmt: skip
 
     def stream(

@@ -130,11 +130,28 @@ def test_what_if_predicts_cards_from_what_was_recorded(
     assert drafted == [False, False, True, True] * 2
     html = result_html(result, ENGLISH)
     assert "Predicted, not measured" in html and "tokens/s (predicted)" in html and "measured)" not in html
+    assert "comes over PCIe alone, without" in html and result["cpu_bytes_per_s"] is None
     benchmarks.what_if(["rtx-4060"], ["on-demand"], ["0"], 1, 4, "1MiB")
     wait_end(benchmarks, "done")
     refused = benchmarks.results.list()[0][1]
     assert refused["rows"] == [] and "too small" in refused["refused"]["rtx-4060"]
     assert "too small" in result_html(refused, ENGLISH)
+
+
+def test_what_if_counts_on_the_cpu_where_it_computes_experts_here(
+    benchmarks: BenchmarkService, loader: FakeLoader
+) -> None:
+    budget, rows = "144MiB", []  # not for all of the experts
+    for rate in (None, 60e9):
+        loader.engines[0].cpu_bytes_per_s = rate
+        benchmarks.what_if(["rtx-4060"], ["on-demand"], ["0"], 2, 6, budget)
+        wait_end(benchmarks, "done")
+        result = benchmarks.results.list()[0][1]
+        assert result["cpu_bytes_per_s"] == rate and result["refused"] == {}
+        rows += result["rows"]
+    assert "CPU computes what is not in their memory, at 60.0 GB/s." in result_html(result, ENGLISH)
+    assert all(row["resident_share"] < 1 for row in rows)
+    assert rows[0]["computed_per_token"] == 0 and rows[0]["tokens_per_s"] > 0
 
 
 def test_a_failure_is_one_sentence_and_gives_the_engine_back(

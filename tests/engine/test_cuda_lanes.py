@@ -85,6 +85,7 @@ def test_strict_answers_do_not_change_and_others_seldom_do(length: int | str) ->
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         assert "CPU" in engine.info().lanes and "strict leaves the CPU out" in engine.info().exactness
+        assert (engine.info().cpu_bytes_per_s or 0) > 0
         for strict in (True, False):
             engine.reset()
             answers = [
@@ -176,5 +177,6 @@ def test_an_answer_outlives_the_cpu_lane() -> None:
             if i == 5:
                 lane.lane.close()  # threads leave in the middle of the answer
         assert len(tokens) == 24 and "given up" in engine.info().lanes
+        assert engine.info().cpu_bytes_per_s is None
         engine.reset()
         assert tokens_of(engine, request) == wanted  # from now on over the link
