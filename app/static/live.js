@@ -58,7 +58,10 @@
     }
   };
 
+  let turn = 0; // of the question that decides when the next one comes: there is one row of them
   const poll = async () => {
+    turn += 1;
+    const mine = turn;
     let wait = HIDDEN_MS;
     if (window.localmoeInSight(find('[data-map]'))) {
       const open = find('[data-timeline]').open ? '&timeline=true' : '';
@@ -75,10 +78,10 @@
       }
       wait = Math.min(wait, document.getElementById('lm-stop')?.offsetParent ? BUSY_MS : wait);
     }
-    next = setTimeout(poll, wait);
+    if (mine === turn) next = setTimeout(poll, wait);
   };
   let next = setTimeout(poll, HIDDEN_MS);
-  const soon = () => { clearTimeout(next); next = setTimeout(poll, 50); };
+  const soon = () => { turn += 1; clearTimeout(next); next = setTimeout(poll, 50); };
 
   document.addEventListener('pointermove', (event) => {
     const canvas = event.target.closest?.('[data-map]');

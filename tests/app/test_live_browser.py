@@ -101,6 +101,28 @@ def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
     wait_for(lambda: asked(page) > maps and page.figure("new_tokens") not in ("", "—"), 5, "what it shows")
 
 
+def test_questions_stay_in_one_row_however_often_one_is_wanted_at_once(page: PageDriver) -> None:
+    page.evaluate("""() => {
+        const usual = window.fetch;
+        window.askedLive = 0;
+        window.fetch = async (...given) => {
+            if (String(given[0]).startsWith('/live?')) {
+                window.askedLive += 1;
+                await new Promise((done) => setTimeout(done, 300));
+            }
+            return usual(...given);
+        };
+    }""")
+    for _ in range(8):  # some while an answer is on its way
+        page.evaluate("() => document.dispatchEvent(new Event('localmoe-drawers'))")
+        page.page.wait_for_timeout(130)
+    wait_for(lambda: page.evaluate("() => window.askedLive") > 0, 5, "a question")
+    page.page.wait_for_timeout(500)
+    page.evaluate("() => { window.askedLive = 0; }")
+    page.page.wait_for_timeout(4000)
+    assert 0 < page.evaluate("() => window.askedLive") <= 2, "one every three seconds"
+
+
 def test_every_number_of_the_panel_says_what_it_means(page: PageDriver) -> None:
     script = """() => [...document.querySelectorAll('#lm-live [data-key]')].filter((e) => {
         const group = e.closest('[role=group]');
