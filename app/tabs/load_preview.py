@@ -3,6 +3,7 @@ budget (the planner does)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -12,6 +13,7 @@ from app.models.service import ModelsService, typed_size
 from app.settings import parse_budget
 from app.tabs.answer_form import user_edits
 from app.tabs.load_form import LoadForm, chosen_settings
+from app.tabs.newest_edit import NewestEdit
 from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -28,6 +30,7 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
     """Attach the listeners."""
 
     timer = gr.Timer(_ASK_AGAIN_S, active=False)  # runs while something is still being looked at
+    newest = NewestEdit()
 
     def told(view: View, choices: tuple[Any, ...]) -> Updates:
         wanted = chosen_settings(screen.service.load_settings, *choices)
@@ -72,23 +75,36 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
         key = str(data.get("key", ""))
         return {form.budget: typed_size(int(key)) if key.isdecimal() and len(key) < 19 else gr.skip()}
 
+    def answering(handler: Callable[..., Updates], *, edits: bool = True) -> Callable[..., Updates]:
+        """The handler, whose answer is left out where something was edited meanwhile. edits: it is told of an
+        edit itself."""
+
+        def handle(request: gr.Request, *inputs: Any) -> Updates:
+            page = str(request.session_hash)
+            number = newest.begin(page) if edits else newest.number(page)
+            updates = handler(*inputs)
+            return updates if newest.number(page) == number else {form.preview: gr.skip()}
+
+        return handle
+
     choices = form.choices()
     parts = [form.preview, form.slider, form.automatic, timer]
     edits = [event for widget in choices for event in user_edits(widget)]
-    _listen(edits, handle_edit, [screen.view, *choices], parts)
-    _listen([tab.select], handle_select, [screen.view, *choices], parts)
-    _listen([form.share.change], handle_edit, [screen.view, *choices], parts)
+    _listen(edits, answering(handle_edit), [screen.view, *choices], parts)
+    looks = answering(handle_select, edits=False), answering(handle_edit, edits=False)
+    _listen([tab.select], looks[0], [screen.view, *choices], parts)
+    _listen([form.share.change], looks[1], [screen.view, *choices], parts)
     known = [form.preview, form.slider, timer]
-    _listen([timer.tick], handle_tick, [screen.view, *choices], known)
+    _listen([timer.tick], answering(handle_tick, edits=False), [screen.view, *choices], known)
     form.preview.act(
         handle_act, [], [form.budget], queue=False, show_progress="hidden", api_visibility="private"
     )
     slid = [form.preview, form.budget, form.automatic, timer]
-    _listen([form.slider.input], handle_slide, [screen.view, form.slider, *choices], slid)
+    _listen([form.slider.input], answering(handle_slide), [screen.view, form.slider, *choices], slid)
     inputs = [screen.view, form.automatic, form.slider, *choices]
     _listen(
         [form.automatic.input],
-        handle_automatic,
+        answering(handle_automatic),
         inputs,
         [*parts, form.budget],
     )
