@@ -135,7 +135,7 @@ def make_runner(
         with KernelMode():  # products of PyTorch's library would take memory of the GPU for good
             gates = find_gates(skeleton)
         passes.foresight = Foresight(gates, device, stage)
-    if lane is not None and lane.link:
+    if lane is not None:
         passes.rests = RestCopies(device)
     take_over_device(skeleton, layers, window)
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)

@@ -51,7 +51,7 @@ class DevicePassState:
     lane: DeviceLane | None = None  # None: no expert is computed on the CPU
     lanes: str = "VRAM and PCIe"  # for people: where experts come from
     foresight: Foresight | None = None  # None: nothing is foretold of a layer before it begins
-    rests: RestCopies | None = None  # None: without CPU lane, or nothing that it has a part in is completed
+    rests: RestCopies | None = None  # None: without CPU lane
     ahead: bool = False  # whether that is worth it in the pass at hand: an expert may be missing
     phase: Phase = "prefill"
     stream: PrefillStream | DryStream | None = None  # of the long prompt that is running
@@ -109,7 +109,8 @@ class DeviceRoutedExperts:
         )  # fmt: skip
         if foresight is not None:
             foresight.use_link()
-        if state.rests is not None and lane is not None and lane.rest is not None:
+        if lane is not None and lane.rest is not None:
+            assert state.rests is not None, "an expert that is to be completed would stay a part"
             state.rests.copy(lane.rest)
         return out
 

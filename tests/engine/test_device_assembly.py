@@ -29,7 +29,6 @@ class Lane:
     """Counts how often it is closed; no pass gets as far as to use it."""
 
     closed = 0
-    link = True
 
     def close(self) -> None:
         self.closed += 1
