@@ -1,11 +1,12 @@
 """Does the simulator say what all lanes together did on a GPU? What was measured there is in this file.
 
-python benchmarks/simulator_lanes.py [--tokens 192]
+python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
 Rows are those of docs/log.md ("experts that the CPU has a part in come into slots"): an H100, nothing
 drafted, on-demand, with the rates of that run; of uniform routing without completing, or the mean where
 that made no difference. "popular" is synthetic_engine's. Prints tok/s and hit rates,
-measured and predicted, and by how much these differ.
+measured and predicted, and by how much these differ; with --rules instead, what is predicted if experts that
+are split are never completed, always, and as the engine decides, with each kind of routing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from synthetic_engine import POPULAR, popular_trace
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.random_source import RandomSource
+from localmoe.experts.slot_worth import SlotWorth
 from localmoe.hardware.limits import Rates
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
@@ -30,6 +33,7 @@ from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
 
 H100_BYTES_PER_S, LINK_BYTES_PER_S = 3.35e12, 50.8e9  # published; of kernels that read over it
+ROUTING = ("uniform", "sticky:0.3", "sticky:0.5", "sticky:0.66", "sticky:0.8", POPULAR)
 Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
 
 
@@ -82,15 +86,42 @@ def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) ->
     return stats.tokens_per_s or 0.0, stats.hit_rate or 0.0
 
 
+def footprint_of(shape: str) -> ModelFootprint:
+    source = RandomSource(find_shape(shape), SyntheticSettings())
+    skeleton = source.skeleton(source.stored_dtype)
+    return measure_footprint(shape, source.stored_dtype, skeleton).in_mxfp4()
+
+
+def compare_rules(tokens: int) -> None:
+    usual = SlotWorth.link_time
+    rules: dict[str, Callable[[SlotWorth, float, float], float]] = {
+        "never": lambda worth, idle, expert: 0.0, "always": lambda worth, idle, expert: float("inf"),
+        "engine": usual,
+    }  # fmt: skip
+    for row in ROWS:
+        footprint = footprint_of(row.shape)
+        for routing in ROUTING:
+            cells = []
+            for name, rule in rules.items():
+                setattr(SlotWorth, "link_time", rule)  # noqa: B010
+                speed, hits = predicted(row, routing, footprint, tokens)
+                cells.append(f"{name} {speed:.0f} tok/s ({100 * hits:.0f} %)")
+            where = f"{row.shape}, {100 * row.resident:.0f} % in slots, {routing}"
+            print(f"predicted: {where}: {', '.join(cells)}", flush=True)
+    setattr(SlotWorth, "link_time", usual)  # noqa: B010
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--rules", action="store_true")
     args = parser.parse_args()
+    if args.rules:
+        compare_rules(args.tokens)
+        return
     off = []
     for row in ROWS:
-        source = RandomSource(find_shape(row.shape), SyntheticSettings())
-        skeleton = source.skeleton(source.stored_dtype)
-        footprint = measure_footprint(row.shape, source.stored_dtype, skeleton).in_mxfp4()
+        footprint = footprint_of(row.shape)
         for routing, (speed, hits) in row.measured.items():
             said, said_hits = predicted(row, routing, footprint, args.tokens)
             off.append(said / speed - 1)

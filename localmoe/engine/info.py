@@ -59,7 +59,7 @@ def describe(
         exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts)),
         passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
         lanes=describe_lanes(parts),
-        cpu_bytes_per_s=_cpu_bytes_per_s(parts),
+        cpu_bytes_per_s=cpu_rate(parts),
     )
 
 
@@ -84,7 +84,8 @@ def uses_cpu(parts: EngineParts) -> bool:
     return not isinstance(parts.runner, ModelRunner) and parts.runner.passes.lane is not None
 
 
-def _cpu_bytes_per_s(parts: EngineParts) -> float | None:
+def cpu_rate(parts: EngineParts) -> float | None:
+    """Bytes a second, see EngineInfo."""
     if isinstance(parts.runner, ModelRunner):
         return None
     lane = parts.runner.passes.lane

@@ -29,17 +29,17 @@ class SlotWorth:
         self._changes = np.zeros((4, 0), dtype=np.int64)  # entered, left, age, gain
         self._passes = 0
 
-    def link_us(self, idle_us: float, expert_us: float) -> float:
-        """Microseconds of the link that bringing an expert in may take beside the computation: those that
-        it is idle for anyway before the next layer's experts, and as many more as are saved. For what holds
+    def link_time(self, idle: float, expert: float) -> float:
+        """Of the link, that bringing an expert in may take beside the computation: as long as it is idle
+        anyway before the next layer's experts, and as much longer as is saved. For what holds
         the link up the CPU computes more, as far as it is faster, and a miss less saves both lanes' time
         likewise; so a use saved is worth an expert's time over the link.
 
         Args:
-            idle_us: the link's, between two layers' experts.
-            expert_us: what an expert takes over the link.
+            idle: the link's, between two layers' experts. expert: what one takes over the link. Both in one
+                unit, the result's.
         """
-        return 0.0 if self.gain < _LEAST else idle_us + self.gain * expert_us
+        return 0.0 if self.gain < _LEAST else idle + self.gain * expert
 
     def observe(
         self, demanded: NDArray[np.bool_], entered: NDArray[np.int64], left: NDArray[np.int64]

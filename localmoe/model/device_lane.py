@@ -79,7 +79,7 @@ class DeviceLane:
 
     def rest_us(self, worth: SlotWorth) -> float:
         """Of the link, that completing an expert may take which the CPU computed a part of."""
-        return worth.link_us(self._idle_us or 0.0, self.measured.link_us) if self.link else 0.0
+        return worth.link_time(self._idle_us or 0.0, self.measured.link_us) if self.link else 0.0
 
     def note_idle(self, seconds: float, layers: int) -> None:
         """A pass of one token took so long, less what it waited for experts."""

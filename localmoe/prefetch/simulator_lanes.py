@@ -80,7 +80,7 @@ class LaneMemory(PassMemory):
         self.cpu_busy_s += cpu_s
         self.copies += link_s / machine.copy_s
         self.computed[layer, [e for e, share in zip(order, shares, strict=True) if share == 1.0]] = True
-        may_take_s = self._worth.link_us(1e6 * machine.layer_s, 1e6 * machine.copy_s) / 1e6
+        may_take_s = self._worth.link_time(machine.layer_s, machine.copy_s)
         entering = []
         for expert, share in zip(order, shares, strict=True):
             rest_s = share * machine.copy_s

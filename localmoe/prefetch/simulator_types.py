@@ -119,16 +119,15 @@ class Tally:
 
 
 def tokens_of(experts: Experts, num_experts: int) -> NDArray[np.int64]:
-    """int (L, E): how many of these tokens (n, L, K) ask for each expert, as `demanded_of`."""
+    """int (L, E): how many of these tokens (n, L, K) ask for each expert; an index that is no expert's means
+    "none"."""
     _, layers, _ = experts.shape
-    tokens = np.zeros((layers, num_experts + 1), dtype=np.int64)
-    np.add.at(tokens, (np.arange(layers)[None, :, None], np.minimum(experts, num_experts)), 1)
-    return tokens[:, :num_experts]
+    width = num_experts + 1
+    chosen = np.where((experts >= 0) & (experts < num_experts), experts, num_experts)
+    cells = np.arange(layers)[None, :, None] * width + chosen
+    return np.bincount(cells.reshape(-1), minlength=layers * width).reshape(layers, width)[:, :num_experts]
 
 
 def demanded_of(experts: Experts, num_experts: int) -> NDArray[np.bool_]:
-    """bool (L, E): which experts these tokens (n, L, K) ask for; an index past the experts means "none"."""
-    _, layers, _ = experts.shape
-    demanded = np.zeros((layers, num_experts + 1), dtype=np.bool_)
-    demanded[np.arange(layers)[None, :, None], np.minimum(experts, num_experts)] = True
-    return demanded[:, :num_experts]
+    """bool (L, E): which experts these tokens ask for, see `tokens_of`."""
+    return tokens_of(experts, num_experts) > 0

@@ -10,6 +10,7 @@ import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +142,19 @@ def test_what_if_predicts_cards_from_what_was_recorded(
 def test_what_if_counts_on_the_cpu_where_it_computes_experts_here(
     benchmarks: BenchmarkService, loader: FakeLoader
 ) -> None:
-    budget, rows = "144MiB", []  # not for all of the experts
+    engine, rows = loader.engines[0], []
+    engine.footprint = replace(engine.footprint, expert_params=2_000_000, expert_bytes=4_000_000)
     for rate in (None, 60e9):
-        loader.engines[0].cpu_bytes_per_s = rate
-        benchmarks.what_if(["rtx-4060"], ["on-demand"], ["0"], 2, 6, budget)
+        engine.cpu_bytes_per_s = rate
+        benchmarks.what_if(["rtx-4060"], ["on-demand"], ["0"], 2, 6, "250MiB")  # not for all of the experts
         wait_end(benchmarks, "done")
         result = benchmarks.results.list()[0][1]
         assert result["cpu_bytes_per_s"] == rate and result["refused"] == {}
         rows += result["rows"]
     assert "CPU computes what is not in their memory, at 60.0 GB/s." in result_html(result, ENGLISH)
     assert all(row["resident_share"] < 1 for row in rows)
-    assert rows[0]["computed_per_token"] == 0 and rows[0]["tokens_per_s"] > 0
+    assert rows[0]["computed_per_token"] == 0 < rows[1]["computed_per_token"]
+    assert rows[1]["tokens_per_s"] > 1.2 * rows[0]["tokens_per_s"]
 
 
 def test_a_failure_is_one_sentence_and_gives_the_engine_back(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.engines import load_with_slots
 
-from localmoe.engine.info import _cpu_bytes_per_s
+from localmoe.engine.info import cpu_rate
 from localmoe.experts.lane_block import LaneRates
 
 
@@ -18,11 +18,11 @@ def test_the_rate_is_that_of_an_experts_first_token_while_the_lane_is_there() ->
         runner=SimpleNamespace(passes=SimpleNamespace(lane=lane)),
         prepared=SimpleNamespace(footprint=SimpleNamespace(expert_bytes=20_000_000)),
     )
-    assert _cpu_bytes_per_s(parts) == pytest.approx(100e9)
+    assert cpu_rate(parts) == pytest.approx(100e9)
     lane.failure = "the CPU lane was given up"
-    assert _cpu_bytes_per_s(parts) is None
+    assert cpu_rate(parts) is None
     parts.runner.passes.lane = None
-    assert _cpu_bytes_per_s(parts) is None
+    assert cpu_rate(parts) is None
 
 
 def test_without_a_gpu_there_is_none() -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from dense_cases import DEVICE, DTYPES
 from test_lanes import lane_of
+from test_lanes import run as run_weighted
 from test_mxfp4_experts import OAI as ENDLESS_OAI
 from test_mxfp4_experts import Both
 from test_mxfp4_lanes import lane_of as mxfp4_lane_of
@@ -22,7 +23,7 @@ from localmoe.experts.rest_block import rest_pieces
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.copy_rest import copy_rest
 from localmoe.kernels.gpu.grouping import group_pairs
-from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
+from localmoe.kernels.gpu.routed_experts import split_quantum
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.residency import CPU, HIT, MISS, MISS_KEPT, MISS_REPLACED, ON_HOST, ResidencyView
 from localmoe.kernels.rests import COLUMNS, COPIED, PLANNED, RestView
@@ -38,15 +39,9 @@ def rest_of(lane: LaneView) -> RestView:
 def run(
     made: Bench, block: LaneBlock, rates: LaneRates, x: Tensor, index: Tensor, view: ResidencyView
 ) -> Tensor:
-    live = torch.tensor([len(x)], device=DEVICE)
+    """All experts weigh one."""
     weights = torch.ones(index.shape, device=DEVICE)
-    block.upload(0, rates)
-    lane = block.view(0)
-    groups = group_pairs(index, live, view, lane)
-    return routed_experts(
-        x, groups, index, weights, live, view.done, made.shape, len(made.host),
-        gate_up_bias=made.gate_up_bias, down_bias=made.down_bias, lane=lane,
-    ).cpu()  # fmt: skip
+    return run_weighted(made, block, rates, x, index, weights, len(x), view)
 
 
 def splitting(share: float, rest_us: float = LONG) -> LaneRates:
