@@ -13,7 +13,7 @@ from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import BudgetError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.plan_types import MemoryPlan
-from localmoe.core.types import ExpertKey, ProgressCallback
+from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes
 from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
 from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers, packed_layers
@@ -23,6 +23,7 @@ from localmoe.engine.failed_load import giving_back
 from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
+from localmoe.engine.row_padding import row_padding
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import CudaLink, HostLink, Link
@@ -30,11 +31,10 @@ from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
-from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
+from localmoe.kernels.rows import RowPadding
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
-from localmoe.model.row_check import measure_row_padding
 from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
@@ -155,12 +155,12 @@ def _assemble(
         if prepared.compute.whole_passes:
             ready, packed = rehearsal.wait(cancel), packed_layers(draft)
             runner = assemble_on_device(prepared, store, packed, scheduler, config, compiled=ready)
-            row_padding = runner.row_padding
+            padding = runner.row_padding
         else:
-            row_padding = _row_padding(prepared, store)
+            padding = row_padding(prepared, store)
             runner = _assemble_by_layers(
                 prepared, config, store, matrix_layers(draft), scheduler,
-                row_padding or RowPadding(1, MAX_WINDOW),
+                padding or RowPadding(1, MAX_WINDOW),
             )  # fmt: skip
     except torch.OutOfMemoryError:
         store.close()
@@ -176,7 +176,7 @@ def _assemble(
         draft=info,
         draft_bytes=draft_bytes(draft),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
-        row_padding=row_padding,
+        row_padding=padding,
         drafter=config.drafter,
         other=other,
     )
@@ -194,28 +194,6 @@ def out_of_memory(budget_bytes: int, doing: str = "loading") -> BudgetError:
 
 def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
     return replace(plan, drafting=False, drafting_reason=reason, draft_bytes=0)
-
-
-def _row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
-    """Measured on one expert of each shape, then on the model as a whole: for the longest windows if
-    possible, else for windows that one fixed number of rows holds."""
-    skeleton, compute = prepared.skeleton, prepared.compute
-    if not skeleton.can_rollback:
-        return RowPadding(1, 1)  # no verify pass, and padding rows would enter the recurrent state
-    layout = skeleton.experts[0].layout
-    layers = [
-        layer for layer, experts in enumerate(skeleton.experts) if layer == 0 or experts.layout != layout
-    ]
-    views = [view for layer in layers for view in store.views(ExpertKey(layer, 0))]
-    matrices = [view.to(device=compute.device, dtype=compute.dtype) for view in views]
-    for max_rows in (MAX_WINDOW, CANDIDATES[-1]):
-        with torch.inference_mode():
-            multiple = measure_row_multiple(matrices, max_rows, transposed=layout.transposed)
-        if multiple is not None:
-            padding = measure_row_padding(skeleton, compute.device, RowPadding(multiple, max_rows))
-            if padding is not None:
-                return padding
-    return None
 
 
 def _assemble_by_layers(

@@ -69,7 +69,7 @@ class DraftModelShape:
             max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
             num_params=sum(p.numel() for p in model.parameters()),
             buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
-            kv_elements_per_token=kv_elements_per_token(model, text, can_rollback=True),
+            kv_elements_per_token=kv_elements_per_token(model, can_rollback=True),
         )
 
 

@@ -3,7 +3,10 @@ memory."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
+from weakref import ReferenceType, ref
 
 import torch
 import transformers
@@ -49,7 +52,7 @@ def measure_footprint(
         expert_bytes=layout.num_bytes(stored),
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes + _wide_params(skeleton.model) * (4 - weight_bytes),
-        kv_bytes_per_token=kv_elements_per_token(skeleton.model, text, can_rollback=skeleton.can_rollback)
+        kv_bytes_per_token=kv_elements_per_token(skeleton.model, can_rollback=skeleton.can_rollback)
         * weight_bytes,
         draft_expert_bytes=_draft_expert_bytes(layout, draft or DraftForm(), device),
         max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
@@ -107,22 +110,42 @@ def group_bytes(draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
     return matrices * (draft.group_size // 2 + 4)
 
 
-def kv_elements_per_token(model: Any, text_config: Any, *, can_rollback: bool) -> int:
-    """Run one token through the meta model and look at what it caches: right for every attention design.
+@dataclass(frozen=True, slots=True)
+class _Configured:
+    """A model without weights, equal to others of its class and configuration."""
+
+    kind: type
+    configuration: str
+    can_rollback: bool
+    model: ReferenceType[Any] = field(compare=False)
+
+
+def kv_elements_per_token(model: Any, *, can_rollback: bool) -> int:
+    """Run one token through the meta model, once a configuration, and look at what it caches: right for every
+    attention design.
 
     Raises:
         UnsupportedModelError: the model cannot run with the cache that the engine would give it.
     """
+    configuration = model.config.to_json_string(use_diff=False)
+    return _kv_elements(_Configured(type(model), configuration, can_rollback, ref(model)))
+
+
+@lru_cache(maxsize=64)
+def _kv_elements(configured: _Configured) -> int:
+    model = configured.model()
+    assert model is not None, "the caller holds it"
     ALL_EXPERTS_FUNCTIONS.register(
         _MEASURE_ONLY, lambda module, hidden, index, weights: torch.zeros_like(hidden)
     )
     token = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    before = model.get_experts_implementation()
     try:
         model.set_experts_implementation(_MEASURE_ONLY)
         cache = (
-            KVCache(int(text_config.num_hidden_layers), capacity=1)
-            if can_rollback
-            else transformers.DynamicCache(config=text_config)
+            KVCache(int(model.config.get_text_config().num_hidden_layers), capacity=1)
+            if configured.can_rollback
+            else transformers.DynamicCache(config=model.config.get_text_config())
         )
         with torch.no_grad():
             cached_pass(model, token, token, cache)
@@ -130,6 +153,8 @@ def kv_elements_per_token(model: Any, text_config: Any, *, can_rollback: bool) -
         raise UnsupportedModelError(
             f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
         ) from error
+    finally:
+        model.set_experts_implementation(before)
     return sum(
         tensor.shape[1] * tensor.shape[3]  # (1, heads, positions, dim)
         for layer in cache.layers

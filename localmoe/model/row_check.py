@@ -30,7 +30,7 @@ _WINDOWS = (9, 5, 2, _ALONE)  # tokens a pass that are compared with those
 _WIDEST = 80
 _TEXTS = 3  # random ones: what is wrong for few values is not wrong in each
 _PREFIX = KV_BLOCK - 7  # the compared tokens straddle a block of the cache
-_ALIGNMENT = 64  # bytes: of no wider piece of memory may a library's choice of a kernel depend
+ALIGNMENT = 64  # bytes: of no wider piece of memory may a library's choice of a kernel depend
 _PIECE = 4096  # columns that a print is made of at a time
 _ODD = 0x1E3779B97F4A7C15
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -115,7 +115,7 @@ def _cut_to_kinds(skeleton: Skeleton) -> Iterator[int]:
     long."""
     owner, attribute = decoder_layers(skeleton)
     layers: nn.ModuleList = getattr(owner, attribute)
-    lie = [tuple(p.data_ptr() % _ALIGNMENT for p in layer.parameters()) for layer in layers]
+    lie = [tuple(p.data_ptr() % ALIGNMENT for p in layer.parameters()) for layer in layers]
     depth = depth_of_all(skeleton, list(zip(layer_kinds(skeleton), lie, strict=True)))
     setattr(owner, attribute, layers[:depth])
     try:

@@ -17,7 +17,7 @@ from localmoe.core.draft_config import DraftSettings, GptqSettings
 from localmoe.core.errors import BudgetError, DraftError, LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import Progress
-from localmoe.engine import Engine, drafting
+from localmoe.engine import Engine, drafting, row_padding
 from localmoe.engine.drafting import build_draft
 from localmoe.hardware.host_room import HostRoom
 
@@ -33,8 +33,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files_below(folder: Path) -> dict[Path, int]:
-    """Path -> time of the last change."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    """Path -> time of the last change, but for what loading measures."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != row_padding.FILE.file_name)
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 def built_draft(home: Path) -> Path:

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.engines import ask, load_with_slots
 
+from localmoe.core.remembered import MAX_ENTRIES
 from localmoe.engine import Engine
-from localmoe.engine.draft_memory import FILE_NAME, FORMAT, MAX_ENTRIES, Rates, recall, remember
+from localmoe.engine.draft_memory import FILE, Rates, recall, remember
 from localmoe.engine.draft_place import DraftPlace
 
 Tiny = Callable[[str], tuple[Path, Any]]
@@ -31,7 +32,7 @@ def test_the_last_measurement_of_each_situation_is_kept(home: Path) -> None:
     remember("another", Rates(20.0, 10.0))
     remember("a card; 20 % in slots", Rates(101.0, 140.0))
     assert recall("a card; 20 % in slots") == Rates(101.0, 140.0) and recall("another") == Rates(20.0, 10.0)
-    assert [path.name for path in home.iterdir()] == [FILE_NAME]
+    assert [path.name for path in home.iterdir()] == [FILE.file_name]
 
 
 def test_the_oldest_go_first(home: Path) -> None:
@@ -47,13 +48,13 @@ def test_the_oldest_go_first(home: Path) -> None:
         st.sampled_from(["[]", "{}", '{"format": 1}', "null", "[1"]).map(str.encode),
         st.sampled_from(
             ["null", "[]", "[1]", "[1, 0]", "[1, NaN]", "[1, Infinity]", '["a", 2]', "[true, 2]"]
-        ).map(lambda pair: f'{{"format": "{FORMAT}", "tokens_per_s": {{"x": {pair}}}}}'.encode()),
-        st.just(f'{{"format": "{FORMAT}", "tokens_per_s": 3}}'.encode()),
+        ).map(lambda pair: f'{{"format": "{FILE.form}", "tokens_per_s": {{"x": {pair}}}}}'.encode()),
+        st.just(f'{{"format": "{FILE.form}", "tokens_per_s": 3}}'.encode()),
     )
 )
 def test_a_file_that_makes_no_sense_is_as_none(home: Path, data: bytes) -> None:
     home.mkdir(exist_ok=True)
-    (home / FILE_NAME).write_bytes(data)
+    (home / FILE.file_name).write_bytes(data)
     assert recall("x") is None
     remember("x", Rates(3.0, 4.0))
     assert recall("x") == Rates(3.0, 4.0)
@@ -110,4 +111,4 @@ def test_on_a_cpu_nothing_is_remembered(tiny: Tiny, home: Path) -> None:
         ask(engine, PROMPT, 2)
         engine._draft_place._worth.drafted_per_s = engine._draft_place._worth.plain_per_s = 50.0
         ask(engine, PROMPT, 2)
-    assert not (home / FILE_NAME).exists()
+    assert not (home / FILE.file_name).exists()

@@ -114,7 +114,7 @@ def test_the_engine_drafts_with_a_checkpoint_that_the_user_names(
         answer = ask(engine, "hello")
         assert answer.tokens == expected
         assert answer.stats.accepted > 0.8 * answer.stats.drafted > 0
-    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "home" / "drafts").exists()
 
 
 def test_a_checkpoint_of_a_model_of_the_same_shape_with_other_weights_is_refused(
