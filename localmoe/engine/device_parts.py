@@ -196,6 +196,7 @@ def make_device_memory(
         memory,
         copy_s=None if copy_s is None else lambda: copy_s,
         copies=lambda: memory.counters().h2d_bytes / record_bytes,
+        stall_s=lambda: memory.counters().stall_s,
         issue_s=lambda: memory.issue_s,
     )
     return memory

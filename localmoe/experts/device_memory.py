@@ -4,8 +4,8 @@ Before a pass the host issues the copies that the policy wants and uploads the t
 what is resident, wait for what is on its way, and read what is missing over the link, keeping it in a slot
 and the table up to date; the pass's log then tells the host what happened. So a pass for which nothing is to
 be copied may be opened behind one that still runs. Rules that no policy can break: slots are overwritten only
-between passes, or within one by the only layer that reads them; a prefetch never evicts an expert of the
-window's unused prefetches. WHICH expert goes is the policy's, through its scores.
+between passes, or within one where the only layer that reads them is done with them; a prefetch never evicts
+an expert of the window's unused prefetches. WHICH expert goes is the policy's, through its scores.
 """
 
 from __future__ import annotations
@@ -216,6 +216,7 @@ class DeviceExpertMemory(SlotTable):
         """Empty all slots and start counting anew."""
         self._empty()
         self._counters = self._nothing_counted()
+        self.worth = SlotWorth()
 
     def _empty(self) -> None:
         self._queue.drop_prefetches()

@@ -13,7 +13,8 @@ from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, MISS_REP
 @dataclass(frozen=True, slots=True)
 class PassReport:
     """How a target pass found its experts, bool (L, E) each. computed: by the CPU, in whole; one that it
-    computed a part of is a miss. split: int (L,), inner columns of misses that the CPU computed."""
+    computed a part of is a miss. split: int (L,), inner columns that the CPU computed of misses which are not
+    completed afterwards."""
 
     hits: NDArray[np.bool_]
     late: NDArray[np.bool_]
@@ -27,7 +28,7 @@ class PassReport:
         return self.hits | self.late | self.misses | self.computed
 
     def crossed(self, inner: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(L,): experts that the pass itself read over the link. inner: (L,), columns of an expert."""
+        """(L,): experts that came over the link for the pass's misses. inner: (L,), columns of an expert."""
         experts: NDArray[np.float64] = self.misses.sum(axis=1) - self.split / inner
         return experts
 

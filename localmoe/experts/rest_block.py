@@ -43,7 +43,6 @@ class RestBlock:
             if pieces:
                 view = RestView(
                     torch.tensor([piece.numbers for piece in pieces], dtype=torch.int64, device=device),
-                    quantum,
                     sum(piece.num_words(quantum) for piece in pieces if piece.counted),
                     layout.num_bytes(dtype) // WORD_BYTES,
                     words,

@@ -1,5 +1,5 @@
 """What it is worth to let experts that a pass missed take the slots of others: uses of those that entered,
-less uses of those that left for them. Chooses nobody.
+less uses of those that left for them. Slots that were free say nothing of that. Chooses nobody.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class SlotWorth:
         """A pass is over. demanded: (L, E), what it asked for. entered: numbers of experts that it put into
         slots; left: of those whose slots these were, -1 where one was free."""
         if self._changes.size:
-            self._follow(np.append(demanded.reshape(-1), False))  # the last is nobody
+            self._follow(demanded.reshape(-1))
         else:
             self.gain += _FORGETTING * (_FIRST - self.gain)
-        if self._passes % _EVERY == 0 and entered.size:
-            begun = np.zeros((4, entered.size), dtype=np.int64)
-            begun[0], begun[1] = entered, left
+        changed = left >= 0
+        if self._passes % _EVERY == 0 and changed.any():
+            begun = np.zeros((4, int(changed.sum())), dtype=np.int64)
+            begun[0], begun[1] = entered[changed], left[changed]
             self._changes = np.hstack([self._changes, begun])
         self._passes += 1
 

@@ -12,7 +12,7 @@ WORD_BYTES = 4
 LOAD_WORDS = 4  # of one load: numbers of words are multiples of this
 PLANNED, COPIED = range(2)  # places in `words`
 REST_WORDS = 2
-HOME, SLOT, COLUMNS = range(3)  # places in `job`
+COLUMNS = 2  # place in `job`
 JOB_WORDS = 3
 PIECE_NUMBERS = 6
 
@@ -58,16 +58,15 @@ class RestView:
 
     Attributes:
         pieces: int64 (P, PIECE_NUMBERS), RestPiece.numbers of each.
-        quantum: columns come in multiples of this. quantum_words: that are counted for as many.
+        quantum_words: that are counted for as many columns as these come in multiples of.
         record_words: of a whole expert.
-        words: int64 (REST_WORDS,), of all layers: counted words of the rests of the pass at hand, and how
-            many of them are copied.
+        words: int64 (REST_WORDS,), of all layers, since the load: counted words of rests up to those that are
+            planned, and how many are copied.
         job: int64 (JOB_WORDS,): addresses of the host's record and of the slot; columns to copy, 0 for none.
         anchor: int32, anything, aligned.
     """
 
     pieces: Tensor
-    quantum: int
     quantum_words: int
     record_words: int
     words: Tensor

@@ -82,7 +82,7 @@ class DeviceLane:
         return worth.link_time(self._idle_us or 0.0, self.measured.link_us) if self.link else 0.0
 
     def note_idle(self, seconds: float, layers: int) -> None:
-        """A pass of one token took so long, less what it waited for experts."""
+        """A pass of one token, right behind another one, took so long, less what it waited for experts."""
         idle_us = max(seconds, 0.0) * 1e6 / layers
         if self._idle_us is not None:
             idle_us = self._idle_us + _SMOOTHING * (idle_us - self._idle_us)

@@ -42,6 +42,7 @@ class Step:
     captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
     margins: list[float] = field(default_factory=list)  # of the tokens whose reports are in
     draft_marks: int = 0  # of the clock, behind drafts
+    behind: bool = False  # its verify pass was issued behind another one: the GPU waited for nobody
 
     @property
     def in_parts(self) -> bool:

@@ -24,7 +24,7 @@ _COPY_INTERVALS = 256  # stretches of time of which the one with the fastest cop
 _LEAST_COPIES = 8  # in a stretch that counts
 _DRIFT = 0.2  # relative change from which on a rate is told again
 
-_Mark: TypeAlias = tuple[float, float, float]
+_Mark: TypeAlias = tuple[float, float, float, float]  # now, copies, seconds of the CPU, seconds of waiting
 
 
 class RateMeter:
@@ -32,14 +32,15 @@ class RateMeter:
 
     A disturbance makes a draft or a copy longer and never shorter, so the least of several measurements is
     taken. Layers are timed by the gap between neighbouring demands, the least of a step, since others wait
-    for copies; where only whole passes are seen, what their copies take is subtracted, or what the CPU
-    computed meanwhile if that is more (both go on at once), and the median is taken.
+    for copies; where only whole passes are seen, what they waited for experts is subtracted, and the median
+    is taken. Where nobody measures that, it is what their copies take, or what the CPU computed meanwhile if
+    that is more (both go on at once).
 
     Attributes:
         copy_s: seconds of one copy, where the memory measures that; None where it does not (yet).
-        copies: copies so far, where whole passes run: what they take is no time of the layers'. Where copy_s
-            is not known, a stretch of time divided by its copies is; that is too long where the link is not
-            what the stretch waited for.
+        copies: copies so far, where whole passes run. Where copy_s is not known, a stretch of time divided by
+            its copies is; that is too long where the link is not what the stretch waited for.
+        stall_s: seconds that whole passes waited for experts so far, where that is measured.
         cpu_busy_s: seconds in which the CPU computed experts so far, where it does.
         issue_s: seconds that asking for one copy takes the host, where that is on the way of a step.
     """
@@ -47,6 +48,7 @@ class RateMeter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.copy_s: Callable[[], float | None] | None = None
         self.copies: Callable[[], float] | None = None
+        self.stall_s: Callable[[], float | None] | None = None
         self.cpu_busy_s: Callable[[], float] | None = None
         self.issue_s: Callable[[], float | None] | None = None
         self._clock = clock
@@ -54,9 +56,9 @@ class RateMeter:
         self._clocked_draft_token_s: deque[float] = deque(maxlen=_RECENT)  # better: no host between
         self._target_layer_s: deque[float] = deque(maxlen=_RECENT)
         self._interval_copy_s: deque[float] = deque(maxlen=_COPY_INTERVALS)
-        self._interval: _Mark | None = None  # when it began, copies and seconds of the CPU before it
+        self._interval: _Mark | None = None  # when it began
         self._step_began: float | None = None
-        self._pass_began: _Mark | None = None  # likewise
+        self._pass_began: _Mark | None = None
         self._demanded: tuple[int, float] | None = None  # last layer and when
         self._least_gap_s: float | None = None  # of this step's layers
         self._cpu_helps = False  # in the last pass
@@ -97,15 +99,16 @@ class RateMeter:
 
     def _mark(self) -> _Mark:
         copies = 0.0 if self.copies is None else self.copies()
-        return self._clock(), copies, 0.0 if self.cpu_busy_s is None else self.cpu_busy_s()
+        busy_s = 0.0 if self.cpu_busy_s is None else self.cpu_busy_s()
+        return self._clock(), copies, busy_s, self._stall_s() or 0.0
 
     def _since(self, mark: _Mark) -> _Mark:
-        now, copies, busy_s = self._mark()
-        return now - mark[0], copies - mark[1], busy_s - mark[2]
+        now, copies, busy_s, stall_s = self._mark()
+        return now - mark[0], copies - mark[1], busy_s - mark[2], stall_s - mark[3]
 
     def _end_interval(self) -> None:
         if self._interval is not None:
-            took_s, copies, _ = self._since(self._interval)
+            took_s, copies, *_ = self._since(self._interval)
             if copies >= _LEAST_COPIES:
                 self._interval_copy_s.append(took_s / copies)
         self._interval = None
@@ -113,9 +116,10 @@ class RateMeter:
     def _end_pass(self, num_layers: int) -> None:
         if self._pass_began is None:
             return self._end_interval()  # a prompt's, of which every copy is over
-        took_s, copies, busy_s = self._since(self._pass_began)
+        took_s, copies, busy_s, waited_s = self._since(self._pass_began)
         self._pass_began = None
-        waited_s = max(copies * (self._copy_s() or 0.0), busy_s)
+        if self._stall_s() is None:
+            waited_s = max(copies * (self._copy_s() or 0.0), busy_s)
         self._cpu_helps = busy_s > 0
         self._target_layer_s.append(max(0.0, took_s - waited_s) / num_layers)
 
@@ -124,6 +128,9 @@ class RateMeter:
             gap_s = now - self._demanded[1]
             self._least_gap_s = gap_s if self._least_gap_s is None else min(gap_s, self._least_gap_s)
         self._demanded = layer, now
+
+    def _stall_s(self) -> float | None:
+        return None if self.stall_s is None else self.stall_s()
 
     def _copy_s(self) -> float | None:
         if self.copy_s is not None:

@@ -55,6 +55,7 @@ class Scheduler:
         *,
         copy_s: Callable[[], float | None] | None = None,
         copies: Callable[[], float] | None = None,
+        stall_s: Callable[[], float | None] | None = None,
         issue_s: Callable[[], float | None] | None = None,
     ) -> None:
         """Name the memory that requests go to (it needs `choose_victim` before it exists).
@@ -62,10 +63,12 @@ class Scheduler:
         Args:
             copy_s: seconds that it takes for one copy, where it measures that (None until it has).
             copies: how many it has made, where the host hears of whole passes only.
+            stall_s: seconds that these waited for experts, where that is measured (None where it is not).
             issue_s: seconds that it takes the thread which answers to ask for one (None until it has).
         """
         self._memory = memory
         self._meter.copy_s, self._meter.copies, self._meter.issue_s = copy_s, copies, issue_s
+        self._meter.stall_s = stall_s
         self.policy.watch(memory.residency)
 
     def watch_cpu(self, busy_s: Callable[[], float]) -> None:

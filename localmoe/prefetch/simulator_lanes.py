@@ -1,6 +1,6 @@
 """An expert memory in simulated time whose CPU computes a part of what a pass misses, as the engine's does
-beside whole passes on a GPU: the same division (kernels.gpu.lane_shares) and the same rule for what is
-completed afterwards (experts.slot_worth). Computes nothing.
+beside whole passes on a GPU: divided likewise, if by 20 parts of an expert (kernels.gpu.lane_shares), and
+completed afterwards by the same rule (experts.slot_worth). Computes nothing.
 
 What the link still has to copy of a pass's experts, it does while it is idle; where it is asked for more
 before, that waits.
@@ -56,10 +56,9 @@ class LaneMemory(PassMemory):
 
     def advance(self, seconds: float) -> None:
         """Let time pass; what is to be completed comes once no copy runs."""
-        idle = not self._copies
+        copying_s = self._left_s + (len(self._copies) - 1) * self._machine.copy_s if self._copies else 0.0
         super().advance(seconds)
-        if idle:
-            self._owed_s = max(0.0, self._owed_s - seconds)
+        self._owed_s = max(0.0, self._owed_s - max(0.0, seconds - copying_s))
 
     def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
         machine, lane = self._machine, self._lane
@@ -94,9 +93,9 @@ class LaneMemory(PassMemory):
         first = layer * self._machine.num_experts
         self._changes.append((first + expert, -1 if victim is None else first + victim))
 
-    def _close(self, demanded: NDArray[np.bool_]) -> None:
-        self.advance(self._owed_s)
+    def _passed(self, demanded: NDArray[np.bool_]) -> None:
+        owed_s, self._owed_s = self._owed_s, 0.0
+        self._read_over_link(owed_s)
         entered, left = np.array(self._changes, dtype=np.int64).reshape(-1, 2).T
         self._worth.observe(demanded, entered, left)
         self._changes.clear()
-        super()._close(demanded)

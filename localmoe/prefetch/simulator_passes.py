@@ -176,10 +176,12 @@ class PassMemory:
             began = self.now
             entering = self._bring(layer, missing.tolist(), tokens[layer]) if len(missing) else []
             self.stall_s += self.now - began
-            rest = machine.expert_s * int(asked.sum()) - (self.now - began)
+            read = int((asked & ~self.computed[layer]).sum())
+            rest = machine.expert_s * read - (self.now - began)
             self._wait_for(layer, late[layer])
             self.advance(max(0.0, rest))
             self._keep(layer, entering, asked, scores[layer], landing[layer])
+        self._passed(demanded)
         self._close(demanded)
         return hits, late
 
@@ -191,6 +193,9 @@ class PassMemory:
 
     def _kept(self, layer: int, expert: int, victim: int | None) -> None:
         """An expert entered a slot: a free one, or that of `victim`."""
+
+    def _passed(self, demanded: NDArray[np.bool_]) -> None:
+        """A window's pass is over."""
 
     def _landing(self) -> list[int]:
         """Free slots that each layer may fill: dealt in turn."""

@@ -279,6 +279,22 @@ def test_rates_of_whole_passes_leave_out_what_their_copies_take() -> None:
     assert policy.rates[-1] == Rates(0.25, 2.0, 2.0)
 
 
+def test_rates_of_whole_passes_leave_out_what_these_waited_where_that_is_measured() -> None:
+    """Passes of 5 s with 16 copies of 0.25 s, of which the layers waited for 2 s: the others ran beside."""
+    copies, stall_s = [0.0], [0.0]
+    scheduler, policy, clock = timed(copies=copies)
+    scheduler.attach(
+        policy.memory, copy_s=lambda: 0.25, copies=lambda: copies[0], stall_s=lambda: stall_s[0]
+    )  # fmt: skip
+    for _ in range(2):
+        scheduler.notify(StepStarted(0, 0))
+        clock.now += 5.0
+        copies[0] += 16.0
+        stall_s[0] += 2.0
+        scheduler.notify(PassRouted(np.zeros((2, 4), dtype=np.bool_)))
+    assert policy.rates[-1].target_layer_s == 1.5
+
+
 def test_rates_of_whole_passes_leave_out_what_the_cpu_computes_meanwhile() -> None:
     """Passes of 5 s with 8 copies of 0.25 s, during which the CPU computes for 4: a layer takes 0.5 s."""
     copies, busy_s = [0.0], [0.0]
