@@ -10,6 +10,8 @@ Words in which a device finds the settings, and the torch reference. Decides not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import CheckpointError
 
 NEVER = 2**31 - 1  # position of a token that the text does not have
 NO_CHOICE = -1  # of logits that are no numbers
@@ -37,6 +40,24 @@ class ChoiceView:
 
     words: Tensor
     seen: Tensor
+
+
+def check_chosen(tokens: Sequence[int]) -> None:
+    """Tokens that were chosen.
+
+    Raises:
+        CheckpointError: one could not be, as logits were no numbers.
+    """
+    if NO_CHOICE in tokens:
+        raise CheckpointError(
+            "The model's probabilities are no numbers: its files may be damaged; get them anew."
+        )
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """int64 (R,): the first of the largest in each row of (R, V); NO_CHOICE where that is no number."""
+    largest, tokens = logits.max(-1)  # which is NaN where one of the row is
+    return torch.where(largest < math.inf, tokens, NO_CHOICE)
 
 
 def write_settings(host: NDArray[np.int64], config: SamplingConfig, seed: int) -> None:

@@ -12,24 +12,11 @@ import torch
 from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
-from localmoe.core.errors import CheckpointError
-from localmoe.kernels.choices import NEVER, NO_CHOICE, SETTING_WORDS, ChoiceView, write_settings
+from localmoe.kernels.choices import NEVER, SETTING_WORDS, ChoiceView, likeliest, write_settings
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.mirror import Mirror
 
 ChoiceKind = Literal["argmax", "sampled", "penalised"]
-
-
-def check_chosen(tokens: Sequence[int]) -> None:
-    """Tokens that a pass chose.
-
-    Raises:
-        CheckpointError: one could not be chosen, as logits were no numbers.
-    """
-    if NO_CHOICE in tokens:
-        raise CheckpointError(
-            "The model's probabilities are no numbers: its files may be damaged; get them anew."
-        )
 
 
 class DeviceChoice:
@@ -86,19 +73,19 @@ class DeviceChoice:
 
     def readable(self, tokens: Tensor) -> Tensor:
         """Token 0 instead of NO_CHOICE: a pass behind one that could not choose has to read something."""
-        return tokens if self.kind == "argmax" else tokens.clamp(min=0)
+        return tokens.clamp(min=0)
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """int64 (R,): the token after each row of (R, V), which stands at `positions` (R,). NO_CHOICE where
-        sampled logits are no numbers."""
+        logits are no numbers."""
         if self.kind == "argmax":
-            return logits.argmax(-1)
+            return likeliest(logits)
         return choose_tokens(logits, positions, self._view)[0]
 
     def choose_surely(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and how sure each choice is: float32 (R,), see speculative.margin_rates."""
         tokens, margins = choose_tokens(logits, positions, self._view)
-        return (tokens.clamp_(min=0) if self.kind == "argmax" else tokens), margins
+        return tokens, margins
 
     @property
     def _view(self) -> ChoiceView:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from localmoe.core.config import SamplingConfig
-from localmoe.model.device_choice import check_chosen
+from localmoe.kernels.choices import check_chosen
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
 

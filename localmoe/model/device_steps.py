@@ -15,7 +15,7 @@ import torch
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.gates import Gate
-from localmoe.model.device_choice import check_chosen
+from localmoe.kernels.choices import check_chosen
 from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_step import FinishedStep, Speculation, Step
@@ -109,7 +109,7 @@ class DeviceSteps:
         in_drafts_s, in_verify_s = step.captures_s
         draft_token_s = draft_s / len(step.drafts) if step.drafts and not in_drafts_s else None
         self._finished = FinishedStep(done, accepted, draft_token_s)
-        if self._passes.lane is not None and not step.count and not in_verify_s:
+        if self._passes.lane is not None and step.behind and not in_verify_s:
             self._passes.lane.note_idle(verify_s - done.waited_s, len(done.log))
         step.tell(seconds, ended, accepted + 1, self._passes.memory.times)
         if decided:  # the GPU may have waited for the host between the two: what was decided then counts
@@ -268,6 +268,7 @@ class DeviceSteps:
         if step.timeline is not None:
             step.clock.tick()
         captured_s = self._issue.capture_s
+        step.behind = behind
         step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
         step.clock.tick()
         step.captures_s[1] = self._issue.capture_s - captured_s

@@ -24,6 +24,7 @@ from transformers import (
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import CheckpointError
+from localmoe.kernels.choices import check_chosen, likeliest
 from localmoe.speculative.shortlist import SHORTLISTS, cut_shortlist
 
 _APART = 64  # new tokens, from which on a text's tensor is made anew
@@ -62,16 +63,17 @@ class TokenSampler:
                 self._warpers.append(MinPLogitsWarper(float(config.min_p)))
 
     def greedy_choices(self, logits: Tensor, history: Sequence[int], following: Sequence[int]) -> list[int]:
-        """Argmax of each row. Row i comes after `history` and the first i tokens of `following`.
+        """Argmax of each row, NO_CHOICE where that is no number. Row i comes after `history` and the first i
+        tokens of `following`.
 
         Args:
             logits: (n, V) with n <= len(following) + 1.
         """
-        if self._penalty is None:
-            choices: list[int] = logits.argmax(-1).tolist()
-            return choices
-        rows = [self._penalised(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
-        return [int(row.argmax()) for row in rows]
+        if self._penalty is not None:
+            rows = [self._penalised(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
+            logits = torch.stack(rows)
+        choices: list[int] = likeliest(logits).tolist()
+        return choices
 
     def first_choice(self, logits: Tensor, text: Sequence[int]) -> tuple[int, float]:
         """Argmax of the logits (V,) after `text`, and its margin."""
@@ -79,9 +81,15 @@ class TokenSampler:
         return int(scores.argmax()), margin_of(scores)
 
     def next_token(self, logits: Tensor, history: Sequence[int]) -> int:
-        """The target's token after `history`, from logits (V,)."""
+        """The target's token after `history`, from logits (V,).
+
+        Raises:
+            CheckpointError: they are no numbers.
+        """
         if self.config.greedy:
-            return self.greedy_choices(logits[None], history, ())[0]
+            choices = self.greedy_choices(logits[None], history, ())
+            check_chosen(choices)
+            return choices[0]
         return self.draw(self.distribution(logits, history))
 
     def distribution(self, logits: Tensor, history: Sequence[int]) -> Tensor:

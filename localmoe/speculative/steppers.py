@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.gates import Gate
+from localmoe.kernels.choices import check_chosen
 from localmoe.model.runner import PassRunner
 from localmoe.model.synthetic import SyntheticGate, SyntheticModel
 from localmoe.speculative.acceptance import Verdict, accept_greedy, accept_sampled
@@ -153,7 +154,9 @@ class PassStepper:
         if synthetic is not None and synthetic.simulates_acceptance:
             return self._accept_synthetic(synthetic, logits, history, drafted)
         if sampler.config.greedy:
-            return accept_greedy(sampler.greedy_choices(logits, history, drafted), drafted)
+            verdict = accept_greedy(sampler.greedy_choices(logits, history, drafted), drafted)
+            check_chosen([verdict.token])
+            return verdict
         return accept_sampled(
             target=lambda i: sampler.distribution(logits[i], [*history, *drafted[:i]]),
             draft=proposal.distributions,

@@ -215,3 +215,16 @@ def test_prompts_that_cannot_be_answered_are_refused_and_the_next_one_is_answere
     with pytest.raises(ConfigError, match="empty"):
         ask(engine, "")
     assert len(ask(engine, "x" * 511, 10).tokens) == 1, "the last token that fits"
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_weights_that_are_no_numbers_end_an_answer_with_a_sentence(folder: Path, length: int) -> None:
+    """The likeliest of them would be token 0, and the answer would seem to be over."""
+    (path,) = folder.glob("*.safetensors")
+    weights = load_file(path)
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, path, {"format": "pt"})
+    with Engine.load(str(folder), CONFIG) as engine:
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="files may be damaged"):
+                ask(engine, "Hello", 5, draft_length=length)

@@ -18,6 +18,8 @@ from localmoe.model.device_draft_steps import DeviceDraftSteps
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 
+pytestmark = pytest.mark.interpreted
+
 
 @settings(max_examples=8, deadline=None)
 @given(
@@ -59,11 +61,14 @@ def test_the_draft_alone_writes_what_the_rule_says_and_stops_at_what_is_no_numbe
     steps.close()
 
 
+@pytest.mark.parametrize("sampling", [SAMPLED, SamplingConfig()], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("length", [0, 3])
-def test_probabilities_that_are_no_numbers_end_a_sampled_answer_with_one_sentence(length: int) -> None:
+def test_probabilities_that_are_no_numbers_end_an_answer_with_one_sentence(
+    length: int, sampling: SamplingConfig
+) -> None:
     table = Table(agreement=0.3, seed=3)
     rig = Rig(table, 4)
-    steps = rig.loop(length, sampling=SAMPLED).run(PROMPT, 40)
+    steps = rig.loop(length, sampling=sampling).run(PROMPT, 40)
     said = [token for _ in range(6) for token in next(steps).tokens]
     for row in [*table.rows["target"].values(), *table.rows["draft"].values()]:
         row.fill_(torch.nan)

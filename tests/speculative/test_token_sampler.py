@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import CheckpointError, ConfigError
+from localmoe.kernels.choices import NO_CHOICE
 from localmoe.speculative.sampling import TokenSampler
 
 VOCAB = 48
@@ -91,6 +92,16 @@ def test_the_repetition_penalty_of_a_window_row_counts_the_tokens_before_it_only
     sampler = TokenSampler(SamplingConfig(repetition_penalty=2.0))
     # token 2 is chosen until it has been written; then 2.0 / 2 is below 1.5
     assert sampler.greedy_choices(logits, [0], [3, 2]) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("bad", [[0.0, torch.nan, 1.0], [torch.nan] * 3, [1.0, torch.inf, 0.0]])
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_the_likeliest_of_what_is_no_number_is_nothing(bad: list[float], penalty: float) -> None:
+    sampler = TokenSampler(SamplingConfig(repetition_penalty=penalty))
+    logits = torch.tensor([[0.0, 3.0, 1.0], bad])
+    assert sampler.greedy_choices(logits, [0], [1]) == [1, NO_CHOICE]
+    with pytest.raises(CheckpointError, match="files may be damaged"):
+        sampler.next_token(logits[1], [0])
 
 
 def test_logits_are_left_as_they_were() -> None:
