@@ -9,13 +9,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import FrameType
 
-from app.address import PORT_TAKEN, bind
+from app.address import PORT_TAKEN, bind, running_page, state_file
 from app.engine_status import EngineLike, EngineLoader
 from app.gradio_import import import_gradio
+from app.home_lock import HomeInUseError, home_lock, in_use
 from app.models.service import ModelsService
 from app.service import ChatService
 from app.settings import check_answers
@@ -25,6 +26,7 @@ from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes
 from localmoe.engine import import_all
+from localmoe.hub.disk import is_full
 from localmoe.server.address import PortTakenError
 
 
@@ -102,35 +104,40 @@ def main(
     try:
         sock = bind(options.host, options.port)
     except PortTakenError as error:
-        return _refuse(str(error), PORT_TAKEN)
+        own = (running_page(home) or "").endswith(f":{options.port}/")
+        sentence = f"Port {options.port} is taken: {in_use(home)}" if own else str(error)
+        return _refuse(sentence, PORT_TAKEN)
     except LocalMoeError as error:
         return _refuse(str(error), 2)
-    with sock:
+    with sock, ExitStack() as held:
         try:
+            held.enter_context(home_lock(home))  # before anything of it is read
             service = ChatService(home, engine_loader, list_models)
             choose_settings(service, options)
             models = ModelsService(home, service, started_with)
             service.logs.install()
+            held.callback(service.logs.remove)
+            held.enter_context(state_file(home, options.host, int(sock.getsockname()[1])))
+        except HomeInUseError as error:
+            return _refuse(str(error), 1)
         except LocalMoeError as error:
             return _refuse(str(error), 2)
         except OSError as error:
-            reason = f"{home} cannot be used for chats and settings ({error.strerror})"
-            return _refuse(f"{reason}: make it writable, or set LOCALMOE_HOME to another folder.", 1)
-        try:
-            return _run(service, models, sock, options, home)
-        finally:
-            service.logs.remove()
+            reason = f"{home} cannot be used for chats and settings ({error.strerror or error})"
+            remedy = "make room there" if is_full(error) else "make it writable"
+            return _refuse(f"{reason}: {remedy}, or set LOCALMOE_HOME to another folder.", 1)
+        return _run(service, models, sock, options)
 
 
 def _run(
-    service: ChatService, models: ModelsService, sock: socket.socket, options: argparse.Namespace, home: Path
+    service: ChatService, models: ModelsService, sock: socket.socket, options: argparse.Namespace
 ) -> int:
-    import_gradio()  # here, because it takes seconds
-    from app.server import serve
-
     signal.signal(signal.SIGTERM, _end)
     try:
-        serve(service, models, sock, options.host, home=home, open_browser=not options.no_browser)
+        import_gradio()  # here, because it takes seconds
+        from app.server import serve
+
+        serve(service, models, sock, options.host, open_browser=not options.no_browser)
     except (KeyboardInterrupt, SystemExit):
         return 0
     return 0

@@ -4,6 +4,7 @@ start on a taken port ends at once."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from app.files import write_json
 from localmoe import __version__
 from localmoe.core.errors import LocalMoeError
+from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.server.address import bind as bind_any
 
 PORT_TAKEN = 98  # exit code: the starter then tries the next port
@@ -41,14 +43,31 @@ def bind(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def state_file(home: Path, host: str, port: int) -> Iterator[None]:
     """Says in LOCALMOE_HOME/run/server.json where the server is, for as long as it runs."""
-    path = home / "run" / "server.json"
-    state = {"pid": os.getpid(), "host": host, "port": port, "version": __version__, "started": time.time()}
+    path = _state_path(home)
+    state = {
+        "pid": os.getpid(), "mark": own_mark(), "host": host, "port": port, "version": __version__,
+        "started": time.time(),
+    }  # fmt: skip
     write_json(path, state)
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # who reads it looks whether that process runs
             path.unlink()
+
+
+def running_page(home: Path) -> str | None:
+    """Where a server that runs says it is, though it may not answer yet; None where none says so."""
+    try:
+        state = json.loads(_state_path(home).read_text(encoding="utf-8"))
+        pid, start_ms = (int(part) for part in state["mark"].split("-"))
+        return page_url(str(state["host"]), int(state["port"])) if is_running(pid, start_ms) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _state_path(home: Path) -> Path:
+    return home / "run" / "server.json"
 
 
 def page_url(host: str, port: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from app.chat_tree import ROOT, ChatMessage, MessageTree
+from app.unicode_text import whole_unicode
 
 SCHEMA = 2
 Mend = Callable[[str], str]
@@ -65,11 +66,6 @@ def chat_to_json(chat: Chat) -> dict[str, Any]:
         "schema": SCHEMA, "id": chat.id, "title": chat.title, "created": chat.created,
         "updated": chat.updated, "shown": tree.leaf, "messages": messages,
     }  # fmt: skip
-
-
-def whole_unicode(text: str) -> str:
-    """The text without lone surrogates, which no file could take."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def clean_text(text: str) -> str:

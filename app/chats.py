@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.chat_file import NEW_TITLE, SCHEMA, Chat, chat_from_json, chat_to_json, clean_title
 from app.chat_tree import ChatMessage, MessageTree
-from app.files import set_aside, write_json
+from app.files import refused, set_aside, write_json
 from localmoe.core.errors import LocalMoeError
 
 __all__ = ["Chat", "ChatError", "ChatMessage", "ChatSaveError", "ChatStore", "check_id", "clean_title"]
@@ -109,10 +109,17 @@ class ChatStore:
             return self.keep(replace(self.get(chat_id), title=clean_title(title)))
 
     def delete(self, chat_id: str) -> None:
-        """Remove the chat with all its branches, and its file."""
+        """Remove the chat with all its branches, and its file.
+
+        Raises:
+            ChatError: there is none of that id, or the disk refuses.
+        """
         with self._lock:
             chat = self.get(chat_id)
-            (self._folder / f"{chat.id}.json").unlink(missing_ok=True)
+            try:
+                (self._folder / f"{chat.id}.json").unlink(missing_ok=True)
+            except OSError as error:
+                raise ChatSaveError(refused("The chat could not be deleted", self._folder, error)) from error
             del self._chats[chat.id]
             self.revision += 1
 
@@ -164,10 +171,7 @@ class ChatStore:
         try:
             write_json(self._folder / f"{chat.id}.json", chat_to_json(chat), compact=True)
         except OSError as error:
-            raise ChatSaveError(
-                f"The chat could not be saved in {self._folder}: {error.strerror}. "
-                "Make room there and try again."
-            ) from error
+            raise ChatSaveError(refused("The chat could not be saved", self._folder, error)) from error
         self._chats[chat.id] = chat
         if revise:
             self.revision += 1

@@ -28,7 +28,7 @@ class EngineNotReadyError(LocalMoeError):
 
 class EngineHolder:
     """At most one engine at a time. `before_unload` must end whatever still uses the old one; `on_ready` is
-    called after each load that succeeded, in its thread.
+    called after each load that succeeded, in its thread; what it cannot do it tells by `note`.
 
     Locks, in the order in which they are taken: `_use`, the engine's own, `_lock`, the improver's. Under
     `_lock` nothing is called that waits. Closing an engine, under `_use`, waits for its draft build; so the
@@ -143,6 +143,12 @@ class EngineHolder:
         with self._lock:
             if self._shows(engine):
                 self._publish(replace(self._status, error=str(failure), better_budget=failure.budget_bytes))
+
+    def note(self, notice: str) -> None:
+        """Show a sentence beside the loaded model, until another one; "" takes it away."""
+        with self._lock:
+            if self._status.phase == "ready" and self._status.notice != notice:
+                self._publish(replace(self._status, notice=notice))
 
     def close(self) -> None:
         """Cancel a load, end the answer and a draft build, free the engine."""

@@ -84,4 +84,5 @@ class EngineStatus:
     load_s: float = 0.0  # that the load took
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed
+    notice: str = ""  # what did not work beside a load that did
     revision: int = 0

@@ -8,6 +8,8 @@ import os
 import secrets
 from pathlib import Path
 
+from localmoe.hub.disk import is_full
+
 
 def write_json(path: Path, value: object, *, compact: bool = False) -> None:
     """Write beside `path`, flush to the disk, then rename over it; readable by the owner alone. compact: on
@@ -25,6 +27,12 @@ def write_json(path: Path, value: object, *, compact: bool = False) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def refused(what: str, folder: Path, error: OSError) -> str:
+    """The sentence on what the disk refuses, e.g. what="The chat could not be saved", with the remedy."""
+    remedy = "make room there" if is_full(error) else "make it writable"
+    return f"{what} in {folder} ({error.strerror or error}): {remedy} and try again."
 
 
 def set_aside(path: Path) -> Path:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from app.unicode_text import whole_unicode
+
 MAX_LINES = 2000  # in memory
 FILE_BYTES, OLD_FILES = 1 << 20, 3
 OWN = ("localmoe", "app")  # loggers whose INFO is kept
@@ -57,7 +59,7 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.exc_text = None  # another handler may have cached a full one
         try:
-            return super().format(record)
+            return whole_unicode(super().format(record))  # a file's name need not be one
         finally:
             record.exc_text = None
 

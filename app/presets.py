@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from app.files import set_aside, write_json
+from app.files import refused, set_aside, write_json
 from app.settings import AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 
@@ -84,9 +84,8 @@ class Presets:
         try:
             write_json(self._path, {"schema": SCHEMA, **{str(key): values for key, values in kept.items()}})
         except OSError as error:
-            raise ConfigError(
-                f"The preset could not be saved in {self._path.parent}: {error.strerror}."
-            ) from error
+            what = "The presets could not be saved"  # also without the one that was to be deleted
+            raise ConfigError(refused(what, self._path.parent, error)) from error
         self._kept = kept
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from app.chats import ChatError, ChatMessage
 from app.settings import AnswerSettings
+from app.unicode_text import whole_unicode
 from localmoe.chat.reasoning import split_reasoning
 from localmoe.core.config import GenerationRequest
 from localmoe.core.types import Message
@@ -56,7 +57,7 @@ def request_messages(messages: Sequence[ChatMessage], system_prompt: str) -> tup
 
 def check_message(text: str) -> str:
     """The text to send; raises ChatError when there is nothing, or far too much, of it."""
-    text = text.encode("utf-8", "replace").decode("utf-8").strip()
+    text = whole_unicode(text).strip()
     if not text:
         raise ChatError("The message is empty: write something first.")
     if len(text) > MAX_MESSAGE:

@@ -9,14 +9,13 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
-from pathlib import Path
 
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Mount
 
-from app.address import page_url, state_file
+from app.address import page_url
 from app.chat_routes import add_chat_routes
 from app.first_script import FirstScript
 from app.guard import LocalOnly
@@ -105,7 +104,6 @@ def serve(
     sock: socket.socket,
     host: str,
     *,
-    home: Path,
     open_browser: bool,
 ) -> None:
     """Run until the process is told to end; the model loads meanwhile."""
@@ -120,11 +118,10 @@ def serve(
 
     server = PageServer(make_app(service, models, port), on_started)
     service.logs.attach()  # uvicorn has arranged its own loggers by now
-    with state_file(home, host, port):
-        service.start()
-        models.start()
-        try:
-            server.run(sockets=[sock])
-        finally:
-            models.close()
-            service.close()
+    service.start()
+    models.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        models.close()
+        service.close()

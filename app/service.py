@@ -172,8 +172,8 @@ class ChatService:
     def set_answers(self, values: Mapping[str, object]) -> str:
         """Check and keep what holds from the next answer on; a sentence for the page."""
         answers = check_answers(values)
-        self.answers = answers
         self.store.save(answers=answers)
+        self.answers = answers
         if answers.draft_length != 0 and self.holder.config.draft_length == 0:
             return "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft."
         return "Saved: it holds from the next answer on."
@@ -198,14 +198,14 @@ class ChatService:
             self.runner.settle()  # a stopped answer's last step may still run
             plan = self.holder.resize(config.vram_budget_bytes)
             self.holder.improve_draft(config.improve_draft)
-            self.store.save(load=wanted)
+            self.load_settings = wanted
             sentence = f"Applied: the engine now uses {format_bytes(plan.budget_bytes)}."
-        else:
-            self._to_keep = wanted
-            self.holder.load(wanted.model, config)
-            sentence = ""  # the page shows how far the load is
+            self._save_load(wanted, sentence)
+            return sentence
+        self._to_keep = wanted
+        self.holder.load(wanted.model, config)
         self.load_settings = wanted
-        return sentence
+        return ""  # the page shows how far the load is
 
     def applies_live(self, wanted: LoadSettings) -> bool:
         """Whether these settings need no load: the loaded model can take them as it is.
@@ -231,11 +231,11 @@ class ChatService:
     def _apply_better_draft(self, wanted: LoadSettings, on: bool) -> str:
         """Begin or end the build; no answer and no load is disturbed."""
         self.load_settings = wanted
+        self.holder.improve_draft(on)
         if self._to_keep is not None:  # kept with the load under way
             self._to_keep = wanted
         else:
-            self.store.save(load=wanted)
-        self.holder.improve_draft(on)
+            self._save_load(wanted, "Applied.")
         if not on:
             return "Saved: no better draft is built; what was finished of one is kept."
         try:
@@ -247,9 +247,21 @@ class ChatService:
         return "Saved: a better draft is built in the pauses between answers."
 
     def _keep_load(self) -> None:
+        """In the load's thread, where nobody waits for an answer."""
         wanted, self._to_keep = self._to_keep, None
         if wanted is not None:
+            try:
+                self._save_load(wanted, "The model is loaded.")
+            except ConfigError as error:
+                self.holder.note(str(error))
+
+    def _save_load(self, wanted: LoadSettings, done: str) -> None:
+        """Keep settings that hold already; done: what to say before the refusal of the disk."""
+        try:
             self.store.save(load=wanted)
+        except ConfigError as error:
+            raise ConfigError(f"{done} {error}") from error
+        self.holder.note("")
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read at the start."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from app.files import set_aside, write_json
+from app.files import refused, set_aside, write_json
+from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
     DraftLength,
@@ -46,8 +47,10 @@ class LoadSettings:
         """The engine's configuration.
 
         Raises:
-            ConfigError: a text is no size, number or speed.
+            ConfigError: a text is no size, number or speed, or a folder's name no Unicode.
         """
+        check_unicode("model", self.model)
+        check_unicode("draft", self.draft)
         if not self.model.strip():
             raise ConfigError("No model is chosen: choose one from the list, or give a folder.")
         link = self.emulated_link.strip()
@@ -132,7 +135,7 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
     base = AnswerSettings()
     draft = values.get("draft_length", base.draft_length)
     seed = values.get("seed", base.seed)
-    prompt = str(values.get("system_prompt") or "")
+    prompt = whole_unicode(str(values.get("system_prompt") or ""))
     if len(prompt) > MAX_SYSTEM_PROMPT:
         raise ConfigError(
             f"The system prompt has {len(prompt):,} characters: use at most {MAX_SYSTEM_PROMPT:,}."
@@ -233,13 +236,28 @@ class SettingsStore:
         self.answers, bad = _sound_answers(kept_answers)
         self.load, bad_load = _sound_load(kept_load, self.answers)
         if bad or bad_load:
-            kept, names = set_aside(self._path), ", ".join([*bad_load, *bad])
-            self.report = f"Of the settings, the usual ones are used for {names}; the file is {kept.name}."
-            self.save()  # all others stay as they were
+            self._mend([*bad_load, *bad])
+
+    def _mend(self, bad: Sequence[str]) -> None:
+        """Keep the file aside, and in its place the settings of it that can be used."""
+        kept, names = set_aside(self._path), ", ".join(bad)
+        self.report = f"Of the settings, the usual ones are used for {names}; the file is {kept.name}."
+        try:
+            self.save()
+        except ConfigError as error:
+            kept.rename(self._path)  # the next start finds it where it was
+            self.report = f"Of the settings, the usual ones are used for {names}. {error}"
 
     def save(self, *, load: LoadSettings | None = None, answers: AnswerSettings | None = None) -> None:
-        """Keep these (already checked) settings."""
-        self.load = load or self.load
-        self.answers = answers or self.answers
-        data = {"schema": SCHEMA, "load": asdict(self.load), "answers": asdict(self.answers)}
-        write_json(self._path, data)
+        """Keep these (already checked) settings.
+
+        Raises:
+            ConfigError: the disk did not take them; those that were kept before stay.
+        """
+        load, answers = load or self.load, answers or self.answers
+        try:
+            write_json(self._path, {"schema": SCHEMA, "load": asdict(load), "answers": asdict(answers)})
+        except OSError as error:
+            what = "The settings could not be saved"
+            raise ConfigError(refused(what, self._path.parent, error)) from error
+        self.load, self.answers = load, answers

@@ -7,6 +7,7 @@ from html import escape
 from app import words
 from app.engine_status import EngineStatus
 from app.texts import ENGLISH, Texts
+from app.unicode_text import whole_unicode
 from localmoe.core.units import format_bytes
 
 DEMO_NOTICE = "a tiny demo model; choose a real one under Models"
@@ -33,7 +34,8 @@ def header_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
     budget = t("{size} budget", size=format_bytes(status.plan.budget_bytes))
     facts = escape(" · ".join((status.info.device, budget, words.drafting(status, t))))
     toy = f'<span class="lm-muted">{escape(t(DEMO_NOTICE))}</span>' if status.model == "demo" else ""
-    alert = message_html(t(status.error), False)  # of an answer that ran out of memory
+    # of an answer that ran out of memory, and of settings that the disk did not take
+    alert = message_html(t(status.error), False) + message_html(t(status.notice), False)
     return (
         f'<div class="lm-head"><strong>{name}</strong>{_chip("good", t("ready"))}'
         f'<span class="lm-muted" role="status">{facts}</span>{toy}{_remedies(status, t)}</div>{alert}'
@@ -82,7 +84,7 @@ def message_html(text: str, good: bool) -> str:
     if not text:
         return ""
     name, role = ("lm-good", "status") if good else ("lm-alert", "alert")
-    return f'<p class="{name}" role="{role}">{escape(text)}</p>'
+    return f'<p class="{name}" role="{role}">{escape(whole_unicode(text))}</p>'  # it may quote what was typed
 
 
 def news_html(status: EngineStatus, t: Texts = ENGLISH) -> str:

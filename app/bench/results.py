@@ -10,10 +10,11 @@ import re
 import secrets
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.files import set_aside, write_json
+from app.files import refused, set_aside, write_json
 from localmoe.core.errors import LocalMoeError
 
 SCHEMA = 1
@@ -81,12 +82,13 @@ class ResultStore:
         try:
             write_json(self._folder / f"{result_id}.json", whole)
         except OSError as error:
-            raise ResultError(f"The result could not be kept: {error.strerror or error}.") from error
+            raise ResultError(refused("The result could not be kept", self._folder, error)) from error
         with self._lock:
             self._results[result_id] = whole
             self.revision += 1
         for old, _ in self.list()[MAX_KEPT:]:
-            self.delete(old)
+            with suppress(ResultError):  # the new one is kept all the same, and the next one tries again
+                self.delete(old)
         return result_id
 
     def delete(self, result_id: str) -> None:
@@ -99,7 +101,7 @@ class ResultStore:
         try:
             (self._folder / f"{result_id}.json").unlink(missing_ok=True)
         except OSError as error:
-            raise ResultError(f"The result could not be deleted: {error.strerror or error}.") from error
+            raise ResultError(refused("The result could not be deleted", self._folder, error)) from error
         with self._lock:
             self._results.pop(result_id, None)
             self.revision += 1

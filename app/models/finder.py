@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from app.unicode_text import whole_unicode
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.hub.search import SearchHit, find_repo
@@ -67,12 +68,13 @@ class Finder:
         Raises:
             DownloadError: an address that is no model's.
         """
+        text = whole_unicode(text).strip()
         repo = find_repo(text)
         with self._lock:
             self._generation += 1
             revision = self._found.revision + 1
-            self._found = Found(query=text.strip(), phase="searching", revision=revision)
-            args = (self._generation, text.strip(), repo)
+            self._found = Found(query=text, phase="searching", revision=revision)
+            args = (self._generation, text, repo)
         threading.Thread(target=self._search, args=args, name="hub-search", daemon=True).start()
 
     def look_again(self, repo_id: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from app.files import refused
 from app.models.download_queue import DownloadQueue
 from app.models.finder import Finder
 from app.models.fits import Fits
@@ -16,6 +17,7 @@ from app.models.hub_client import HubClient, online_environment
 from app.models.queue_file import Download
 from app.models.shelf import Shelf
 from app.service import ChatService
+from app.unicode_text import check_unicode
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.model_facts import ModelFacts
@@ -85,6 +87,7 @@ class ModelsService:
         if text in ("", BACKGROUND, INSTANT):
             return text or BACKGROUND
         if os.path.isdir(os.path.expanduser(text)):
+            check_unicode("draft", text)  # it may wait in the queue's file
             return os.path.abspath(os.path.expanduser(text))
         named = find_repo(text)
         if named is None:
@@ -184,7 +187,10 @@ class ModelsService:
 
     def remove_token(self) -> str:
         """Forget the token that localmoe keeps."""
-        forget_token()
+        try:
+            forget_token()
+        except OSError as error:
+            raise ConfigError(refused("The token could not be deleted", self.chats.home, error)) from error
         if hub_token() is not None:
             return "Forgotten here; the Hugging Face library or HF_TOKEN has another one, which is used now."
         return "Forgotten."

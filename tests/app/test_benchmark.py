@@ -203,6 +203,28 @@ def test_damaged_results_are_kept_aside(tmp_path: Path) -> None:
     assert result_html(store.list()[0][1], ENGLISH)
 
 
+def test_an_old_result_that_the_disk_does_not_let_go_costs_no_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ResultStore(tmp_path)
+    result = {
+        "kind": "benchmark", "model": "m", "localmoe": "0", "machine": {}, "engine": {}, "rows": [],
+    }  # fmt: skip
+    first = store.add(result)
+
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        raise OSError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("app.bench.results.MAX_KEPT", 1)
+        patch.setattr("app.bench.results.write_json", lambda path, value: path.write_text(json.dumps(value)))
+        patch.setattr(Path, "unlink", refuse)
+        second = store.add(result)
+        assert {result_id for result_id, _ in store.list()} == {first, second}
+        with pytest.raises(ResultError, match="make it writable"):
+            store.delete(first)
+
+
 def test_a_better_drafts_build_pauses_for_a_benchmark_and_goes_on_after_it(tmp_path: Path) -> None:
     loader = FakeLoader(step_s=0.005, improve_s=20.0)
     service = ChatService(tmp_path, loader, lambda: [])

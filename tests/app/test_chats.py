@@ -155,6 +155,24 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
     assert [path.read_text() for path in tmp_path.iterdir()] == [before]
 
 
+def test_a_chat_that_the_disk_does_not_let_go_stays_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ChatStore(tmp_path)
+    chat = store.create((question("one"),))
+
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(ChatSaveError, match=r"deleted in .* \(Read-only file system\): make it writable"):
+            store.delete(chat.id)
+    assert store.list() == [chat]
+    assert store.rename(chat.id, "half \ud800").title == "half"
+    assert ChatStore(tmp_path).get(chat.id).title == "half"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="file modes")
 def test_chats_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     chat = ChatStore(tmp_path).create((question("one"),))

@@ -92,6 +92,13 @@ def test_an_exceptions_place_is_kept_and_its_words_are_not(book: LogBook) -> Non
     assert "the thread answer failed" in book.lines()[0].text and len(heard) == 1
 
 
+def test_a_name_that_is_no_unicode_ends_neither_the_file_nor_the_page(book: LogBook) -> None:
+    logging.getLogger("other").warning("%s is damaged", "/models/caf\udce9")
+    logging.getLogger("app").info("next")
+    assert [line.text for line in book.lines()] == ["/models/caf? is damaged", "next"]
+    assert "/models/caf? is damaged\n" in book.text() and "next\n" in book.text()
+
+
 def test_a_disk_that_refuses_the_file_is_told_of_once_and_memory_goes_on(
     book: LogBook, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ import pytest
 from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
 
+from app.models.finder import Finder
 from app.models.queue_file import Download
 from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.service import ChatService
-from app.status_html import header_html
+from app.status_html import header_html, message_html
 from app.texts import ENGLISH, IN_CHINESE
 from localmoe.core import errors
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
@@ -68,6 +70,32 @@ def test_a_ready_made_draft_is_a_folder_or_is_got_first(models: ModelsService, t
     wait_for(lambda: ready(models, "org/moe"))
     models.chat_with("org/moe")
     assert models.chats.holder.config.draft_dir is None and models.chats.holder.config.improve_draft
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file systems that take any bytes for a name")
+def test_folders_whose_names_are_no_unicode_are_refused_before_anything_is_kept(
+    models: ModelsService, tmp_path: Path
+) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="rename the folder"):
+        models.get("org/moe", then_chat=True, draft=str(folder))
+    with pytest.raises(ConfigError, match="rename the folder"):
+        models.chat_with(str(folder))
+    assert models.queue.view() == () and models.queue.save_error == ""
+    with pytest.raises(ConfigError) as caught:
+        models.draft_for("org/moe", "half \ud800")
+    assert "half ?" in message_html(str(caught.value), False)
+    finder = Finder(lambda action, given: [])
+    finder.search("half \ud800")
+    assert finder.view().query == "half ?"
+    wait_for(lambda: finder.view().phase == "done")
+
+
+def test_a_token_that_the_disk_does_not_let_go_is_one_sentence(models: ModelsService, tmp_path: Path) -> None:
+    (tmp_path / "hub-token").mkdir()  # a folder cannot be unlinked
+    with pytest.raises(ConfigError, match=r"The token could not be deleted in .*: make it writable"):
+        models.remove_token()
 
 
 def test_a_load_that_does_not_fit_offers_what_would_and_one_click_takes_it(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.presets import MAX_PRESETS, Presets
-from app.settings import MAX_SYSTEM_PROMPT, AnswerSettings
+from app.settings import MAX_SYSTEM_PROMPT, AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError
 
 ANSWERS = AnswerSettings(system_prompt="Be brief.", temperature=0.2, top_k=40, max_new_tokens=5)
@@ -52,9 +52,16 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="No space left"):
+    with pytest.raises(ConfigError, match=r"\(No space left on device\): make room there"):
         presets.delete("prompt", "second")
     assert "second" in presets.names("prompt") and MAX_PRESETS == 200
+
+
+def test_what_is_no_unicode_is_mended_and_kept(tmp_path: Path) -> None:
+    presets = Presets(tmp_path / "presets.json")
+    assert presets.save("prompt", "a\ud800b", check_answers({"system_prompt": "x\ud800"})) == "a b"
+    again = Presets(tmp_path / "presets.json")
+    assert (again.report, again.values("prompt", "a b")) == ("", {"system_prompt": "x?"})
 
 
 @pytest.mark.parametrize(

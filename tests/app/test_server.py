@@ -41,7 +41,12 @@ def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
         server.wait("ready")
         second = start(home, "--port", str(server.port))
         assert (second.returncode, second.stdout) == (98, "")
-        assert f"Port {server.port} is taken" in second.stderr and "Traceback" not in second.stderr
+        assert f"Port {server.port} is taken: localmoe is already running at {server.url}" in second.stderr
+        third = start(home, "--port", "0")  # on a port of its own
+        assert (third.returncode, third.stdout) == (1, "")
+        assert f"localmoe is already running at {server.url} " in third.stderr
+        assert third.stderr.count("\n") == second.stderr.count("\n") == 1
+        assert server.health()["status"] == "ready"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 0
     assert not (home / "run" / "server.json").exists()

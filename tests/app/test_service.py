@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from app.jobs import JobRunningError
 from app.requests import request_messages
 from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
+from app.status_html import header_html
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.types import Message
 
@@ -394,6 +397,56 @@ def test_a_load_that_fails_says_why_and_is_not_kept(service: ChatService, tmp_pa
     assert not (tmp_path / "settings.json").exists()
     service.apply_load(LoadSettings())
     wait_for(lambda: service.holder.status().phase == "ready")
+
+
+@pytest.fixture
+def full_disk(service: ChatService) -> Iterator[pytest.MonkeyPatch]:
+    """No file reaches the disk, once the service has begun; `undo` makes room."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        yield patch
+
+
+def test_a_load_succeeds_though_its_settings_cannot_be_kept_and_the_page_says_so(
+    service: ChatService, loader: FakeLoader, full_disk: pytest.MonkeyPatch
+) -> None:
+    service.apply_load(LoadSettings(context="512"))
+    wait_for(lambda: service.holder.status().notice != "")
+    status = service.holder.status()
+    assert status.phase == "ready" and len(loader.engines) == 2 and not loader.engines[1].closed
+    assert status.notice.startswith("The model is loaded. The settings could not be saved in ")
+    assert status.notice.endswith("(No space left on device): make room there and try again.")
+    assert "make room there" in header_html(status)
+    assert (service.load_settings.context, service.store.load.context) == ("512", "auto")
+    full_disk.undo()
+    assert service.apply_load(LoadSettings(context="512")).startswith("Applied")
+    assert service.store.load.context == "512" and service.holder.status().notice == ""
+    assert len(loader.engines) == 2
+
+
+def test_what_was_applied_and_could_not_be_kept_is_told_as_both(
+    service: ChatService, full_disk: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"Applied: .* uses 24\.0 MiB\. The settings could not be saved"):
+        service.apply_load(LoadSettings(vram_budget="24MiB"))
+    plan = service.holder.status().plan
+    assert plan is not None and plan.budget_bytes == 24 << 20
+    assert (service.load_settings.vram_budget, service.store.load.vram_budget) == ("24MiB", "auto")
+    with pytest.raises(ConfigError, match="could not be saved"):  # a build that fills the disk can be ended
+        service.apply_load(LoadSettings(vram_budget="24MiB", better_draft="off"))
+    assert not service.holder.config.improve_draft and service.load_settings.better_draft == "off"
+
+
+def test_answer_settings_that_cannot_be_kept_do_not_hold(
+    service: ChatService, full_disk: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="make room there and try again"):
+        service.set_answers({"temperature": 1.5})
+    assert service.answers.temperature == service.store.answers.temperature == 0.6
 
 
 def test_the_page_is_there_while_the_model_loads_and_shows_how_far(tmp_path: Path) -> None:

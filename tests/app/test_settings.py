@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,61 @@ def test_settings_from_before_the_switch_are_read_and_the_switch_is_kept(tmp_pat
     assert (old.load, old.answers.top_k, old.report) == (LoadSettings("m", "3GiB", "512"), 7, "")
     old.save(load=LoadSettings(better_draft="off"))
     assert SettingsStore(path).load == LoadSettings(better_draft="off")
+
+
+def test_a_full_disk_is_one_sentence_and_what_was_kept_stays_in_memory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SettingsStore(tmp_path / "settings.json")
+    store.save(load=LoadSettings(vram_budget="3GiB"), answers=AnswerSettings(seed=7))
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError) as caught:
+        store.save(load=LoadSettings(vram_budget="4GiB"), answers=AnswerSettings(seed=8))
+    assert str(caught.value) == (
+        f"The settings could not be saved in {tmp_path} (No space left on device): make room there and try "
+        "again."
+    )
+    assert (store.load.vram_budget, store.answers.seed) == ("3GiB", 7)
+    again = SettingsStore(tmp_path / "settings.json")
+    assert (again.load, again.answers, again.report) == (store.load, store.answers, "")
+
+
+def test_a_damaged_setting_on_a_full_disk_leaves_the_file_where_the_next_start_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.json"
+    content = json.dumps({"load": {"model": "m", "context": "wide"}, "answers": {"seed": 7}})
+    path.write_text(content)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    store = SettingsStore(path)
+    assert (store.load, store.answers.seed) == (LoadSettings("m"), 7)
+    assert "context" in store.report and "make room" in store.report
+    assert [found.name for found in tmp_path.iterdir()] == ["settings.json"] and path.read_text() == content
+
+
+def test_a_system_prompt_that_is_no_unicode_is_mended_and_can_be_kept(tmp_path: Path) -> None:
+    answers = check_answers({"system_prompt": "x\ud800y"})
+    assert answers.system_prompt == "x?y"
+    SettingsStore(tmp_path / "settings.json").save(answers=answers)
+    assert SettingsStore(tmp_path / "settings.json").answers.system_prompt == "x?y"
+
+
+@pytest.mark.parametrize("name", ["model", "draft"])
+def test_a_folder_whose_name_is_no_unicode_is_refused(tmp_path: Path, name: str) -> None:
+    wanted = LoadSettings(**{name: "/models/caf\udce9"})
+    with pytest.raises(ConfigError, match=rf"name of the {name}, /models/caf\?, .* rename the folder"):
+        wanted.engine_config(AnswerSettings())
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"load": {name: "a\udce9", "vram_budget": "3GiB"}, "answers": {}}))
+    assert SettingsStore(path).load == LoadSettings(vram_budget="3GiB")
 
 
 def test_settings_are_found_again(tmp_path: Path) -> None:
