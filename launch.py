@@ -579,7 +579,12 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
         " what the machine has).",
         allow_abbrev=False,
     )
-    parser.add_argument("--host", default=HOST, help="address to listen on (default %(default)s)")
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        help="address to listen on: 127.0.0.1, localhost or ::1, as only this computer is let in"
+        " (default %(default)s)",
+    )
     parser.add_argument(
         "--port", type=port_number, default=PORT, help="first port to try (default %(default)s)"
     )

@@ -4,7 +4,7 @@ prompt, ids as they are. Decides no truncation: a prompt that does not fit is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ _VOCABULARIES = {
     "spiece.model",
     "tekken.json",
 }
+_ROOM = 64  # tokens of an answer, in the context that a refusal advises
 
 
 class Encoder(Protocol):
@@ -48,6 +49,7 @@ class PromptEncoder:
     """A model's tokenizer and chat template."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if not any(name in _VOCABULARIES or name.endswith(".tiktoken") for name in names):
             # transformers would make up an empty tokenizer
@@ -76,22 +78,47 @@ class PromptEncoder:
             ContextLengthError: no room is left for an answer.
         """
         if request.prompt_token_ids is not None:
-            return _checked(request.prompt_token_ids, len(self.tokenizer), context)
+            ids = _known(request.prompt_token_ids, len(self.tokenizer))
+            return _fitting(ids, context, self._max_context)
         if request.prompt is not None:
             ids = self._raw(request.prompt)
         elif request.continue_answer:
             ids = self._chat(request.messages[:-1], request.messages[-1].content)
         else:
             ids = self._chat(request.messages)
-        return _checked(ids, None, context)
+        return _fitting(ids, context, self._max_context)
 
     def count(self, text: str) -> int:
-        """Tokens of a text by itself, without a template around it. Any thread may ask."""
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        """Tokens of a text by itself, without a template around it. Any thread may ask.
+
+        Raises:
+            ConfigError: the text is no valid Unicode.
+        """
+        return len(self._tokens(text, add_special_tokens=False, verbose=False))
 
     def _raw(self, prompt: str) -> list[int]:
-        ids: list[int] = self.tokenizer(prompt)["input_ids"]
+        return self._tokens(prompt)
+
+    def _tokens(self, text: str, **options: bool) -> list[int]:
+        """Any text's ids: tokenizers take no lone surrogates, which stand for bytes that are no UTF-8 and for
+        halves of a pair in JSON."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"The prompt holds {text[error.start]!a}, which is no valid Unicode: write it in UTF-8."
+            ) from None
+        ids: list[int] = self.tokenizer(text, **options)["input_ids"]
         return ids
+
+    def _max_context(self) -> int | None:
+        """What the model was made for; None where its config does not say."""
+        try:
+            config = transformers.AutoConfig.from_pretrained(self._folder, trust_remote_code=False)
+        except Exception:  # the prompt is refused anyway; what is wrong with a config is for the load to say
+            return None
+        found = getattr(config.get_text_config(), "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
 
     def _chat(self, messages: Sequence[Message], answer: str = "") -> list[int]:
         """The messages, and the beginning of an answer that is continued.
@@ -111,8 +138,7 @@ class PromptEncoder:
         if answer:
             channels = harmony_marks(self.tokenizer)
             text = text + as_messages(answer) if channels else resumed(text, answer)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self._tokens(text, add_special_tokens=False)
 
 
 class TokenEncoder:
@@ -132,7 +158,7 @@ class TokenEncoder:
         """
         if request.prompt_token_ids is None:
             raise ConfigError("This model has no tokenizer: give the prompt as token ids.")
-        return _checked(request.prompt_token_ids, self._vocab_size, context)
+        return _fitting(_known(request.prompt_token_ids, self._vocab_size), context)
 
     def count(self, text: str) -> int:
         """Raises ConfigError: there are no words to count tokens of."""
@@ -148,18 +174,32 @@ class _Wordless:
         return ""
 
 
-def _checked(ids: Sequence[int], vocab_size: int | None, context: int) -> list[int]:
-    """The ids, if they make a prompt; `vocab_size` None trusts them."""
-    if not ids:
-        raise ConfigError("The prompt is empty: write something.")
-    if vocab_size is not None and not all(0 <= token < vocab_size for token in ids):
+def _known(ids: Sequence[int], vocab_size: int) -> Sequence[int]:
+    """Ids that a user gave, if all are in the vocabulary."""
+    if not all(0 <= token < vocab_size for token in ids):
         raise ConfigError(
             f"A prompt token id lies outside of 0 to {vocab_size - 1}, this model's vocabulary."
         )
+    return ids
+
+
+def _fitting(
+    ids: Sequence[int], context: int, max_context: Callable[[], int | None] = lambda: None
+) -> list[int]:
+    """The ids, if they make a prompt. max_context: the longest that the model can be loaded with, asked for
+    only where it is needed; None: it is not known."""
+    if not ids:
+        raise ConfigError("The prompt is empty: write something.")
     if len(ids) >= context:
+        longest = max_context() or 0
+        remedy = "shorten the prompt"
+        if len(ids) < longest:
+            remedy += f" or load the model with a context of at least {min(len(ids) + _ROOM, longest)}"
+        elif longest:
+            remedy += f", as the model was made for at most {longest} tokens"
         raise ContextLengthError(
             f"The prompt has {len(ids)} tokens, but the context holds {context} and the answer needs "
-            f"room too: shorten the prompt or load the model with a context of at least {len(ids) + 64}."
+            f"room too: {remedy}."
         )
     return list(ids)
 

@@ -10,29 +10,23 @@ from pathlib import Path
 
 from localmoe import __version__
 from localmoe.cli.draft_options import add_draft_options
-from localmoe.cli.lane_options import add_lane_options
+from localmoe.cli.load_options import DEFAULTS, add_load_options, add_target_options, check_load
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
 from localmoe.cli.serve_options import add_serve_options
 from localmoe.cli.simulate_options import add_simulate_options
-from localmoe.cli.tables_options import add_tables_options, joined
-from localmoe.core.config import (
-    ALLOWED_DRAFT_BITS,
-    DrafterName,
-    EngineConfig,
-    SamplingConfig,
-    parse_draft_length,
-)
+from localmoe.cli.tables_options import is_tables, tables_parser
+from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
-from localmoe.core.units import parse_bytes, parse_speed
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's name and its options, which make sense together; bad usage ends the program (exit code
     2)."""
-    args = build_parser().parse_args(joined(sys.argv[1:] if argv is None else argv))
-    if args.command in ("bench", "bench-tables", "simulate"):
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = tables_parser().parse_args(words[2:]) if is_tables(words) else build_parser().parse_args(words)
+    if hasattr(args, "check"):
         args.check(args)
     return args
 
@@ -47,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add(commands, "hw", "what was detected and measured")
     plan = _add(commands, "plan", "what a model needs and how the memory would be divided")
     _add_model(plan)
-    _add_load_options(plan)
+    add_load_options(plan)
     pull = _add(commands, "pull", "download a model from the Hugging Face Hub, or go on with it", json=False)
     _add_pull_options(pull)
     _add(commands, "models", "models on this machine")
@@ -65,7 +59,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_answer_options(serve)
     bench = _add(commands, "bench", "measure policies and draft lengths; bench tables: the papers' tables")
     _add_bench_options(bench)
-    add_tables_options(commands)
     trace = _add(commands, "trace", "record a model's routing, for bench --routing trace:FILE")
     _add_model(trace)
     _add_trace_options(trace)
@@ -96,38 +89,14 @@ def _add_pull_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--discard", action="store_true", help="delete what an unfinished download left")
 
 
-def _add_target_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vram-budget", type=_checked(parse_bytes), metavar="SIZE", help="e.g. 12GiB")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer together")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
-
-
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    _add_target_options(parser)
-    parser.add_argument(
-        "--draft-length", type=_checked(parse_draft_length), default="auto", metavar="auto|N", help="0 is off"
-    )
-    add_lane_options(parser)
-    parser.add_argument("--draft", type=Path, metavar="DIR", help="a draft folder other than the default")
-    parser.add_argument(
-        "--draft-bits", type=int, choices=ALLOWED_DRAFT_BITS, default=4, help="of the default draft"
-    )
-    parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
-    parser.add_argument(
-        "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
-    )
-    parser.add_argument(
-        "--emulated-link", type=_checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
-    )
-
-
 def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT")
     what.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help='lines with "id" and "prompt"')
     parser.add_argument("--raw", action="store_true", help="do not wrap the prompt in the chat template")
-    parser.add_argument("--max-new-tokens", type=int, default=512, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=512, metavar="N", help="of an answer; default: %(default)s"
+    )
     parser.add_argument(
         "--draft-only", action="store_true", help="approximate: the draft answers alone, nothing is verified"
     )
@@ -138,7 +107,12 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_answer_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", default="moe-speq", metavar="NAME", help="an unknown one lists them")
+    parser.add_argument(
+        "--policy",
+        default=DEFAULTS.policy,
+        metavar="NAME",
+        help="what decides which experts are fetched; an unknown one lists them; default: %(default)s",
+    )
     defaults = SamplingConfig()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
     parser.add_argument("--top-p", type=float, default=defaults.top_p)
@@ -146,7 +120,7 @@ def _add_answer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float, default=defaults.min_p)
     parser.add_argument("--repetition-penalty", type=float, default=defaults.repetition_penalty)
     parser.add_argument("--seed", type=int, default=None, metavar="N")
-    _add_load_options(parser)
+    add_load_options(parser)
 
 
 def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -154,17 +128,19 @@ def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=Path, metavar="FILE.jsonl", help="default: 60 prompts that come with localmoe"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="use N prompts only")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="of an answer; default: %(default)s"
+    )
 
 
 def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     _add_prompt_options(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to put the trace")
-    _add_target_options(parser)
+    add_target_options(parser)
     # the target alone is recorded
     parser.set_defaults(
         draft_length=0, draft=None, drafter="self", draft_model=None, emulated_link=None, lanes="vram+link",
-        strict=True, cpu_threads=None, draft_bits=4,
+        strict=True, cpu_threads=None, draft_bits=None,
     )  # fmt: skip
 
 
@@ -179,7 +155,7 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="default: 0,4,auto",
     )
-    _add_load_options(parser)
+    add_load_options(parser)
     shape = parser.add_argument_group("in place of MODEL: random weights of a model's shape, no file")
     shape.add_argument("--shape", metavar="NAME", help="e.g. qwen1.5-moe-a2.7b; an unknown one lists them")
     shape.add_argument("--prompt-tokens", type=int, metavar="N", help="random tokens a prompt; default: 64")
@@ -199,6 +175,7 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse what makes no sense together, and put the settings of the simulation into `args.synthetic`."""
+    check_load(parser, args)
     if (args.model is None) == (args.shape is None):
         parser.error("give either a MODEL or --shape NAME")
     for_shapes = ("prompt_tokens", "routing", "synthetic_acceptance", "synthetic_match")
@@ -216,37 +193,6 @@ def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             args.synthetic = SyntheticSettings(args.routing, args.synthetic_acceptance, args.synthetic_match)
         except ConfigError as error:
             parser.error(str(error))
-
-
-def engine_config(args: argparse.Namespace, *, policy: str = "moe-speq") -> EngineConfig:
-    """The EngineConfig that load options describe.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    return EngineConfig(
-        vram_budget_bytes=args.vram_budget,
-        context=args.context,
-        policy=policy,
-        draft_length=args.draft_length,
-        lanes=args.lanes,
-        strict=args.strict,
-        cpu_threads=args.cpu_threads,
-        drafter=_drafter(args),
-        draft_model=args.draft_model,
-        draft_dir=args.draft,
-        draft_bits=args.draft_bits,
-        emulated_link_bytes_per_s=args.emulated_link,
-        device=args.device,
-        dtype=args.dtype,
-    )
-
-
-def _drafter(args: argparse.Namespace) -> DrafterName:
-    if args.draft_model is not None and args.drafter != "self":
-        raise ConfigError(f"--draft-model and --drafter {args.drafter} exclude each other: leave one out.")
-    drafter: DrafterName = args.drafter if args.draft_model is None else "model"
-    return drafter
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localmoe.cli.arguments import engine_config
 from localmoe.cli.bench_report import COLUMNS, cells
+from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, percent, print_json, print_table
 from localmoe.core.config import DraftLength, GenerationRequest
 from localmoe.core.errors import ConfigError

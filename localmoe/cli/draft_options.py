@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from localmoe.cli.option_types import checked
@@ -42,13 +43,12 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--calibration", type=Path, metavar="FILE", help=".jsonl with a text a line, or any text"
     )
-    group.add_argument("--calibration-tokens", type=int, default=gptq.num_tokens, metavar="N")
-    group.add_argument("--seed", type=int, default=gptq.seed)
+    group.add_argument("--calibration-tokens", type=int, metavar="N", help=f"default: {gptq.num_tokens}")
+    group.add_argument("--seed", type=int, metavar="N", help=f"default: {gptq.seed}")
     group.add_argument(
         "--gate-weighted",
         action=argparse.BooleanOptionalAction,
-        default=gptq.gate_weighted,
-        help="a token counts by the square of its router weight, else once",
+        help="a token counts by the square of its router weight (the default), else once",
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument(
@@ -58,6 +58,19 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="device memory to build in; default: 8GiB",
     )
+    parser.set_defaults(check=partial(_check, parser))
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse what a method that is not calibrated would ignore."""
+    if args.method == "gptq":
+        return
+    for name in ("calibration", "calibration_tokens", "seed", "gate_weighted"):
+        if getattr(args, name) is not None:
+            parser.error(
+                f"--method {args.method} is not calibrated: leave --{name.replace('_', '-')} out, or use "
+                "--method gptq"
+            )
 
 
 def draft_settings(args: argparse.Namespace) -> DraftSettings:
@@ -70,8 +83,8 @@ def draft_settings(args: argparse.Namespace) -> DraftSettings:
     gptq = GptqSettings(
         bits=default.bits if args.bits is None else args.bits,
         group_size=default.group_size if args.group_size is None else args.group_size,
-        num_tokens=args.calibration_tokens,
-        seed=args.seed,
-        gate_weighted=args.gate_weighted,
+        num_tokens=default.num_tokens if args.calibration_tokens is None else args.calibration_tokens,
+        seed=default.seed if args.seed is None else args.seed,
+        gate_weighted=default.gate_weighted if args.gate_weighted is None else args.gate_weighted,
     )
     return DraftSettings(args.method, gptq, args.calibration, args.device, args.vram_budget)

@@ -6,9 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from localmoe.cli.arguments import engine_config, sampling_config
+from localmoe.cli.arguments import sampling_config
+from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, number, percent, print_json
 from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.prompts import Prompt, read_prompts
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
@@ -36,13 +38,19 @@ def run_generate(args: argparse.Namespace) -> None:
     with engine:
         if args.timeline is not None:
             engine.live.record_timeline(_TIMELINE_STEPS)
+        refused = 0
         for prompt, request in zip(prompts, requests, strict=True):
-            if args.json:
-                print_json(_answer(engine, prompt, request))
-            else:
-                _show(engine, prompt, request, titled=len(prompts) > 1)
+            try:
+                _print(args, engine, prompt, request, titled=len(prompts) > 1)
+            except (ConfigError, ContextLengthError) as error:  # of this prompt; the others may be fine
+                if args.prompts is None:
+                    raise
+                refused += 1
+                note(f"localmoe: Prompt {prompt.id!r}: {error}")
         if args.timeline is not None:
             write_trace(args.timeline, engine.live.timeline(), f"localmoe {engine.info().name}")
+    if refused:
+        raise ConfigError(f"{refused} of {len(prompts)} prompts could not be answered: see above.")
 
 
 def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:
@@ -52,6 +60,15 @@ def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig)
     if args.raw:
         return GenerationRequest(prompt=prompt.text, **settings)
     return GenerationRequest(messages=(Message("user", prompt.text),), **settings)
+
+
+def _print(
+    args: argparse.Namespace, engine: Engine, prompt: Prompt, request: GenerationRequest, *, titled: bool
+) -> None:
+    if args.json:
+        print_json(_answer(engine, prompt, request))
+    else:
+        _show(engine, prompt, request, titled=titled)
 
 
 def _answer(engine: Engine, prompt: Prompt, request: GenerationRequest) -> dict[str, object]:
@@ -68,10 +85,11 @@ def _answer(engine: Engine, prompt: Prompt, request: GenerationRequest) -> dict[
 
 
 def _show(engine: Engine, prompt: Prompt, request: GenerationRequest, *, titled: bool) -> None:
-    if titled:
-        sys.stdout.write(f"== {prompt.id}\n")
     event: StreamEvent | None = None
     for event in engine.stream(request):
+        if titled:  # not before it is known that there is an answer
+            sys.stdout.write(f"== {prompt.id}\n")
+            titled = False
         sys.stdout.write(event.text)
         sys.stdout.flush()
     sys.stdout.write("\n")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from localmoe.cli.arguments import parse_arguments
+from localmoe.cli.model_files import check_no_file
+from localmoe.cli.streams import OutputError, drop_stdout, sound_streams
 from localmoe.core.errors import LocalMoeError
 
 _COMMANDS = {
@@ -24,7 +26,7 @@ _COMMANDS = {
     "generate": ("generate", "run_generate"),
     "serve": ("serve", "run_serve"),
     "bench": ("bench", "run_bench"),
-    "bench-tables": ("tables", "run_tables"),
+    "bench tables": ("tables", "run_tables"),
     "trace": ("trace", "run_trace"),
     "simulate": ("simulate", "run_simulate"),
 }
@@ -32,25 +34,33 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = parse_arguments(argv)
-    if args.command != "pull":
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        _run(args.command)(args)
+        with sound_streams():
+            _run(parse_arguments(argv))
     except LocalMoeError as error:
+        if isinstance(error, OutputError):
+            drop_stdout()
         sys.stderr.write(f"localmoe: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of stdout went away; there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return 1
     return 0
 
 
-def _run(command: str) -> Callable[[argparse.Namespace], None]:
-    """The function of a command; imported here so that --help, usage errors and what only looks at files need
+def _run(args: argparse.Namespace) -> None:
+    if args.command != "pull":
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for model in (getattr(args, "model", None), getattr(args, "draft_model", None)):
+        check_no_file(model)
+    _function(args.command)(args)
+
+
+def _function(command: str) -> Callable[[argparse.Namespace], None]:
+    """What runs a command; imported here so that --help, usage errors and what only looks at files need
     no torch."""
     module, function = _COMMANDS[command]
     run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,9 @@ from localmoe.core.units import format_seconds
 
 def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
     """One JSON value on one line of stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    # a terminal that lacks a character gets JSON's own escape of it
+    takes_all = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=not takes_all) + "\n")
     sys.stdout.flush()
 
 

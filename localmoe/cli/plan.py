@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from localmoe.cli.arguments import engine_config
+from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import print_json, print_pairs
 from localmoe.core.units import format_bytes, format_count
 from localmoe.engine.planning import prepare_model

@@ -9,7 +9,8 @@ import signal
 import socket
 from types import FrameType
 
-from localmoe.cli.arguments import engine_config, sampling_config
+from localmoe.cli.arguments import sampling_config
+from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note
 from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine

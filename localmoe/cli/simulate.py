@@ -13,6 +13,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
 from localmoe.engine.random_source import RandomSource
+from localmoe.engine.settings import choose_context
 from localmoe.engine.sources import CheckpointSource, ModelSource
 from localmoe.engine.what_if import best_hits, card_plan, summary_of
 from localmoe.hardware.cards import Card, find_card
@@ -44,7 +45,8 @@ def run_simulate(args: argparse.Namespace) -> None:
     policies = [check_policy(name) for name in args.policy or POLICIES]
     footprint, stored_bytes = _footprint(args)
     card = None if args.card is None else find_card(args.card)
-    machine, lengths = _machine(args, footprint, card, stored_bytes)
+    context = _context(args, footprint)
+    machine, lengths = _machine(args, footprint, card, context, stored_bytes)
     rows = []
     for length in lengths:
         best: int | None = None
@@ -82,6 +84,23 @@ def _footprint(args: argparse.Namespace) -> tuple[ModelFootprint, int]:
     return footprint, source.stored_dtype.itemsize
 
 
+def _context(args: argparse.Namespace, footprint: ModelFootprint) -> int:
+    """Tokens that a text may have.
+
+    Raises:
+        ConfigError: they are more than the model was made for, or answers would be longer.
+    """
+    context = choose_context(args.context, footprint)
+    if args.prompt_tokens + args.max_new_tokens > context:
+        longer = footprint.max_context
+        remedy = f", or a --context of up to {longer}" if context < longer else ""
+        raise ConfigError(
+            f"A prompt of {args.prompt_tokens} tokens and an answer of {args.max_new_tokens} do not fit the "
+            f"context of {context}: use a smaller --prompt-tokens or --max-new-tokens{remedy}."
+        )
+    return context
+
+
 def _windows(args: argparse.Namespace, footprint: ModelFootprint, length: int) -> Iterator[Prompt | Window]:
     tokens = SyntheticModel(
         args.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
@@ -99,7 +118,7 @@ def _windows(args: argparse.Namespace, footprint: ModelFootprint, length: int) -
 
 
 def _machine(
-    args: argparse.Namespace, footprint: ModelFootprint, card: Card | None, stored_bytes: int
+    args: argparse.Namespace, footprint: ModelFootprint, card: Card | None, context: int, stored_bytes: int
 ) -> tuple[Machine, list[int]]:
     """The machine, and the draft lengths that are possible on it.
 
@@ -113,7 +132,7 @@ def _machine(
     )
     if card is not None:
         wanted = args.drafter == "self" and any(lengths)
-        plan = card_plan(footprint, card, args.context, stored_bytes, drafting=wanted)
+        plan = card_plan(footprint, card, context, stored_bytes, drafting=wanted)
         num_slots = args.slots or plan.num_slots
         rates = Rates(args.memory or card.rates.device_bytes_per_s, args.link or card.rates.link_bytes_per_s)
         if wanted and not plan.drafting:

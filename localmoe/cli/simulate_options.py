@@ -6,6 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from localmoe.cli.load_options import DEFAULT_CONTEXT
 from localmoe.cli.option_types import at_least, checked, fixed_draft_lengths
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings, parse_routing, parse_share
@@ -31,7 +32,11 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         "--cpu", type=checked(parse_speed), metavar="SPEED",
         help="at which the CPU computes missing experts, e.g. 60GB/s; default: it does not",
     )  # fmt: skip
-    machine.add_argument("--context", type=checked(at_least(16)), default=4096, metavar="N")
+    machine.add_argument(
+        "--context", type=checked(at_least(16)), metavar="N",
+        help=f"tokens of prompt and answer together; default: {DEFAULT_CONTEXT}, or the model's own limit if "
+        "that is less",
+    )  # fmt: skip
     machine.add_argument("--layer-by-layer", action="store_true", help="as on a CPU, not in whole passes")
     run = parser.add_argument_group("what runs on it")
     run.add_argument("--policy", action="append", metavar="NAME", help="repeat to compare; default: all")
@@ -43,9 +48,18 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         help="default: 0,4",
     )
     run.add_argument("--drafter", choices=DRAFTERS, default="self", help="prompt-lookup routes no experts")
-    run.add_argument("--answers", type=checked(at_least(1)), default=4, metavar="N")
-    run.add_argument("--prompt-tokens", type=checked(at_least(1)), default=64, metavar="N")
-    run.add_argument("--max-new-tokens", type=checked(at_least(2)), default=128, metavar="N")
+    for name, least, default, text in (
+        ("--answers", 1, 4, "how many"),
+        ("--prompt-tokens", 1, 64, "of each answer's prompt"),
+        ("--max-new-tokens", 2, 128, "of each answer"),
+    ):
+        run.add_argument(
+            name,
+            type=checked(at_least(least)),
+            default=default,
+            metavar="N",
+            help=f"{text}; default: {default}",
+        )
     parser.set_defaults(check=partial(_check, parser))
 
 

@@ -12,20 +12,19 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_speed
 
-COMMAND = "bench-tables"  # what "bench tables" is parsed as
+COMMAND = "bench tables"  # two words, so no choice of the parser of the others
 EMULATED_LINK = 100e6  # bytes a second, of the embedded model on a CPU
 
 
-def joined(argv: Sequence[str]) -> list[str]:
-    """The words of a command line, "bench tables" as one."""
-    words = list(argv)
-    return [COMMAND, *words[2:]] if words[:2] == ["bench", "tables"] else words
+def is_tables(words: Sequence[str]) -> bool:
+    """Whether a command line is this command's."""
+    return list(words[:2]) == COMMAND.split()
 
 
-def add_tables_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command itself, which --help does not list: it is written as two words."""
+def tables_parser() -> argparse.ArgumentParser:
+    """The parser of what follows the command."""
     text = "measure the papers' tables on this machine, or write the page that shows them"
-    parser = commands.add_parser(COMMAND, prog="localmoe bench tables", description=text)
+    parser = argparse.ArgumentParser(prog=f"localmoe {COMMAND}", description=text)
     parser.add_argument(
         "results", type=Path, nargs="*", metavar="RESULTS.json", help="with --render: files to read"
     )
@@ -42,7 +41,8 @@ def add_tables_options(commands: argparse._SubParsersAction[argparse.ArgumentPar
     what.add_argument("--max-new-tokens", type=checked(at_least(4)), default=32, metavar="N")
     what.add_argument("--draft-length", type=checked(at_least(1)), default=4, metavar="N", help="where fixed")
     _add_subjects(parser)
-    parser.set_defaults(check=partial(_check, parser))
+    parser.set_defaults(command=COMMAND, check=partial(_check, parser))
+    return parser
 
 
 def _add_subjects(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from localmoe.cli.arguments import engine_config
+from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError

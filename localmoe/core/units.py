@@ -13,6 +13,8 @@ _FACTORS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+# "Gb", "Gbit", "Gbps", "60 bit": networks are rated in bits; an all-lower-case "gb" is a careless GB
+_BITS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTkmgt]i?)?(?:[Bb]its?|bps)|([KMGT]i?)?b)\s*")
 
 
 def parse_bytes(text: str) -> int:
@@ -32,13 +34,24 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_speed(text: str) -> float:
-    """Bytes a second of "2GB/s" (the "/s" may be left out).
+    """Bytes a second of "2GB/s" (the "/s" may be left out, the unit may not).
 
     Raises:
-        ConfigError: the text is no speed.
+        ConfigError: the text is no speed, names no unit, or is in bits.
     """
     bare = text.strip()
     bare = bare[:-2] if bare.lower().endswith("/s") else bare
+    bits = _BITS.fullmatch(bare)
+    if bits is not None and math.isfinite(float(bits.group(1))):
+        unit = f"{(bits.group(2) or bits.group(3) or '').capitalize()}B/s"
+        raise ConfigError(
+            f"'{text}' is a speed in bits: write it in bytes, as {float(bits.group(1)) / 8:g}{unit}."
+        )
+    number = _NUMBER.fullmatch(bare)
+    if number is not None and not number.group(2):
+        raise ConfigError(
+            f"'{text}' is not a speed, as it names no unit: write for example 25GB/s or 500MB/s."
+        )
     try:
         return float(parse_bytes(bare))
     except ConfigError:

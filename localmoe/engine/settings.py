@@ -59,7 +59,7 @@ def choose_context(requested: int | None, footprint: ModelFootprint) -> int:
     if requested > footprint.max_context:
         raise ConfigError(
             f"{footprint.name} was made for at most {footprint.max_context} tokens of context, "
-            f"not {requested}."
+            f"not {requested}: use {footprint.max_context} or fewer."
         )
     return requested
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_tokenizers import DEMO, copy_tokenizer
 
-from localmoe.chat.prompt import PromptEncoder
+from localmoe.chat.prompt import PromptEncoder, TokenEncoder
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
 from localmoe.core.types import Message
@@ -120,6 +120,50 @@ def test_a_prompt_has_to_leave_room_for_at_least_one_token(encoder: PromptEncode
         encoder.encode(request, length + spare)
     assert f"{length} tokens" in str(caught.value)
     assert f"holds {length + spare}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "advised"), [(64, 128), (959, 1023), (1000, 1024), (1023, 1024)])
+def test_a_context_is_advised_that_the_model_was_made_for(
+    encoder: PromptEncoder, length: int, advised: int
+) -> None:
+    request = GenerationRequest(prompt_token_ids=(5,) * length)
+    with pytest.raises(ContextLengthError, match=f"with a context of at least {advised}\\."):
+        encoder.encode(request, 64)
+    assert len(encoder.encode(request, advised)) == length
+
+
+def test_what_no_context_of_the_model_holds_can_only_be_shortened(
+    encoder: PromptEncoder, tmp_path: Path
+) -> None:
+    request = GenerationRequest(prompt_token_ids=(5,) * 1024)
+    for context in (64, 1024):
+        with pytest.raises(ContextLengthError) as caught:
+            encoder.encode(request, context)
+        assert str(caught.value).endswith(
+            "shorten the prompt, as the model was made for at most 1024 tokens."
+        )
+    copy_tokenizer(tmp_path)
+    without = PromptEncoder(tmp_path)
+    (tmp_path / "config.json").unlink()
+    for unknown in (without, TokenEncoder(64)):
+        with pytest.raises(ContextLengthError, match=r"room too: shorten the prompt\.$"):
+            unknown.encode(request, 64)
+
+
+@pytest.mark.parametrize("text", ["a\udcffb", "a\ud800b", "\udfff"])
+def test_text_that_is_no_unicode_is_refused(encoder: PromptEncoder, tmp_path: Path, text: str) -> None:
+    bare = with_template(tmp_path, None)
+    lone, answer = (Message("user", text),), Message("assistant", text)
+    for request in (
+        GenerationRequest(prompt=text),
+        GenerationRequest(messages=lone),
+        GenerationRequest(messages=(*CHAT, answer), continue_answer=True),
+    ):
+        for one in (encoder, bare):
+            with pytest.raises(ConfigError, match=r"holds '\\ud...', which is no valid Unicode"):
+                one.encode(request, 4096)
+    with pytest.raises(ConfigError, match="no valid Unicode"):
+        encoder.count(text)
 
 
 def test_an_empty_prompt_is_refused(encoder: PromptEncoder) -> None:

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from localmoe.cli.main import main
+from localmoe.engine.settings import DEFAULT_CONTEXT
 from localmoe.prefetch.registry import POLICIES
 
 STATS_KEYS = {
@@ -234,7 +235,8 @@ def test_a_prompt_longer_than_the_context_is_refused(capsys: pytest.CaptureFixtu
     [
         ("--draft-length", "-1"), ("--draft-length", "65"), ("--draft-length", "many"),
         ("--vram-budget", "lots"),
-        ("--vram-budget", "-5GiB"), ("--emulated-link", "fast"), ("--device", "tpu"), ("--dtype", "int4"),
+        ("--vram-budget", "-5GiB"), ("--emulated-link", "fast"), ("--emulated-link", "12"),
+        ("--emulated-link", "60Gb/s"), ("--device", "tpu"), ("--dtype", "int4"),
         ("--nonsense", "1"),
     ],
 )  # fmt: skip
@@ -269,6 +271,66 @@ def test_a_prompts_file_that_is_none_gets_one_sentence(
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
     assert str(path) in refused(capsys, "generate", "demo", "--prompts", str(path))
+
+
+def test_a_prompt_that_cannot_be_used_is_named_and_the_others_are_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    texts = {"first": "hello", "odd": "a\ud800b", "long": "word " * 400, "last": "who are you?"}
+    path.write_text("".join(json.dumps({"id": key, "prompt": texts[key]}) + "\n" for key in texts))
+    argv = ("generate", "demo", "--prompts", str(path), "--max-new-tokens", "2", "--context", "64")
+    code, out, err = run(capsys, *argv, "--device", "cpu")
+    said = [line for line in err.splitlines() if line.startswith("localmoe: ")]
+    assert code == 1 and "Traceback" not in err
+    assert [line for line in out.splitlines() if line.startswith("== ")] == ["== first", "== last"]
+    assert "Prompt 'odd': The prompt holds '\\ud800', which is no valid Unicode" in said[0]
+    assert "Prompt 'long': The prompt has" in said[1]
+    assert said[2:] == ["localmoe: 2 of 4 prompts could not be answered: see above."]
+
+
+def test_a_prompt_that_is_no_unicode_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "generate", "demo", "--prompt", "a\udcffb", "--device", "cpu")
+    assert "no valid Unicode" in sentence
+
+
+def test_a_file_in_the_place_of_a_model_is_refused_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, words in (
+        ("model.GGUF", "is a GGUF file"),
+        ("model.safetensors", "is a file: give"),
+    ):
+        (tmp_path / name).write_bytes(b"")
+        for argv in (("plan",), ("rm",), ("generate", "--prompt", "x"), ("plan", "demo", "--draft-model")):
+            assert words in refused(capsys, *argv, str(tmp_path / name))
+
+
+def test_an_unknown_command_lists_those_that_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("frob", "bench-tables"):
+        listed = usage_error(capsys, word).partition("choose from")[2]
+        assert "generate" in listed and "bench-tables" not in listed
+
+
+def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    defaults = {
+        "--context": f"default: {DEFAULT_CONTEXT}, or the model's own limit",
+        "--draft-length": "default: auto",
+        "--draft-bits": "default: 4",
+        "--vram-budget": "default: what is free",
+    }
+    answers = {**defaults, "--policy": "default: moe-speq"}
+    for command, named in (
+        ("plan", defaults),
+        ("serve", answers),
+        ("generate", {**answers, "--max-new-tokens": "default: 512"}),
+        ("simulate", {"--context": f"default: {DEFAULT_CONTEXT}", "--max-new-tokens": "default: 128"}),
+    ):
+        code, out, _ = run(capsys, command, "--help")
+        options = " ".join(out.partition("\noptions:")[2].split())
+        for option, text in named.items():
+            told = options.partition(f" {option} ")[2].partition(" --")[0]
+            assert code == 0 and text in told, (command, option)
 
 
 def test_the_embedded_model_cannot_be_deleted(capsys: pytest.CaptureFixture[str]) -> None:

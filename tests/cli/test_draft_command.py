@@ -128,6 +128,40 @@ def test_values_that_no_option_has_are_usage_errors(
     assert not calls
 
 
+@pytest.mark.parametrize("method", ["rtn", "nf4"])
+@pytest.mark.parametrize(
+    "options",
+    [("--calibration", "x"), ("--calibration-tokens", "65536"), ("--seed", "0"), ("--no-gate-weighted",)],
+)
+def test_a_method_that_is_not_calibrated_takes_no_calibration(
+    method: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str], calls: list[Call]
+) -> None:
+    code, out, err = run(capsys, "draft", "demo", "--method", method, *options)
+    assert (code, out, calls) == (2, "", []) and f"--method {method} is not calibrated" in err
+
+
+@pytest.mark.parametrize("files", ["quantize_config.json", "config.json", "nf4", "none", "broken"])
+def test_bits_that_the_draft_folder_has_not_are_refused(
+    files: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "quantize_config.json": {"quantize_config.json": {"bits": 4, "group_size": 128}},
+        "config.json": {"config.json": {"quantization_config": {"bits": 4, "quant_method": "gptq"}}},
+        "nf4": {"config.json": {"quantization_config": {"load_in_4bit": True}}},
+        "broken": {"quantize_config.json": {"bits": "4"}},
+    }
+    for name, content in settings.get(files, {}).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    # there is no such model, so what gets past the options is refused with exit code 1
+    argv = ("generate", str(tmp_path / "none"), "--prompt", "x", "--draft", str(tmp_path), "--draft-bits")
+    code, out, err = run(capsys, *argv, "3")
+    if files in ("none", "broken"):
+        assert code == 1 and "neither a folder" in err
+    else:
+        assert (code, out) == (2, "") and "--draft-bits 3 contradicts" in err and "of 4 bits" in err
+    assert run(capsys, *argv, "4")[0] == 1
+
+
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [

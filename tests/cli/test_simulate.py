@@ -74,6 +74,14 @@ def test_a_card_says_how_many_slots_there_are_and_whether_a_draft_fits(
     assert found["rows"][0]["prefetched_per_token"] == 0.0, "such a drafter routes nothing"
 
 
+def test_the_context_is_the_models_own_where_that_is_shorter(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--routing", "sticky:0.4", "--model", "demo", "--card", "rtx-4090", *SMALL)
+    argv = (*argv, "--policy", "on-demand")
+    assert run(capsys, *argv)[0] == 0
+    code, _, err = run(capsys, *argv, "--context", "1025")
+    assert code == 1 and "at most 1024 tokens of context, not 1025: use 1024 or fewer." in err
+
+
 def test_a_cpu_that_computes_experts_makes_answers_faster(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--routing", "sticky:0.5", "--shape", "qwen1.5-moe-a2.7b", "--card", "rtx-4060", *SMALL)
     argv = (*argv, "--policy", "on-demand", "--draft-lengths", "0")
@@ -110,6 +118,13 @@ def test_a_cpu_that_computes_experts_makes_answers_faster(capsys: pytest.Capture
         (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--slots", "0"), 2, "at least 1"),
         (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--answers", "x"), 2, "whole number"),
         (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--match", "2"), 2, "from 0 to 1"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--max-new-tokens", "999999999"), 1,
+         "answer of 999999999 do not fit the context of 4096: use a smaller --prompt-tokens or "
+         "--max-new-tokens."),
+        (("--routing", "uniform", "--shape", "mixtral-8x7b", *MACHINE, "--prompt-tokens", "5000"), 1,
+         "or a --context of up to 32768."),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--link", "25"), 2, "names no unit"),
+        (("--routing", "uniform", "--shape", "olmoe-1b-7b", *MACHINE, "--cpu", "60Gb/s"), 2, "7.5GB/s"),
         (("--trace", "/nowhere.npz", "--shape", "olmoe-1b-7b", *MACHINE), 1, "cannot be read"),
     ],
 )  # fmt: skip

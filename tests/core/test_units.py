@@ -65,16 +65,37 @@ def test_any_text_is_either_read_or_refused_in_one_sentence(text: str) -> None:
 
 
 @given(
-    st.integers(1, 999), st.sampled_from(["KB", "MB", "GB", "GiB"]), st.sampled_from(["/s", "/S", "", " /s"])
+    st.integers(1, 999),
+    st.sampled_from(["B", "KB", "MB", "gb", "GB", "GiB"]),
+    st.sampled_from(["/s", "/S", "", " /s"]),
 )
 def test_a_speed_is_a_size_a_second(number: int, unit: str, ending: str) -> None:
-    assert parse_speed(f"{number}{unit}{ending}") == number * FACTORS[unit]
+    assert parse_speed(f"{number}{unit}{ending}") == number * {**FACTORS, "gb": 10**9}[unit]
 
 
 @pytest.mark.parametrize("text", ["", "/s", "fast", "2GB/h", "2GB/s/s", "0/s", "-2GB/s", "infGB/s"])
 def test_what_is_no_speed_is_refused_as_a_speed(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a speed"):
         parse_speed(text)
+
+
+@pytest.mark.parametrize("text", ["12", " 25 ", "60/s", "0.5"])
+def test_a_speed_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="names no unit: write for example 25GB/s"):
+        parse_speed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("60Gb/s", "7.5GB/s"), ("60 Gbit/s", "7.5GB/s"), ("100gbit", "12.5GB/s"), ("1Gbps", "0.125GB/s"),
+        ("800Mb", "100MB/s"), ("8Gib/s", "1GiB/s"), ("16b/s", "2B/s"),
+    ],
+)  # fmt: skip
+def test_a_speed_in_bits_is_refused_with_the_same_in_bytes(text: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"in bits: write it in bytes, as {meant}\\.") as refused:
+        parse_speed(text)
+    assert repr(text) in str(refused.value) and parse_speed(meant) > 0
 
 
 def test_numbers_are_printed_for_people() -> None:

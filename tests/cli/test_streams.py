@@ -1,0 +1,100 @@
+"""What is printed arrives whole, whatever stdout is, or the command says in one sentence that it cannot."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localmoe.cli.main import main
+from localmoe.cli.output import note, print_json, print_table
+from localmoe.cli.streams import sound_streams
+
+TEXT = "日本 \N{GRINNING FACE} é"
+
+
+class _Refusing(io.RawIOBase):
+    """A file that takes nothing, until it is let go."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error: OSError | None = error
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        return len(data)
+
+
+class _Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("command", [("models",), ("models", "--json"), ("--version",)])
+def test_a_full_disk_is_one_sentence(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = _Refusing(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8"))
+    assert main(command) == 1
+    raw.error = None
+    err = capsys.readouterr().err
+    assert err.startswith("localmoe: What is printed cannot be written (No space left on device): ")
+    assert err.count("\n") == 1
+
+
+def test_a_reader_that_went_away_is_told_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = _Refusing(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8"))
+    assert main(("models", "--json")) == 1
+    raw.error = None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_command_runs_where_stdout_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(("models",)) == main(("models", "--json")) == 0
+
+
+def test_the_refusal_of_another_file_is_not_taken_for_that_of_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FileNotFoundError), sound_streams():
+        (tmp_path / "none" / "file").write_text("text")
+
+
+def test_files_and_pipes_get_utf_8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="cp1252"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="ascii"))
+    with sound_streams():
+        print_json({"text": TEXT, "id": "a\ud800b"})
+        print(TEXT)
+        print_table(None, [TEXT], [])
+        note(TEXT)
+        sys.stderr.flush()
+    lines = out.getvalue().decode("utf-8").splitlines()
+    assert json.loads(lines[0]) == {"text": TEXT, "id": "a\ud800b"} and TEXT in lines[0]
+    assert lines[1] == TEXT and any(TEXT in line for line in lines[2:])
+    assert err.getvalue().decode("utf-8").splitlines() == [TEXT]
+
+
+def test_what_a_terminal_has_no_character_for_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = _Terminal()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="cp1252"))
+    with sound_streams():
+        print_json({"text": TEXT})
+        print(TEXT)
+    first, second = out.getvalue().decode("cp1252").splitlines()
+    assert json.loads(first) == {"text": TEXT}
+    assert second == "\\u65e5\\u672c \\U0001f600 é"
