@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ collect_ignore_glob = (
 )
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _MAC_BROWSER = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+_WITHOUT_GPU = ("app", "chat", "cli", "engine", "launch", "server", "tables")  # folders, see below
 TinyModel = tuple[Path, Any]
 
 
@@ -59,7 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order_files(items)
     skips = {}
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        skips["interpreted"] = pytest.mark.skip(reason="kernels are not interpreted where there is a GPU")
+    else:
         skips["gpu"] = pytest.mark.skip(reason="no CUDA device was found")
     if not _has_browser():
         skips["browser"] = pytest.mark.skip(reason="no Chromium or Chrome is installed")
@@ -67,6 +71,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, mark in skips.items():
             if item.get_closest_marker(name):
                 item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What loads engines by their defaults finds no GPU, here and in processes that it starts, unless it is
+    marked for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in _WITHOUT_GPU and not item.get_closest_marker("gpu") and torch.cuda.is_available():
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return (yield)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported stays: else each full collection looks at all of it, 5 % of the time
 
 
 def _has_browser() -> bool:

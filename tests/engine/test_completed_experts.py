@@ -50,11 +50,10 @@ def with_lane(parts: EngineParts) -> Iterator[DeviceLane]:
         lane.close()
 
 
+@pytest.mark.interpreted
 def test_what_both_had_a_part_in_is_whole_when_the_pass_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("kernels are not interpreted here")
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 1000)))
     prepared = prepared_for_kernels(tmp_path, "mixtral", num_hidden_layers=LAYERS, vocab_size=256)
     parts = assemble(prepared, PLAIN, progress=None, cancel=None)

@@ -34,6 +34,7 @@ class Lane:
         self.closed += 1
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("error", [AttributeError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_nothing(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +70,7 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_noth
     assert told_error.value.__traceback__ is not None, "somebody still holds the error"
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "architecture", ["qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "gpt_oss"]
 )

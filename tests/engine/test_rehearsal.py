@@ -88,12 +88,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return found
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_twin_launches_what_the_model_does(
     architecture: str, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("kernels are not interpreted here")
     types = {"layer_types": ["sliding_attention", "full_attention"] * 3} if architecture == "gpt_oss" else {}
     prepared = prepared_for_kernels(tmp_path, architecture, CONFIG, num_hidden_layers=6, **types)
     if architecture == "olmoe":  # as if its routing were simulated
@@ -134,6 +133,7 @@ def test_a_twin_is_small_beside_its_model(tmp_path: Path) -> None:
     assert Twin.of(grown, None, lane=True).num_bytes == twin.num_bytes + 200
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("compiled", [False, True])
 def test_passes_are_gone_through_to_compile_unless_that_was_done(
     compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,6 +285,7 @@ def test_a_twin_is_rehearsed_where_kernels_are_missing_and_memory_is_not(
     assert strict is not None and strict.draft is None and not strict.lane
 
 
+@pytest.mark.interpreted
 def test_a_loaded_model_has_the_stamp_that_was_looked_for_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ class Whim(FixedGovernor):
     st.sets(st.integers(0, 3), max_size=1), st.booleans(), st.sampled_from([GREEDY, GREEDY, "sampled"]),
 )  # fmt: skip
 # the first draft of a step runs when its predecessor turns out to have brought the last expert into a slot
+@pytest.mark.interpreted
 @example(1, 12, 0.0, 8, MoeSpeqPolicy, set(), False, GREEDY)
 def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
     seed: int, slots: int, agreement: float, limit: int, make: type[Policy], end: set[int], record: bool,
@@ -112,6 +113,7 @@ def test_drafts_may_end_anywhere_and_any_part_of_them_may_be_verified(
         assert sum(span.lane == "draft" for span in spans) == drafts
 
 
+@pytest.mark.interpreted
 def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_expects_to_want_it() -> None:
     asked: list[tuple[int, int, int]] = []
 
@@ -134,6 +136,7 @@ def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_ex
     steps.close()
 
 
+@pytest.mark.interpreted
 def test_a_steps_first_draft_is_issued_behind_the_verify_pass_and_dropped_if_none_is_wanted() -> None:
     def run(length: int | Governor, limit: int, end: set[int]) -> tuple[Rig, list[int], list[int]]:
         rig = Rig(Table(agreement=1.0, seed=6), 5)

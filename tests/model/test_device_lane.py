@@ -124,6 +124,7 @@ def test_threads_that_ended_are_noticed_before_a_pass(lane: DeviceLane) -> None:
     assert not lane.on and "given up" in lane.failure
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("length", [0, 3])
 @pytest.mark.parametrize("fails_at", [1, 4, 9])
 def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: int, fails_at: int) -> None:

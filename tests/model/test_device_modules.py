@@ -148,7 +148,10 @@ def test_the_rotary_embedding_is_right_at_every_position(architecture: str) -> N
     for ids, expected in zip(positions, wanted, strict=True):
         got = model.model.rotary_emb(x, position_ids=ids)
         pairs = zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
-        assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+        for mine, theirs in pairs:  # a GPU computes sine and cosine otherwise than the table was made
+            torch.testing.assert_close(
+                mine, theirs, **({} if DEVICE.type == "cuda" else {"rtol": 0, "atol": 0})
+            )
 
 
 class LikeGemmaRMSNorm(nn.Module):

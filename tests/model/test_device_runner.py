@@ -33,6 +33,8 @@ from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 from localmoe.speculative.governor import FixedGovernor
 
+pytestmark = pytest.mark.interpreted
+
 
 @settings(max_examples=40, deadline=None)
 @given(

@@ -17,6 +17,7 @@ from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 
 
+@pytest.mark.interpreted
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=24),
@@ -41,6 +42,7 @@ def test_plain_steps_run_behind_each_other_between_others_and_an_answer_may_end_
     rig.experts.check()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("make", "behind"), [(OnDemandPolicy, True), (HastyPolicy, False)])
 def test_passes_run_behind_each_other_unless_a_copy_is_wanted(make: type[Policy], behind: bool) -> None:
     rig = Rig(Table(seed=2), 5, make)

@@ -93,7 +93,7 @@ def test_every_expert_is_filled_and_differs_from_the_others(architecture: str) -
             record = store.record(ExpertKey(layer, expert)).float()
             assert record.numel() == skeleton.experts[layer].layout.elements
             assert float(record.std()) == pytest.approx(SPREAD, rel=0.05)
-            assert float((record == 0).float().mean()) < 1e-3, "part of the record was not filled"
+            assert (record.view(-1, 64) != 0).any(dim=1).all(), "part of the record was not filled"
             seen.append(record)
     for i, record in enumerate(seen):
         assert all(not torch.equal(record, other) for other in seen[:i])

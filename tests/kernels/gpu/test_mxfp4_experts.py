@@ -107,7 +107,7 @@ class Both:
 )
 def test_outputs_are_those_of_16_bit_weights(hidden: int, inner: int, activation: Activation) -> None:
     made = Both(hidden, inner, activation)
-    for tokens in (1, 5, 37):
+    for tokens in (1, 37):
         wanted = made.run(made.weights, made.plain, tokens, [])
         assert wanted.isfinite().all() and (wanted != 0).any()
         found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
