@@ -16,7 +16,14 @@ from localmoe.kernels.lowbit import LowBitExperts
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SILU = Activation("silu")
 OAI = Activation("swiglu_oai", 1.702, 7.0)
-BIG = Tile(rows=32, vectors=32, depth=2)  # few programs: the interpreter pays by the program
+
+
+def tile_of(rows: int, vectors: int, depth: int) -> Tile | None:
+    """A tile for the interpreter; on a GPU the built-in choice, as others may take minutes to compile."""
+    return None if DEVICE.type == "cuda" else Tile(rows, vectors, depth)
+
+
+BIG = tile_of(rows=32, vectors=32, depth=2)  # few programs: the interpreter pays by the program
 # Relative to the norm of the result. Float32 sums hold a code beside a number of up to 2^12. Hidden values
 # and the result are each rounded to the dtype; the interpreter cuts bfloat16 off where hardware rounds.
 TOLERANCE = {torch.float32: 5e-4, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}

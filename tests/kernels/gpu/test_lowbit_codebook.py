@@ -20,10 +20,11 @@ from lowbit_cases import (
     random_experts,
     random_inputs,
     reference,
+    tile_of,
 )
 
 from localmoe.kernels.codes import quantize_rtn
-from localmoe.kernels.gpu.lowbit_experts import Tile, lowbit_moe
+from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.lowbit import LowBitExperts
 
 
@@ -64,7 +65,7 @@ def test_any_shape_and_tile_gives_the_same_result(
     sizes = (4, 5 * width, 3 * inner)
     experts = random_experts(sizes, 4, 64, seed, biased=seed % 2 == 0, indexed=indexed, codebook=True)
     x, index, weights = random_inputs(1, top_k, experts, torch.float32, seed)
-    tile = Tile(64, vectors, depth)
+    tile = tile_of(64, vectors, depth)
     got = lowbit_moe(x, experts, index, weights, activation=SILU, gate_up_tile=tile, down_tile=tile)
     assert_close(got, reference(x, experts, index, weights, SILU))
 

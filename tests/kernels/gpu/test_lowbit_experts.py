@@ -23,10 +23,11 @@ from lowbit_cases import (
     random_experts,
     random_inputs,
     reference,
+    tile_of,
 )
 
 from localmoe.kernels.activations import Activation, ActivationKind
-from localmoe.kernels.gpu.lowbit_experts import Tile, choose_down_tile, choose_gate_up_tile, lowbit_moe
+from localmoe.kernels.gpu.lowbit_experts import choose_down_tile, choose_gate_up_tile, lowbit_moe
 from localmoe.kernels.lowbit import LowBitExperts
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -40,19 +41,30 @@ def fresh_memory_is_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES = [
     # (E, H, I), bits, group, T, K, dtype, biased, activation, gate_up tile, down tile
     ((5, 256, 96), 4, 128, 2, 4, torch.bfloat16, False, SILU, BIG, BIG),
-    ((3, 2880, 40), 4, 128, 1, 4, torch.float32, True, OAI, Tile(8, 32, 3), Tile(128, 8, 1)),
-    ((4, 64, 1408), 4, 128, 1, 2, torch.float32, False, SILU, Tile(128, 32, 1), Tile(16, 16, 3)),
-    ((4, 160, 96), 4, 32, 3, 6, torch.float16, True, OAI, BIG, Tile(64, 16, 1)),
-    ((6, 200, 88), 4, 64, 1, 8, torch.float32, False, Activation("gelu_tanh"), BIG, Tile(32, 4, 2)),
-    ((3, 320, 100), 4, 256, 2, 1, torch.float32, True, Activation("relu"), Tile(64, 64, 1), Tile(64, 32, 1)),
-    ((4, 120, 50), 4, 32, 2, 2, torch.float32, False, SILU, Tile(64, 4, 1), Tile(128, 2, 1)),
+    ((3, 2880, 40), 4, 128, 1, 4, torch.float32, True, OAI, tile_of(8, 32, 3), tile_of(128, 8, 1)),
+    ((4, 64, 1408), 4, 128, 1, 2, torch.float32, False, SILU, tile_of(128, 32, 1), tile_of(16, 16, 3)),
+    ((4, 160, 96), 4, 32, 3, 6, torch.float16, True, OAI, BIG, tile_of(64, 16, 1)),
+    ((6, 200, 88), 4, 64, 1, 8, torch.float32, False, Activation("gelu_tanh"), BIG, tile_of(32, 4, 2)),
+    (
+        (3, 320, 100),
+        4,
+        256,
+        2,
+        1,
+        torch.float32,
+        True,
+        Activation("relu"),
+        tile_of(64, 64, 1),
+        tile_of(64, 32, 1),
+    ),
+    ((4, 120, 50), 4, 32, 2, 2, torch.float32, False, SILU, tile_of(64, 4, 1), tile_of(128, 2, 1)),
     ((4, 200, 88), 3, 64, 1, 3, torch.float32, True, OAI, BIG, BIG),
-    ((4, 544, 48), 3, 32, 1, 2, torch.bfloat16, False, SILU, BIG, Tile(128, 16, 1)),
-    ((3, 300, 72), 3, 128, 1, 2, torch.float32, False, Activation("gelu"), BIG, Tile(64, 16, 2)),
+    ((4, 544, 48), 3, 32, 1, 2, torch.bfloat16, False, SILU, BIG, tile_of(128, 16, 1)),
+    ((3, 300, 72), 3, 128, 1, 2, torch.float32, False, Activation("gelu"), BIG, tile_of(64, 16, 2)),
     ((4, 96, 70), 2, 32, 3, 2, torch.float32, True, SILU, BIG, BIG),
-    ((3, 700, 64), 2, 128, 1, 4, torch.float16, False, OAI, BIG, Tile(128, 8, 1)),
-    ((3, 300, 40), 8, 128, 1, 3, torch.float32, False, SILU, Tile(16, 32, 3), BIG),
-    ((4, 160, 96), 8, 32, 2, 2, torch.bfloat16, True, OAI, BIG, Tile(64, 16, 2)),
+    ((3, 700, 64), 2, 128, 1, 4, torch.float16, False, OAI, BIG, tile_of(128, 8, 1)),
+    ((3, 300, 40), 8, 128, 1, 3, torch.float32, False, SILU, tile_of(16, 32, 3), BIG),
+    ((4, 160, 96), 8, 32, 2, 2, torch.bfloat16, True, OAI, BIG, tile_of(64, 16, 2)),
 ]
 
 
@@ -89,7 +101,7 @@ def test_any_shape_and_tile_gives_the_same_result(
     sizes = (4, 5 * width, 3 * inner)
     experts = random_experts(sizes, bits, group, seed, biased=seed % 2 == 0, indexed=indexed)
     x, index, weights = random_inputs(1, top_k, experts, torch.float32, seed)
-    tile = Tile(64, vectors, depth)
+    tile = tile_of(64, vectors, depth)
     got = lowbit_moe(x, experts, index, weights, activation=SILU, gate_up_tile=tile, down_tile=tile)
     # of 1,100 random cases the worst is off by 1.5e-5 of the magnitudes
     cancelled = 5e-5 * magnitude(x, experts, index, weights).norm(dim=1)

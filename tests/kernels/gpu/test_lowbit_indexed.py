@@ -19,6 +19,7 @@ from lowbit_cases import (
     random_experts,
     random_inputs,
     reference,
+    tile_of,
 )
 
 from localmoe.kernels.gpu.lowbit_experts import Tile, lowbit_moe
@@ -31,10 +32,10 @@ def fresh_memory_is_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("bits", "group_size", "hidden", "tile"),
-    [(2, 32, 96, BIG), (3, 64, 200, BIG), (4, 128, 256, Tile(32, 32, 1)), (8, 32, 100, Tile(32, 8, 2))],
+    [(2, 32, 96, BIG), (3, 64, 200, BIG), (4, 128, 256, tile_of(32, 32, 1)), (8, 32, 100, tile_of(32, 8, 2))],
 )
 def test_each_expert_reads_its_inputs_in_its_own_order(
-    bits: int, group_size: int, hidden: int, tile: Tile
+    bits: int, group_size: int, hidden: int, tile: Tile | None
 ) -> None:
     experts = random_experts((2, hidden, 16), bits, group_size, seed=bits, indexed=True)
     x, _, weights = random_inputs(1, 2, experts, torch.float32, seed=bits)
