@@ -43,7 +43,6 @@ class Foresight:
         self._side = SideStream(device)
         self._stage = stage
         self._to_copy: tuple[StageView, ResidencyView] | None = None
-        self._running = False
 
     def stage_of(self, layer: int) -> StageView | None:
         """What the layer may find copied ahead, if it takes no CPU lane."""
@@ -51,7 +50,8 @@ class Foresight:
 
     def begin(self) -> None:
         """A pass begins; the one before may have been interrupted."""
-        self._to_copy, self._running = None, False
+        self._to_copy = None
+        self._side.begin()
 
     def tell(
         self,
@@ -73,7 +73,6 @@ class Foresight:
         stage = self.stage_of(layer) if lane is None else None
         if gate is None or (lane is None and stage is None):
             return
-        self._running = True
         with self._side:
             weights, experts = gate(hidden)
             foretell(experts if forced is None else forced, weights, residency, layer, lane=lane, stage=stage)
@@ -83,11 +82,8 @@ class Foresight:
     def use_link(self) -> None:
         """The layer at hand has read all that it needs: what was foretold may follow over the link, beside
         all that is issued from here on. That starts after what was told."""
-        if self._running:
-            self._running = False
-            self._side.join()
+        self._side.join()
         if self._to_copy is not None:
-            self._running = True
             stage, residency = self._to_copy
             self._to_copy = None
             with self._side:

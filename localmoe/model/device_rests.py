@@ -17,20 +17,16 @@ class RestCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._side = SideStream(device)
-        self._running = False
 
     def begin(self) -> None:
         """A pass begins; the one before may have been interrupted."""
-        self._running = False
+        self._side.begin()
 
     def copy(self, rest: RestView) -> None:
         """A layer has read all that it needs, and its job is known."""
-        self._running = True
         with self._side:
             copy_rest(rest)
 
     def join(self) -> None:
         """What is issued from here on starts after all copies."""
-        if self._running:
-            self._running = False
-            self._side.join()
+        self._side.join()

@@ -19,8 +19,15 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._inside: torch.cuda.StreamContext | None = None
+        self._used = False  # since the last join
+
+    def begin(self) -> None:
+        """A pass begins, and the one before, which may have been interrupted, is over: there is nothing to
+        join."""
+        self._used = False
 
     def __enter__(self) -> SideStream:
+        self._used = True
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
             self._inside = torch.cuda.stream(self._stream)
@@ -35,6 +42,7 @@ class SideStream:
             self._inside = None
 
     def join(self) -> None:
-        """What is issued from here on starts after what ran inside."""
-        if self._stream is not None:
+        """What is issued from here on starts after what ran inside, if anything did."""
+        used, self._used = self._used, False
+        if used and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
