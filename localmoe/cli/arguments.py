@@ -87,6 +87,17 @@ def _add_pull_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--revision", metavar="R", help="a branch, tag or commit; default: the main branch")
     what.add_argument("--discard", action="store_true", help="delete what an unfinished download left")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="say what it needs and whether that is here, and download nothing; exit code 1 if it is not",
+    )
+    parser.set_defaults(check=partial(_check_pull, parser))
+
+
+def _check_pull(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.plan and args.discard:
+        parser.error("--plan and --discard exclude each other: leave one out")
 
 
 def _add_generate_options(parser: argparse.ArgumentParser) -> None:

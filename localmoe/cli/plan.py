@@ -6,8 +6,9 @@ import argparse
 from dataclasses import asdict
 
 from localmoe.cli.load_options import engine_config
+from localmoe.cli.model_rows import size_rows
 from localmoe.cli.output import print_json, print_pairs
-from localmoe.core.units import format_bytes, format_count
+from localmoe.core.units import format_bytes
 from localmoe.engine.planning import prepare_model
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
 from localmoe.hardware.probe import probe_hardware
@@ -49,14 +50,7 @@ def run_plan(args: argparse.Namespace) -> None:
     print_pairs(
         f"{footprint.name} ({footprint.architecture})",
         [
-            (
-                "Parameters",
-                f"{format_count(footprint.total_params)}, {format_count(footprint.active_params)} a token",
-            ),
-            (
-                "Experts",
-                f"{footprint.num_layers} layers x {footprint.num_experts}, top {footprint.experts_per_token}",
-            ),
+            *size_rows(footprint),
             ("Host RAM for experts", format_bytes(plan.host_bytes)),
             ("Device", str(prepared.compute.device)),
             ("Budget", format_bytes(plan.budget_bytes)),

@@ -1,10 +1,13 @@
-"""`localmoe pull`: download a model from the Hub, or go on with a download."""
+"""`localmoe pull`: download a model from the Hub, or go on with a download; or say first whether it fits."""
 
 from __future__ import annotations
 
 import argparse
 
-from localmoe.cli.output import ProgressBars, note
+from localmoe.cli.model_rows import size_rows
+from localmoe.cli.output import ProgressBars, note, print_pairs
+from localmoe.core.errors import BudgetError
+from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.units import format_bytes
 from localmoe.hub.downloads import discard_download
 
@@ -18,9 +21,58 @@ def run_pull(args: argparse.Namespace) -> None:
     if args.discard:
         print(f"Freed {format_bytes(discard_download(args.model))}.")
         return
+    if args.plan:
+        _show_fit(args.model, args.revision)
+        return
     from localmoe.engine.pulling import pull_model  # it needs transformers, to say what can be run
 
     with ProgressBars() as progress:
         folder = pull_model(args.model, args.revision, progress=progress)
     print(folder)
     note(f"localmoe generate {args.model} --prompt Hello")
+
+
+def _show_fit(repo_id: str, revision: str | None) -> None:
+    """What the repo's config says that the model needs, beside what this computer has.
+
+    Raises:
+        LocalMoeError: the Hub cannot be asked, the engine cannot run it, or it does not fit.
+    """
+    from localmoe.engine.facts import repo_facts
+    from localmoe.engine.fit import fit_model
+    from localmoe.hardware.limits import measured_rates
+    from localmoe.hardware.probe import probe_hardware
+
+    facts, hardware = repo_facts(repo_id, revision), probe_hardware()
+    rates = measured_rates(
+        hardware, device="cuda" if hardware.gpus else "cpu", emulated_link_bytes_per_s=None
+    )
+    fit = fit_model(facts, hardware, rates, download_bytes=facts.num_bytes)
+    print_pairs(f"{repo_id} ({facts.footprint.architecture})", [*_needs(facts), *_answer(fit)])
+    if not fit.fits:
+        raise BudgetError(fit.reason)
+
+
+def _needs(facts: ModelFacts) -> list[tuple[str, object]]:
+    return [
+        *size_rows(facts.footprint),
+        ("Context", f"{facts.footprint.max_context} tokens at most"),
+        ("Download", format_bytes(facts.num_bytes)),
+        ("Licence", (facts.licence or "not named") + (", gated" if facts.gated else "")),
+    ]
+
+
+def _answer(fit: Fit) -> list[tuple[str, object]]:
+    if fit.plan is None:
+        return [("Fits", "no")]
+    rows: list[tuple[str, object]] = [
+        ("Fits", "yes" if fit.fits else "no"),
+        ("RAM", format_bytes(fit.ram_bytes)),
+    ]
+    if fit.device == "cuda":
+        rows.append(("VRAM", format_bytes(fit.vram_bytes)))
+    rows.append(("Experts in slots", f"{100 * fit.plan.resident_share:.0f} %"))
+    rows.append(("Draft", "yes" if fit.drafting else f"no: {fit.plan.drafting_reason}"))
+    if fit.tokens_per_s is not None:
+        rows.append(("Predicted limit", f"{fit.tokens_per_s:.1f} tok/s"))
+    return rows

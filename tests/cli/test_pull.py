@@ -22,6 +22,7 @@ from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import DownloadCancelledError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine import fit as engine_fit
 from localmoe.engine.pulling import pull_model
 
 Tiny = Callable[[str], tuple[Path, Any]]
@@ -184,11 +185,34 @@ def test_bad_usage_and_what_is_not_there(hub: HubServer, capsys: pytest.CaptureF
     assert "no revision 'v9'" in refused(capsys, "pull", REPO, "--revision", "v9")
 
 
+def test_whether_it_fits_is_said_before_anything_is_downloaded(
+    hub: HubServer, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.commit(REPO, files_of(tiny("qwen2_moe")[0]))
+    hub.repos[REPO].licence = "apache-2.0"
+    code, out, err = run(capsys, "pull", REPO, "--plan")
+    assert (code, err) == (0, "") and not hub.bodies(".safetensors")
+    assert not (tmp_path / "models").exists() or list((tmp_path / "models").iterdir()) == []
+    cells = [line.split("│") for line in out.splitlines() if line.count("│") > 2]
+    said = {name.strip(): value.strip() for _, name, value, *_ in cells}
+    assert (said["Fits"], said["Licence"]) == ("yes", "apache-2.0")
+    assert said["Experts"] == "3 layers x 8, top 3"
+    assert said["Download"].endswith("iB") and float(said["Predicted limit"].split()[0]) > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_fit, "DISK_MARGIN_BYTES", 1 << 60)
+        code, out, err = run(capsys, "pull", REPO, "--plan")
+    assert code == 1 and "│ no" in out
+    assert "too little room for the download" in err and len(err.splitlines()) == 1
+    assert run(capsys, "pull", REPO, "--plan", "--discard")[0] == 2
+    assert "no model org/none" in refused(capsys, "pull", "org/none", "--plan")
+
+
 def test_a_user_who_wants_no_network_is_told_so(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(capsys, "pull", REPO)
+    assert "HF_HUB_OFFLINE" in refused(capsys, "pull", REPO, "--plan")
 
 
 def test_a_pull_is_cancelled_by_its_event_and_taken_up_again(hub: HubServer, tiny: Tiny) -> None:
