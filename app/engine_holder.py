@@ -20,6 +20,7 @@ from localmoe.core.types import Progress
 
 _LOG = logging.getLogger(__name__)
 STOPPED = "Loading was stopped."
+UNLOADED = "The model was unloaded, and its memory is free for other programs."
 
 
 class EngineNotReadyError(LocalMoeError):
@@ -91,6 +92,18 @@ class EngineHolder:
                 self._cancel.set()
                 _LOG.info("loading %s was stopped", self._status.model)
                 self._publish(EngineStatus(phase="error", model=self._status.model, error=STOPPED))
+
+    def unload(self) -> None:
+        """Give the loaded model's memory back; what uses it is ended. Returns at once."""
+        with self._lock:
+            if self._status.phase != "ready":
+                return
+            _LOG.info("%s is unloaded", self._status.model)
+            self._publish(EngineStatus(phase="error", model=self._status.model, error=UNLOADED))
+            self._thread = threading.Thread(
+                target=self._unload_after, args=(self._thread,), name="unload", daemon=True
+            )
+            self._thread.start()
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
         """Divide another budget, without a reload; on an error everything stays as it was."""
@@ -177,12 +190,15 @@ class EngineHolder:
                 engine.close()
         self._improver.join()
 
-    def _load(
-        self, previous: threading.Thread | None, model: str, config: EngineConfig, cancel: threading.Event
-    ) -> None:
+    def _unload_after(self, previous: threading.Thread | None) -> None:
         if previous is not None:
             previous.join()
         self._unload()
+
+    def _load(
+        self, previous: threading.Thread | None, model: str, config: EngineConfig, cancel: threading.Event
+    ) -> None:
+        self._unload_after(previous)
 
         def on_progress(progress: Progress) -> None:
             with self._lock:

@@ -121,6 +121,8 @@ def _local(models: ModelsService, model: LocalModel, known: ModelFacts | Failure
         badge = t("loaded") if status.phase == "ready" else t("loading")
     chat = button(t("Chat"), "chat", model.name, kind="primary", label=f"{t('Chat')} {model.name}")
     delete = ""
+    if current and status.phase == "ready":
+        chat += button(t("Unload"), "unload", model.name, label=f"{t('Unload')} {model.name}")
     if model.source in ("localmoe", "huggingface") and not current:
         sure = t("Delete and free {size}?", size=format_bytes(model.num_bytes))
         delete = button(t("Delete"), "delete", model.name, sure=sure, label=f"{t('Delete')} {model.name}")

@@ -108,6 +108,9 @@ CHAT = {
     "not loaded": "未加载",
     "starting": "正在开始",
     "Loading was stopped.": "加载已停止。",
+    "The model was unloaded, and its memory is free for other programs.": (
+        "模型已卸载，其内存可供其他程序使用。"
+    ),
     "Stop loading": "停止加载",
     "a tiny demo model; choose a real one under Models": "一个很小的演示模型；请在“模型”中选择真正的模型",
     "Choose a model under Models, or change the budget under Settings.": (

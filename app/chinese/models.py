@@ -36,6 +36,7 @@ MODELS = {
     ),
     "without a draft": "无草稿",
     "loaded": "已加载",
+    "Unload": "卸载",
     "Get and chat": "下载并聊天",
     "Only download": "仅下载",
     "in the download queue": "在下载队列中",

@@ -137,6 +137,10 @@ class ModelsService:
             self._opening = ""
         self.chats.holder.cancel_load()
 
+    def unload(self) -> None:
+        """Free the loaded model's memory; "Chat" loads it again."""
+        self.chats.holder.unload()
+
     def progress_flow(self) -> int:
         """Called by every refresh of a page: notes that a load has led to the chat; how many have."""
         status = self.chats.holder.status()

@@ -214,6 +214,7 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
         "look-again": quiet(models.finder.look_again),
         "forget-token": lambda key, draft: models.remove_token(),
         "stop-load": quiet(lambda key: models.stop_load()),
+        "unload": quiet(lambda key: models.unload()),
         "use-budget": lambda key, draft: models.load_anew(budget_bytes=_number(key)),
         "use-context": lambda key, draft: models.load_anew(context=_number(key)),
     }

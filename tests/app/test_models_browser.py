@@ -272,6 +272,17 @@ def test_a_model_of_the_hub_is_got_loaded_and_answers(
     assert "tok/s" in page.line() and page.answer() != ""
 
 
+def test_a_model_gives_its_memory_back_and_is_loaded_again(page: PageDriver, server: Server) -> None:
+    open_models(page)
+    press(page, "shelf", "unload", MOE)
+    page.wait_text("#lm-header", "its memory is free for other programs")
+    wait_for(lambda: "Unload" not in card(page, "shelf", MOE), 15, "no model that is loaded")
+    press(page, "shelf", "chat", MOE)
+    server.wait("ready", 60)
+    page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")
+    page.wait_text("#lm-header", "ready")
+
+
 def test_a_folder_of_the_user_s_is_loaded_with_a_ready_made_draft(
     page: PageDriver, server: Server, tiny16: Any, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from app_process import wait_for
 from fake_engine import FakeEngine, FakeLoader, answer_to
 
 from app.chats import ChatError, ChatMessage, ChatStore
-from app.engine_holder import EngineNotReadyError
+from app.engine_holder import UNLOADED, EngineNotReadyError
 from app.jobs import JobRunningError
 from app.requests import request_messages
 from app.service import ChatService
@@ -371,7 +371,7 @@ def test_other_changes_load_again(service: ChatService, loader: FakeLoader, chan
     service.apply_load(change)
     wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
     assert loader.engines[0].closed and not loader.engines[1].closed
-    assert service.store.load == change
+    wait_for(lambda: service.store.load == change, what="the settings on the disk")
 
 
 def test_turning_drafting_on_again_loads_the_draft(service: ChatService, loader: FakeLoader) -> None:
@@ -470,6 +470,31 @@ def test_a_second_load_cancels_the_first(tmp_path: Path) -> None:
     wait_for(lambda: service.holder.status().phase == "ready")
     assert service.holder.status().model == "other" and len(loader.engines) == 1
     service.close()
+
+
+def test_a_model_is_unloaded_though_it_answers_and_can_be_loaded_again(
+    service: ChatService, loader: FakeLoader
+) -> None:
+    chat_id = service.send(None, "a long story")
+    wait_for(lambda: bool(service.runner.view().text))  # type: ignore[union-attr]
+    for _ in range(2):
+        service.holder.unload()
+    status = service.holder.status()
+    assert (status.phase, status.error, status.memory) == ("error", UNLOADED, {})
+    wait_for(lambda: loader.engines[0].closed)
+    finish(service)
+    kept = service.chats.get(chat_id).messages[1]
+    assert kept.finish == "cancelled" and kept.content
+    with pytest.raises(EngineNotReadyError, match="choose one under Models"):
+        service.send(chat_id, "go on")
+    service.apply_load(service.load_settings)
+    wait_for(lambda: service.holder.status().phase == "ready")
+    service.send(chat_id, "hello")
+    finish(service)
+    assert contents(service, chat_id)[-1] == answer_to("hello") and len(loader.engines) == 2
+    service.holder.unload()
+    service.close()
+    assert loader.engines[1].closed
 
 
 def test_closing_ends_the_answer_keeps_its_text_and_frees_the_engine(

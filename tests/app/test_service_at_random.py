@@ -23,7 +23,8 @@ from localmoe.core.errors import LocalMoeError
 SECONDS, AT_MOST_S = 3.0, 60.0
 TO_DO = {"send", "retry", "edit", "delete", "budget", "context", "json", "markdown"}  # each at least once
 QUESTIONS = ("hello", "a long story", "1 + 1?", "ß漢字 \n#")
-RARELY = {"context": 0.2, "budget": 0.5, "stop": 3.0}  # else there is seldom a model that is free to answer
+# else there is seldom a model that is free to answer
+RARELY = {"context": 0.2, "budget": 0.5, "unload": 0.1, "stop": 3.0}
 BUDGETS = ("auto", "24MiB", "16MiB", "no size")
 
 
@@ -44,6 +45,7 @@ def actions(service: ChatService, draw: random.Random) -> dict[str, Callable[[],
         "stop": service.runner.stop,
         "length": lambda: service.set_answers({"draft_length": length}),
         "budget": lambda: service.apply_load(replace(load, vram_budget=draw.choice(BUDGETS))),
+        "unload": service.holder.unload,
         "context": lambda: service.apply_load(replace(load, context=draw.choice(["auto", "512"]))),
         "json": lambda: service.import_chat(export_json(service.chats.get(chat_id)).encode()),
         "markdown": lambda: service.import_chat(export_markdown(service.chats.get(chat_id)).encode()),
