@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 import torch
+import transformers
 from torch import Tensor
 
+from localmoe import __version__
 from localmoe.core.remembered import Remembered
 from localmoe.core.types import ExpertKey
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
@@ -66,8 +68,9 @@ def _what_decides(prepared: PreparedModel, matrices: Sequence[Tensor]) -> str:
     device, dtype = prepared.compute.device, prepared.compute.dtype
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     environment = sorted(item for item in os.environ.items() if item[0].startswith(_SWITCHES))
-    libraries = torch.__version__, torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled
-    machine = cpu_name_and_flags(), gpu, libraries, torch.get_num_threads(), environment
+    versions = torch.__version__, transformers.__version__, __version__
+    switches = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.get_num_threads()
+    machine = cpu_name_and_flags(), gpu, versions, switches, environment
     digest = sha256(prepared.skeleton.config.to_json_string(use_diff=False).encode())
     digest.update(repr((dtype, machine)).encode())
     for weight in (*prepared.skeleton.model.parameters(), *matrices):
