@@ -31,9 +31,8 @@ def logits_of(runner: DeviceRunner, ahead: bool) -> torch.Tensor:
         runner.passes.foresight = foresight
 
 
+@pytest.mark.interpreted
 def test_logits_are_the_same_and_the_stage_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("kernels are not interpreted here")
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 1000)))
     prepared = prepared_for_kernels(tmp_path, "mixtral", num_hidden_layers=LAYERS, vocab_size=256)
     parts = assemble(prepared, PLAIN, progress=None, cancel=None)
