@@ -84,8 +84,7 @@ class DeviceChoice:
 
     def choose_surely(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and how sure each choice is: float32 (R,), see speculative.margin_rates."""
-        tokens, margins = choose_tokens(logits, positions, self._view)
-        return tokens, margins
+        return choose_tokens(logits, positions, self._view)
 
     @property
     def _view(self) -> ChoiceView:

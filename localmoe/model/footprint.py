@@ -149,12 +149,11 @@ def _kv_elements(configured: _Configured) -> int:
         )
         with torch.no_grad():
             cached_pass(model, token, token, cache)
+        model.set_experts_implementation(before)
     except Exception as error:  # any line of any architecture
         raise UnsupportedModelError(
             f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
         ) from error
-    finally:
-        model.set_experts_implementation(before)
     return sum(
         tensor.shape[1] * tensor.shape[3]  # (1, heads, positions, dim)
         for layer in cache.layers
