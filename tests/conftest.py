@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        torch.cuda.init()  # now: where the first test to ask hides the GPU, it would stay hidden
     with torch.device("cpu"):  # torch remembers its constructors now, before a test replaces one
         torch.empty(0)
     if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):

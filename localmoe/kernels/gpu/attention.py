@@ -130,7 +130,7 @@ def _split(
         _attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
         query, key, value, start, *parts, rows, heads, group, slots,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
-        D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk, CHUNKS=chunks, SOFTCAP=scoring.softcap is not None,
         WINDOWED=scoring.window is not None, BM=tile, **after_previous(query.device),
         num_warps=warps, num_stages=1, enable_fp_fusion=False,
@@ -149,11 +149,16 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
         _attend_loop, (kv_heads, triton.cdiv(rows * group, _LOOP_TILE)),
         query, key, value, start, scoring.sinks, out, rows, heads, group,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
-        D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
         WINDOWED=scoring.window is not None, BM=_LOOP_TILE, **after_previous(query.device),
         num_warps=8, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _padded(dim: int) -> int:
+    """Columns of a tile of queries and keys: what they are summed over is 16 at least for the GPU's products."""
+    return max(16, int(triton.next_power_of_2(dim)))
 
 
 def _strides(*tensors: Tensor) -> Sequence[int]:
