@@ -157,7 +157,7 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
 
 
 def _padded(dim: int) -> int:
-    """Columns of a tile of queries and keys: what they are summed over is 16 at least for the GPU's products."""
+    """Columns of a tile of queries and keys: products on a GPU sum over 16 at least."""
     return max(16, int(triton.next_power_of_2(dim)))
 
 
