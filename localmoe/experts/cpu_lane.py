@@ -1,5 +1,6 @@
-"""The CPU lane: threads that compute experts from their host records for passes that run on the GPU. Decides
-neither which experts those are (the pass does, see kernels.gpu.lanes) nor how many threads there should be.
+"""The CPU lane: threads that compute experts from their host records, for passes that run on the GPU or for a
+caller that works along. Decides neither which experts those are (for the former the pass does, see
+kernels.gpu.lanes) nor how many threads there should be.
 
 Threads run compiled code outside Python's lock. While jobs come in quick succession they spin; in longer
 pauses they nap, and after a while without a job they wait in Python until a pass is announced.
@@ -25,13 +26,15 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
 from localmoe.kernels.cpu.products import KINDS, activations_kind
-from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout
+from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 
-SPIN_S = 0.0004  # longer than attention takes between two layers' experts
+SPIN_S = 0.0004  # longer than attention takes a GPU between two layers' experts
+SPIN_BESIDE_S = 0.00005  # where attention wants the cores
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
 _SHORT_S = 0.02  # to measure the clock by
 _LONGEST_JOB_S = 5.0
+_ALONE_BYTES = 512 << 10  # what one core reads before another one is awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class CpuLane:
         top_k: int,
         threads: int,
         pinned: bool,
+        dtype: torch.dtype | None = None,
+        caller_works: bool = False,
     ) -> None:
         """
         Args:
@@ -65,14 +70,21 @@ class CpuLane:
             biases: for each layer gate_up's (E, 2I) and down's (E, H), in the order of the record.
             tokens: rows of the widest window. top_k: experts a token.
             pinned: a GPU is to reach the mailbox.
+            dtype: of activations and biases, to which gate * up is rounded: the store's, or float32.
+            caller_works: no job comes but from `compute`, whose caller is one of the threads.
         """
+        self._dtype = dtype or store.dtype
+        self._caller_works = caller_works
         sizes = [layout.inner for layout in store.layouts]
-        self.layout = MailboxLayout(tokens, top_k, store.num_experts, store.layouts[0].hidden)
-        self.mailbox = Mailbox(self.layout, store.dtype, pinned=pinned)
+        hidden = store.layouts[0].hidden
+        self.layout = MailboxLayout(tokens, top_k, store.num_experts, hidden, self._dtype.itemsize)
+        self.mailbox = Mailbox(self.layout, self._dtype, pinned=pinned)
         self.num_threads = threads
         self._store = store
         self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
         self._control = np.zeros(control.CONTROL_WORDS, dtype=np.int64)
+        self._dense = np.zeros(control.DENSE_COLUMNS + 1, dtype=np.int64)
+        self._posting = threading.Lock()
         self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
         self._arguments = self._worker_arguments(activation, sizes)
@@ -83,7 +95,7 @@ class CpuLane:
         self._compile()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"cpu-lane-{i}", daemon=True)
-            for i in range(threads)
+            for i in range(threads - caller_works)
         ]
         for thread in self._threads:
             thread.start()
@@ -103,7 +115,8 @@ class CpuLane:
                 for kind, bias in enumerate(pair):
                     records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
         pairs, entries = layout.num_pairs, layout.entries
-        x_kind = activations_kind(store.dtype == torch.bfloat16, transposed)
+        x_kind = activations_kind(self._dtype == torch.bfloat16, transposed)
+        word = word_type(store.dtype)(0)
         scratch_rows = 2 * TILE_ROWS if coded else 4
         scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
         return (
@@ -123,7 +136,10 @@ class CpuLane:
             np.zeros(entries, dtype=np.int64),
             np.zeros(self.num_threads * most_blocks_ahead(layout.hidden, coded), dtype=np.int64),
             np.zeros((self.num_threads, scratch_rows, scratch), dtype=np.float32),
-            *((None, None, 0) if coded else (0, None, None) if transposed else (None, 0, None)),
+            *((None, None, word) if coded else (word, None, None) if transposed else (None, word, None)),
+            self._dense,
+            np.arange(layout.tokens, dtype=np.int32),
+            word,
         )
 
     def _compile(self) -> None:
@@ -133,7 +149,8 @@ class CpuLane:
         self._control[control.STOP] = 0
 
     def _work(self, me: int) -> None:
-        spin, park = int(SPIN_S * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
+        spin_s = SPIN_BESIDE_S if self._caller_works else SPIN_S
+        spin, park = int(spin_s * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
         try:
             while True:
                 if worker.run(me, spin, park, *self._arguments) == worker.STOPPED:
@@ -146,6 +163,8 @@ class CpuLane:
         except BaseException as error:  # compiling may fail in any way; the passes go on without this lane
             self.failure = f"{type(error).__name__}: {error}"
             self._abandon()
+            if self._caller_works:  # who would wait for what this thread has drawn
+                self._control[control.STOP] = 1
 
     def hold(self) -> None:
         """Jobs may come any moment now: threads look out for them until `rest`."""
@@ -177,36 +196,77 @@ class CpuLane:
         """A job posted by the host, while no pass runs: (expert, its pairs, inner columns) each.
 
         Args:
-            x: (T, H) in the store's dtype.
+            x: (T, H) in the lane's dtype.
 
         Returns:
             float32 (T * K, H), by pair; other rows are whatever they were.
 
         Raises:
-            HardwareError: nobody answers.
+            HardwareError: nobody answers, or it was closed meanwhile.
         """
         box = self.mailbox
+        with self._posting:
+            box.x[: len(x)] = _words(x).view(box.x.dtype)
+            begin = 0
+            for i, (expert, pairs, share) in enumerate(experts):
+                end = begin + len(pairs)
+                box.pairs[begin:end] = pairs
+                for field, number in ((EXPERT, expert), (BEGIN, begin), (END, end), (SHARE, share)):
+                    box.entries[field, i] = number
+                begin = end
+            box.head[:] = layer, len(experts), len(x), begin
+            self._post(len(experts) * self._store.layouts[layer].num_bytes(self._store.dtype))
+            return torch.from_numpy(box.out[: len(x) * self.layout.top_k].copy())
+
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + b by the same threads, of weights that lie as they are: exact products, float32 sums.
+
+        Args:
+            x: float32 (T, K), of no more rows than the widest window. weight: (N, K) in the store's dtype,
+                its rows side by side. bias: float32 (N,).
+
+        Returns:
+            float32 (T, N); a row's bits do not depend on the other rows.
+
+        Raises:
+            HardwareError: as `compute`.
+        """
+        assert x.dtype == torch.float32 and weight.dtype == self._store.dtype and weight.is_contiguous()
+        x = x.contiguous()
+        out = torch.empty(len(x), len(weight))
+        with self._posting:
+            bias_at = 0 if bias is None else bias.data_ptr()
+            self._dense[:] = (weight.data_ptr(), bias_at, x.data_ptr(), out.data_ptr(), *weight.shape)
+            self.mailbox.head[:] = control.DENSE, 0, len(x), 0
+            self._post(weight.nbytes)
+        return out
+
+    def _post(self, num_bytes: int) -> None:
+        """Have the job in the mailbox done, which reads so much."""
+        box = self.mailbox
+        job = max(int(box.posted[0]), int(box.answered[0])) + 1
+        if self._caller_works and num_bytes < _ALONE_BYTES:
+            return self._work_along(job)
         self.hold()
-        box.x[: len(x)] = x.contiguous().view(torch.int16).numpy().view(box.x.dtype)
-        begin = 0
-        for i, (expert, pairs, share) in enumerate(experts):
-            end = begin + len(pairs)
-            box.pairs[begin:end] = pairs
-            for field, number in ((EXPERT, expert), (BEGIN, begin), (END, end), (SHARE, share)):
-                box.entries[field, i] = number
-            begin = end
-        box.head[:] = layer, len(experts), len(x), begin
         try:
-            job = int(box.posted[0]) + 1
             box.posted[0] = job
-            deadline = time.perf_counter() + _LONGEST_JOB_S
-            while int(box.answered[0]) != job:
-                if time.perf_counter() > deadline or not self.healthy:
-                    raise HardwareError(f"The CPU lane does not answer ({self.failure or 'it is too slow'}).")
-                time.sleep(0)
+            if self._caller_works:
+                self._work_along(job)
+            else:
+                self._wait_for(job)
         finally:
             self.rest()
-        return torch.from_numpy(box.out.copy())
+
+    def _work_along(self, job: int) -> None:
+        if worker.run(self.num_threads - 1, job, -1, *self._arguments) == worker.STOPPED:
+            raise HardwareError(f"The CPU lane has ended ({self.failure or 'it was closed'}).")
+
+    def _wait_for(self, job: int) -> None:
+        deadline = time.perf_counter() + _LONGEST_JOB_S
+        while int(self.mailbox.answered[0]) != job:
+            if time.perf_counter() > deadline or not self.healthy:
+                raise HardwareError(f"The CPU lane does not answer ({self.failure or 'it is too slow'}).")
+            time.sleep(0)
 
     def close(self) -> None:
         """End the threads, in the middle of a job if need be. A second call does nothing."""
@@ -220,6 +280,11 @@ class CpuLane:
 
     def _abandon(self) -> None:
         self.mailbox.answered[0] = -1  # whoever waits sees that nobody is there
+
+
+def _words(x: Tensor) -> NDArray[Any]:
+    x = x.contiguous()
+    return (x if x.dtype == torch.float32 else x.view(torch.int16)).numpy()
 
 
 def _on_host(bias: Tensor | None) -> Tensor | None:

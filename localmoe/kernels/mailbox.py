@@ -26,18 +26,19 @@ EXPERT, BEGIN, END, SHARE = range(4)
 
 @dataclass(frozen=True, slots=True)
 class MailboxLayout:
-    """Byte offsets for windows of `tokens` rows of `hidden` 16-bit numbers, `top_k` experts a token and at
-    most `entries` experts a job.
+    """Byte offsets for windows of `tokens` rows of `hidden` numbers of `x_bytes`, `top_k` experts a token and
+    at most `entries` experts a job.
 
     Offsets: posted and answered int64; foretold int64, see LAYER_SHIFT; head int32 (4,); entries int32 (4,
-    A): expert, range in `pairs`, inner columns that the CPU takes; pairs int32 (P,), token * K + k; x 16-bit
-    (T, H); out float32 (P, H), by pair.
+    A): expert, range in `pairs`, inner columns that the CPU takes; pairs int32 (P,), token * K + k; x (T, H);
+    out float32 (P, H), by pair.
     """
 
     tokens: int
     top_k: int
     entries: int
     hidden: int
+    x_bytes: int = 2
 
     @property
     def num_pairs(self) -> int:
@@ -74,7 +75,7 @@ class MailboxLayout:
 
     @property
     def out(self) -> int:
-        return _up(self.x + 2 * self.tokens * self.hidden)
+        return _up(self.x + self.x_bytes * self.tokens * self.hidden)
 
     @property
     def num_bytes(self) -> int:
@@ -110,8 +111,8 @@ class Mailbox:
 
 
 def word_type(dtype: torch.dtype) -> Any:
-    """The integers in which numba code sees 16-bit floats (see kernels.cpu.atoms.value)."""
-    return {torch.bfloat16: np.uint16, torch.float16: np.int16}[dtype]
+    """What numba code sees floats as: 16-bit ones as integers (see kernels.cpu.atoms.value)."""
+    return {torch.bfloat16: np.uint16, torch.float16: np.int16, torch.float32: np.float32}[dtype]
 
 
 def _up(num_bytes: int) -> int:

@@ -41,7 +41,9 @@ class Rig:
     def __init__(
         self, hidden: int, inner: int, *, transposed: bool = False, activation: Activation = KINDS[0],
         biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3, mxfp4: bool = False,
+        compute: torch.dtype | None = None, caller_works: bool = False,
     ) -> None:  # fmt: skip
+        """compute: of activations and biases, the weights' own if None."""
         shapes = (2 * inner, hidden), (hidden, inner)
         gate_up, down = (shape[::-1] if transposed else shape for shape in shapes)
         self.activation, self.inner = activation, inner
@@ -61,15 +63,16 @@ class Rig:
         sizes = (2 * inner, hidden)
         self.biases = [
             tuple(
-                torch.randn(EXPERTS, size, generator=generator).to(dtype) if biased else None
+                torch.randn(EXPERTS, size, generator=generator).to(compute or dtype) if biased else None
                 for size in sizes
             )
             for _ in range(LAYERS)
         ]
-        self.x = torch.randn(TOKENS, hidden, generator=generator).to(dtype)
+        self.x = torch.randn(TOKENS, hidden, generator=generator).to(compute or dtype)
         self.lane = CpuLane(
             self.store, activation, self.biases,  # type: ignore[arg-type]
             tokens=TOKENS, top_k=TOP_K, threads=threads, pinned=False,
+            dtype=compute, caller_works=caller_works,
         )  # fmt: skip
 
     def wanted(self, layer: int, expert: int, token: int, share: int) -> Tensor:
@@ -111,6 +114,25 @@ def test_every_job_equals_float64(
     ) as made:  # fmt: skip
         # float32 sums; where gate * up is near a tie it rounds to the neighbour
         check_jobs(made, data, 1, 2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
+    st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
+)  # fmt: skip
+def test_float32_activations_are_rounded_nowhere(
+    alone: bool, hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool,
+    dtype: torch.dtype, threads: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    """By the caller alone, or with other threads, who may come late."""
+    with pytest.MonkeyPatch.context() as patch, rig(
+        hidden, inner, transposed=transposed, activation=activation, biased=biased, dtype=dtype,
+        threads=threads, compute=torch.float32, caller_works=True,
+    ) as made:  # fmt: skip
+        patch.setattr(cpu_lane, "_ALONE_BYTES", 1 << 40 if alone else 0)
+        check_jobs(made, data, 1, 3e-6)
 
 
 def check_jobs(made: Rig, data: st.DataObject, quantum: int, tolerance: float) -> None:
@@ -158,6 +180,60 @@ def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
         for count in range(2, TOKENS + 1):
             together = made.lane.compute(0, made.x, [(2, pairs[:count], share)])
             assert all(torch.equal(together[pair], alone[i]) for i, pair in enumerate(pairs[:count]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 90), st.integers(1, 150), st.integers(1, TOKENS), st.booleans(), st.integers(0, 9),
+    st.sampled_from([0, 1 << 40]),
+)  # fmt: skip
+def test_a_dense_product_is_that_of_float64_and_of_each_row_alone(
+    dense_lane: CpuLane, out: int, columns: int, tokens: int, biased: bool, seed: int, alone_bytes: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, columns, generator=generator).bfloat16()
+    bias = torch.randn(out, generator=generator) if biased else None
+    x = torch.randn(tokens, columns, generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_lane, "_ALONE_BYTES", alone_bytes)
+        found = dense_lane.dense(x, weight, bias)
+        exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        terms = x.double().abs() @ weight.double().abs().T
+        assert ((found - exact).abs() <= 1e-6 * (terms + 1)).all()
+        rows = [dense_lane.dense(row[None], weight, bias) for row in x]
+        assert torch.equal(found, torch.cat(rows))
+        strided = torch.empty(columns, tokens).T.copy_(x)
+        assert torch.equal(dense_lane.dense(strided, weight, bias), found)
+
+
+@pytest.fixture(scope="module")
+def dense_lane() -> Iterator[CpuLane]:
+    """One for all products: making it takes longer than they do."""
+    with rig(compute=torch.float32, caller_works=True) as made:
+        yield made.lane
+
+
+def test_a_caller_that_works_along_needs_no_other_thread() -> None:
+    with rig(threads=1, compute=torch.float32, caller_works=True) as made:
+        assert not made.lane._threads
+        made.lane.compute(0, made.x, [(0, [0, 4], made.inner)])
+        assert made.lane.counters().jobs == 1 and made.lane.counters().busy_s > 0
+
+
+def test_jobs_with_and_without_other_threads_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_lane, "PARK_S", 0.01)
+    chance = np.random.default_rng(3)
+    with rig(threads=4, compute=torch.float32, caller_works=True) as made:
+        weight = torch.randn(70, 48).bfloat16()
+        exact = made.x.double() @ weight.double().T
+        for _ in range(400):
+            monkeypatch.setattr(cpu_lane, "_ALONE_BYTES", int(chance.choice([0, 1 << 40])))
+            expert, pair = int(chance.integers(EXPERTS)), int(chance.integers(TOKENS * TOP_K))
+            out = made.lane.compute(1, made.x, [(expert, [pair], made.inner)])
+            wanted = made.wanted(1, expert, pair // TOP_K, made.inner)
+            assert (out[pair] - wanted).norm() <= 1e-5 * wanted.norm()
+            assert (made.lane.dense(made.x, weight, None) - exact).abs().max() < 1e-4
+            time.sleep(float(chance.choice([0, 0, 0, 0.02])))
 
 
 def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,10 +318,11 @@ def test_bytes_that_were_fetched_ahead_are_those_of_the_foretold_expert() -> Non
 
 def test_a_closed_lane_leaves_no_thread_and_answers_nobody() -> None:
     with rig() as made:
+        before = threading.active_count()
         names = {thread.name for thread in threading.enumerate()}
         assert {"cpu-lane-0", "cpu-lane-1", "cpu-lane-2"} <= names
         made.lane.close()
-        assert not any(thread.name.startswith("cpu-lane") for thread in threading.enumerate())
+        assert threading.active_count() == before - 3
         assert int(made.lane.mailbox.answered[0]) == -1 and not made.lane.healthy
         with pytest.raises(HardwareError, match="does not answer"):
             made.lane.compute(0, made.x, [(0, [0], made.inner)])

@@ -16,19 +16,24 @@ from localmoe.kernels.cpu import control
 from localmoe.quant.mxfp4 import decode
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize(
+    ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
+)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(),
     st.sampled_from(KINDS), st.booleans(), st.integers(1, 4), st.data(),
 )  # fmt: skip
 def test_every_job_equals_float64(
-    hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool, threads: int,
-    data: st.DataObject,
+    compute: torch.dtype, tolerance: float, hidden: int, inner: int, transposed: bool,
+    activation: Activation, biased: bool, threads: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     """transposed: as the model's module is, which changes nothing of the record."""
     options = {"transposed": transposed, "activation": activation, "biased": biased, "threads": threads}
+    if compute == torch.float32:
+        options |= {"compute": compute, "caller_works": True}
     with rig(hidden, inner, mxfp4=True, **options) as made:
-        check_jobs(made, data, 64, 2e-2)
+        check_jobs(made, data, 64, tolerance)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -34,14 +34,16 @@ def as_float(builder: Any, word: Any, is_bfloat: bool) -> Any:
 
 @intrinsic
 def value(context: Any, word: Any) -> Any:
-    """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half."""
+    """float32 of a 16-bit float: a uint16 holds a bfloat16, an int16 an IEEE half. Of a float32 itself."""
+    if word == types.float32:
+        return types.float32(word), lambda _, __, ___, arguments: arguments[0]
     is_bfloat = word == types.uint16
     return types.float32(word), lambda _, builder, __, words: as_float(builder, words[0], is_bfloat)
 
 
 @intrinsic
 def held(context: Any, word: Any, like: Any) -> Any:
-    """A 16-bit float as the array `like` holds it: the word itself, or float32."""
+    """A number as the array `like` holds it: the word or float32 itself, or float32 of a word."""
     if like.dtype == word:
         return word(word, like), lambda _, __, ___, arguments: arguments[0]
     is_bfloat = word == types.uint16
@@ -51,7 +53,9 @@ def held(context: Any, word: Any, like: Any) -> Any:
 @intrinsic
 def kept(context: Any, number: Any, word: Any, like: Any) -> Any:
     """The nearest number of `word`'s kind (see `value`; ties to even) to a float32, as the array `like` holds
-    it: a float32, or of bfloat16 the word."""
+    it: a float32, or of bfloat16 the word. The number itself where that kind is float32."""
+    if word == types.float32:
+        return types.float32(types.float32, word, like), lambda _, __, ___, arguments: arguments[0]
     as_word = like.dtype == types.uint16
 
     def to_bfloat16(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
@@ -74,12 +78,15 @@ def kept(context: Any, number: Any, word: Any, like: Any) -> Any:
 
 @intrinsic
 def words_at(context: Any, address: Any, like: Any) -> Any:
-    """A pointer to words of the kind that the array `like` holds, for numba.carray."""
+    """A pointer to numbers of the kind that the array `like` holds, or that the word `like` is, for
+    numba.carray."""
+    kind = like.dtype if isinstance(like, types.Array) else like
 
     def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(like.dtype.bitwidth).as_pointer())
+        held = ir.FloatType() if kind == types.float32 else ir.IntType(kind.bitwidth)
+        return builder.inttoptr(arguments[0], held.as_pointer())
 
-    return types.CPointer(like.dtype)(types.int64, like), generate
+    return types.CPointer(kind)(types.int64, like), generate
 
 
 @intrinsic

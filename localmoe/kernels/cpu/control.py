@@ -12,8 +12,14 @@ JOBS, BUSY_TICKS, DONE_BYTES, AHEAD_BYTES = (_LINE * 6 + i for i in range(4))  #
 FETCHED, AHEAD_FIRST, AHEAD_BLOCKS, AHEAD_COLUMNS = _LINE * 7, _LINE * 5 + 3, _LINE * 5 + 4, _LINE * 5 + 5
 CONTROL_WORDS = _LINE * 8
 
+# places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:
+# addresses of words (N, K), of float32 (N,) or 0, of float32 (T, K) and (T, N); T is the mailbox's
+DENSE = -1
+DENSE_WEIGHT, DENSE_BIAS, DENSE_X, DENSE_OUT, DENSE_ROWS, DENSE_COLUMNS = range(6)
+
 GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
 DOWN_ROWS = 16
+DENSE_BLOCK = 16  # rows of its matrix
 # times as many columns where weights are transposed, since a block reads a piece of every row, and where they
 # are in MXFP4, for whole strips of tiles
 WIDER, WIDER_CODES = 8, 2

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from localmoe.kernels.cpu.atoms import compiled
 from localmoe.kernels.cpu.mxfp4_dots import mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4
 from localmoe.kernels.cpu.mxfp4_vectors import place
 from localmoe.kernels.cpu.products import add_bias, finish
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS
 
-_WORD = np.uint16(0)  # bfloat16, see atoms.value
 _SCALES_ROW = 4  # bytes that a word of scales has for a row
 
 
@@ -52,7 +49,7 @@ def _dots(codes: int, scales: int, row: int, columns: int, x: Any, rows: Any, ti
 @compiled
 def gate_up_codes(
     record: int, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
     """As products.gate_up_rows, of the record at an address; x and `out` lie as mxfp4_dots wants them.
 
@@ -73,7 +70,7 @@ def gate_up_codes(
                 gate_at, up_at = (2 * r, 2 * r + 1) if interleaved else (r, TILE_ROWS + r)
                 finish(
                     scratch[gate_at, n], scratch[up_at, n], i + r, inner, bias, interleaved, kind, alpha,
-                    limit, out, pairs[n], place(i + r, out), _WORD,
+                    limit, out, pairs[n], place(i + r, out), like,
                 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 
 def activations_kind(is_bfloat: bool, transposed: bool) -> type[np.generic]:
-    """What a job's activations are kept as: words where the processor multiplies them with weights as they
-    are."""
+    """What a job's activations are kept as: words where they are bfloat16 and the processor multiplies such
+    words as they are."""
     return np.uint16 if is_bfloat and not transposed and HAS_BF16_DOTS else np.float32
 
 
@@ -117,7 +117,7 @@ def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
 @compiled
 def gate_up_columns(
     weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
     """As gate_up_rows, of words (H, 2I)."""
     size, n = last - first, 0
@@ -133,7 +133,7 @@ def gate_up_columns(
                 up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
                 finish(
                     gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
-                    first + j, weights[0],
+                    first + j, like,
                 )  # fmt: skip
         n += together
 
@@ -141,16 +141,17 @@ def gate_up_columns(
 @compiled
 def gate_up_rows(
     weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
-    """out[pair, i] = act(gate) * up, rounded to 16 bits, for inner columns first <= i < last.
+    """out[pair, i] = act(gate) * up, rounded to the kind of `like`, for inner columns first <= i < last.
 
     Args:
-        weights: 16-bit words of gate_up, (2I, H). bias: words (2I,), or empty.
+        weights: 16-bit words of gate_up, (2I, H). bias: numbers (2I,) of the activations' kind, or empty.
         x: (T, H), 16-bit words where dot_tiles wants them, else float32. rows, pairs: int32 (n,), each pair's
             token and its row of `out`.
         out: (P, I) of x's kind.
         scratch: float32 (4, at least n and 2 * (last - first)).
+        like: a number of the kind that the model computes in, see atoms.kept.
     """
     base, row = weights.ctypes.data, 2 * hidden  # bytes of a row
     step, to_up = (2 * row, row) if interleaved else (row, inner * row)
@@ -165,7 +166,7 @@ def gate_up_rows(
             for r in range(1 + both):
                 finish(
                     scratch[r, n], scratch[2 + r, n], i + r, inner, bias, interleaved, kind, alpha, limit,
-                    out, pairs[n], i + r, weights[0],
+                    out, pairs[n], i + r, like,
                 )  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def finish(
     gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
     out: Any, pair: int, at: int, like: Any,
 ) -> None:  # fmt: skip
-    """Inner column i of a pair, from its two sums, into out[pair, at]. like: a word, see atoms.value."""
+    """Inner column i of a pair, from its two sums, into out[pair, at]. like: see gate_up_rows."""
     if bias.shape[0] > 0:
         gate += value(bias[2 * i if interleaved else i])
         up += value(bias[2 * i + 1 if interleaved else inner + i])
@@ -206,7 +207,7 @@ def down_rows(
     """out[pair, h] = sum over i < share of x[pair, i] * down[h, i], float32, for first <= h < last.
 
     Args:
-        weights: 16-bit words of down, (H, I). bias: words (H,), or empty.
+        weights: 16-bit words of down, (H, I). bias: numbers (H,) of the activations' kind, or empty.
         x: (P, I), what gate_up put out. pairs: int32 (n,), rows of x and `out`.
         scratch: float32 (4, at least n and last - first).
     """
@@ -226,7 +227,7 @@ def down_rows(
 
 @compiled
 def add_bias(bias: Any, first: int, last: int, pairs: Any, out: Any) -> None:
-    """Add columns first <= h < last of words `bias`, unless it is empty, to each pair's row of `out`."""
+    """Add columns first <= h < last of `bias`, unless it is empty, to each pair's row of `out`."""
     for n in range(pairs.shape[0] if bias.shape[0] > 0 else 0):
         for h in range(first, last):
             out[pairs[n], h] += value(bias[h])

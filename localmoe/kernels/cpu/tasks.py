@@ -9,7 +9,20 @@ from typing import Any
 from numba import carray
 
 from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_at
-from localmoe.kernels.cpu.control import DOWN_ROWS, GATE_UP_ROWS, STOP, WIDER, WIDER_CODES
+from localmoe.kernels.cpu.control import (
+    DENSE_BIAS,
+    DENSE_BLOCK,
+    DENSE_COLUMNS,
+    DENSE_OUT,
+    DENSE_ROWS,
+    DENSE_WEIGHT,
+    DENSE_X,
+    DOWN_ROWS,
+    GATE_UP_ROWS,
+    STOP,
+    WIDER,
+    WIDER_CODES,
+)
 from localmoe.kernels.cpu.mxfp4_products import codes_of, down_codes, gate_up_codes
 from localmoe.kernels.cpu.products import down_columns, down_rows, gate_up_columns, gate_up_rows
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, HEAD_ENTRIES, HEAD_LAYER, SHARE
@@ -54,21 +67,21 @@ def gate_up_task(
     first = (task - starts[0, i]) * block
     last = min(first + block, entries[SHARE, i])
     if columned is not None:
-        weights = carray(words_at(record, words), (2 * width * hidden,))
+        weights = carray(words_at(record, columned), (2 * width * hidden,))
         gate_up_columns(
             weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
-            x, rows[begin:end], pairs[begin:end], inner, scratch,
+            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if rowed is not None:
-        weights = carray(words_at(record, words), (2 * width * hidden,))
+        weights = carray(words_at(record, rowed), (2 * width * hidden,))
         gate_up_rows(
             weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
-            x, rows[begin:end], pairs[begin:end], inner, scratch,
+            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if coded is not None:
         gate_up_codes(
             record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
-            x, rows[begin:end], pairs[begin:end], inner, scratch,
+            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
 
@@ -104,10 +117,27 @@ def down_task(
     bias = carray(words_at(bias_at, words), (hidden if has_bias else 0,))
     these = pairs[entries[BEGIN, i] : entries[END, i]]
     if columned is not None:
-        weights = carray(words_at(weights_at, words), (width * hidden,))
+        weights = carray(words_at(weights_at, columned), (width * hidden,))
         down_columns(weights, bias, hidden, share, first, last, inner, these, out, scratch)
     if rowed is not None:
-        weights = carray(words_at(weights_at, words), (width * hidden,))
+        weights = carray(words_at(weights_at, rowed), (width * hidden,))
         down_rows(weights, bias, width, share, first, last, inner, these, out, scratch)
     if coded is not None:
         down_codes(record, bias, hidden, width, share, first, last, inner, these, out, scratch)
+
+
+@compiled
+def dense_task(task: int, dense: Any, like: Any, tokens: int, steps: Any, scratch: Any) -> None:
+    """Some columns of x W^T + b for all rows of x.
+
+    Args:
+        dense: see control. like: a word of the weights' kind. tokens: T. steps: int32 0, 1, ..., at least T.
+    """
+    rows, columns = dense[DENSE_ROWS], dense[DENSE_COLUMNS]
+    first = task * DENSE_BLOCK
+    weights = carray(words_at(dense[DENSE_WEIGHT], like), (rows * columns,))
+    bias = carray(words_at(dense[DENSE_BIAS], scratch), (rows if dense[DENSE_BIAS] != 0 else 0,))
+    x = carray(words_at(dense[DENSE_X], scratch), (tokens, columns))
+    out = carray(words_at(dense[DENSE_OUT], scratch), (tokens, rows))
+    last = min(first + DENSE_BLOCK, rows)
+    down_rows(weights, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)

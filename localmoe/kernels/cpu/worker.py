@@ -23,7 +23,6 @@ from localmoe.kernels.cpu.atoms import (
     CAN_NAP,
     add,
     compiled,
-    held,
     load,
     nap,
     pause,
@@ -31,15 +30,14 @@ from localmoe.kernels.cpu.atoms import (
     swap_if,
     ticks,
 )
+from localmoe.kernels.cpu.blocks import prepare
 from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_BYTES,
     AHEAD_COLUMNS,
     AHEAD_FIRST,
     BUSY_TICKS,
-    DONE_BYTES,
-    DOWN_ROWS,
-    FETCHED,
+    DENSE,
     FINISHED,
     GATE_UP_ROWS,
     HOLD,
@@ -51,18 +49,11 @@ from localmoe.kernels.cpu.control import (
     TASKS_B,
     TICKET,
 )
-from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, claim, fetch_ahead
-from localmoe.kernels.cpu.mxfp4_vectors import place
-from localmoe.kernels.cpu.tasks import down_task, gate_up_task, weight_bytes, wider
+from localmoe.kernels.cpu.fetch_ahead import claim, fetch_ahead
+from localmoe.kernels.cpu.tasks import dense_task, down_task, gate_up_task, weight_bytes, wider
 from localmoe.kernels.mailbox import (
-    EXPERT,
-    HEAD_ENTRIES,
     HEAD_LAYER,
-    HEAD_PAIRS,
     HEAD_TOKENS,
-    LAYER_SHIFT,
-    NOBODY,
-    SHARE,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -78,13 +69,17 @@ def _work(
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
     ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
+    dense: Any, steps: Any, like: Any,
 ) -> int:  # fmt: skip
-    """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0.
+    """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0; where
+    `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not it was
+    posted for other threads to see.
 
     Args:
         me: this thread's number.
         control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's words.
-        head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of 16-bit float.
+        head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of numbers that the
+            model computes in, and that biases have.
         shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
         records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
             none).
@@ -92,8 +87,9 @@ def _work(
         x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
         ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
         scratch: float32 (threads, 4, n).
-        columned, rowed, coded: a number if weights are 16-bit and transposed, 16-bit and not, or in MXFP4;
-            None for the others, whose code is not compiled.
+        dense, steps, like: see tasks.dense_task.
+        columned, rowed, coded: a word of the weights' kind (see atoms.value) if they are 16-bit and
+            transposed, 16-bit and not, or in MXFP4; None for the others, whose code is not compiled.
 
     Returns:
         STOPPED or PARKED.
@@ -102,14 +98,20 @@ def _work(
     last, told = load(answered), load(foretold)
     quiet = ticks()
     while load(base + 8 * STOP) == 0:
-        job = load(posted)
+        job = spin_ticks if park_ticks < 0 else load(posted)
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, control,
+                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, dense, steps, like,
+                control,
             )  # fmt: skip
             last = job
             quiet = ticks()
+            continue
+        if park_ticks < 0:
+            if load(answered) >= job:
+                return PARKED
+            pause()
             continue
         if columned is None and load(foretold) != told:
             told = load(foretold)
@@ -130,13 +132,14 @@ def _work(
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, control: Any,
+    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, dense: Any,
+    steps: Any, like: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
-        _prepare(
+        prepare(
             job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
-            scratch.shape[0], columned, rowed, coded, control,
+            scratch.shape[0], columned, rowed, coded, dense, control,
         )  # fmt: skip
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
     begun = False
@@ -178,55 +181,18 @@ def _job(
                 starts, ready, scratch[me], columned, rowed, coded,
             )  # fmt: skip
         else:
-            down_task(
-                drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
-                inner, starts, ready, scratch[me], columned, rowed, coded,
-            )  # fmt: skip
-            if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
-                control[JOBS] += 1
-                control[BUSY_TICKS] += ticks() - control[STARTED]
-                store(answered, job)
-
-
-@compiled
-def _prepare(
-    job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any,
-    rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any,
-    coded: Any, control: Any,
-) -> None:  # fmt: skip
-    """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
-    control[STARTED] = ticks()
-    layer, hidden = head[HEAD_LAYER], x.shape[1]
-    inner = sizes[layer]
-    num_weights = 0
-    gate_up_size, down_size = GATE_UP_ROWS * wider(columned, coded), DOWN_ROWS * wider(columned, coded)
-    fetched = control[FETCHED]
-    control[FETCHED] = NOBODY
-    control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0
-    for i in range(head[HEAD_ENTRIES]):
-        share = entries[SHARE, i]
-        starts[0, i + 1] = starts[0, i] + (share + gate_up_size - 1) // gate_up_size
-        starts[1, i + 1] = starts[1, i] + (hidden + down_size - 1) // down_size
-        num_weights += 3 * hidden * min(share, inner)  # of gate, up and down
-        store(ready.ctypes.data + 8 * i, 0)
-        if fetched & NOBODY == entries[EXPERT, i] and (fetched >> LAYER_SHIFT) & NOBODY == layer:
-            control[AHEAD_FIRST], control[AHEAD_COLUMNS] = starts[0, i], share
-            most = threads * blocks_ahead(hidden, coded is not None)
-            control[AHEAD_BLOCKS] = min(starts[0, i + 1] - starts[0, i], most)
-    for block in range(control[AHEAD_BLOCKS]):
-        store(claims.ctypes.data + 8 * block, 2 * job)
-    control[TASKS_A] = starts[0, head[HEAD_ENTRIES]]
-    control[TASKS_B] = starts[1, head[HEAD_ENTRIES]]
-    control[DONE_BYTES] += weight_bytes(num_weights, coded)
-    for p in range(head[HEAD_PAIRS]):
-        rows[p] = pairs[p] // shape[0]
-    for t in range(head[HEAD_TOKENS]):
-        for k in range(hidden):
-            if coded is not None:
-                x[t, place(k, x)] = held(words[t, k], x)
+            if head[HEAD_LAYER] == DENSE:
+                dense_task(drawn, dense, like, head[HEAD_TOKENS], steps, scratch[me])
             else:
-                x[t, k] = held(words[t, k], x)
-    store(base + 8 * FINISHED, 0)
+                down_task(
+                    drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
+                    inner, starts, ready, scratch[me], columned, rowed, coded,
+                )  # fmt: skip
+            if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
+                if head[HEAD_LAYER] != DENSE:
+                    control[JOBS] += 1
+                    control[BUSY_TICKS] += ticks() - control[STARTED]
+                store(answered, job)
 
 
 def _entry(sources: int, *, kept: bool) -> Any:
