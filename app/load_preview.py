@@ -37,9 +37,13 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     loaded = status.footprint if status.model == wanted.model else None
     same_draft = config.draft_bits == before.draft_bits and config.draft_dir == before.draft_dir
     if loaded is not None and status.info is not None and (same_draft or kept is None):
+        loaded = loaded.in_16_bits()
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
         unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
-        facts = ModelFacts(loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited)
+        facts = ModelFacts(
+            loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited,
+            has_draft=kept is not None and kept.has_draft,
+        )  # fmt: skip
         bits = config.draft_bits
         return facts if same_draft else with_draft_bits(facts, bits, before.draft_bits, device)
     return None if kept is None else with_draft_bits(kept, config.draft_bits, device=device)

@@ -220,7 +220,10 @@ class ChatService:
         )  # fmt: skip
         has_draft = config.draft_length == 0 or before.draft_length != 0
         same = wanted.model.strip() == self.load_settings.model and live == before
-        return same and has_draft and self.holder.status().phase == "ready"
+        status = self.holder.status()
+        if status.info is not None and status.info.may_be_in_place and status.plan is not None:
+            same = same and status.plan.in_place == (config.vram_budget_bytes is None)
+        return same and has_draft and status.phase == "ready"
 
     def _differs_in_better_draft_alone(self, wanted: LoadSettings) -> bool:
         """Whether the switch of the better draft is all that changes in a model that is loaded or loading."""

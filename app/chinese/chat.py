@@ -123,6 +123,7 @@ CHAT = {
     "drafting off": "草稿已关闭",
     "draft laid aside": "草稿已搁置",
     "switched off": "已关闭",
+    "it would not make the CPU faster, so none is built": "它不会让 CPU 更快，因此不构建",
     "{done} of {total}": "{done} / {total}",
     "about {time} left": "约剩 {time}",
     "Loading weights": "加载权重",

@@ -56,6 +56,7 @@ PANEL = {
     "Device memory": "设备内存",
     "Emulated device memory": "模拟的设备内存",
     "emulated device memory": "模拟的设备内存",
+    "all experts are computed where they lie in RAM": "所有专家都在内存中原地计算",
     "nothing loaded": "未加载任何内容",
     "Used": "已用",
     "shared weights": "共享权重",

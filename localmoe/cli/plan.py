@@ -8,6 +8,7 @@ from dataclasses import asdict
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.model_rows import size_rows
 from localmoe.cli.output import print_json, print_pairs
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
 from localmoe.engine.planning import prepare_model
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
@@ -61,11 +62,19 @@ def run_plan(args: argparse.Namespace) -> None:
             ),
             (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),
             ("  workspace", format_bytes(plan.workspace_bytes)),
-            ("  expert slots", f"{plan.num_slots} x {format_bytes(plan.slot_bytes)}"),
-            ("Experts in slots", f"{100 * plan.resident_share:.0f} %"),
+            *_slots(plan),
             *_predictions(limits),
         ],
     )
+
+
+def _slots(plan: MemoryPlan) -> list[tuple[str, object]]:
+    if plan.in_place:
+        return [("Experts", "computed where they lie in host RAM")]
+    return [
+        ("  expert slots", f"{plan.num_slots} x {format_bytes(plan.slot_bytes)}"),
+        ("Experts in slots", f"{100 * plan.resident_share:.0f} %"),
+    ]
 
 
 def _predictions(limits: Limits | None) -> list[tuple[str, object]]:

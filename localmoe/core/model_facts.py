@@ -18,6 +18,8 @@ class ModelFacts:
         weight_bytes: of one weight in the checkpoint.
         num_bytes: of the files to download, or of the weights in the folder.
         unsuited: why steps cannot run whole in the GPU's kernels; "" if they can.
+        unsuited_in_place: why a CPU cannot compute its experts where they lie; "" if it can.
+        has_draft: whether one was made on this machine.
         licence: short name, "" where none is known.
         revision: commit on the Hub; "" for a folder.
     """
@@ -26,6 +28,8 @@ class ModelFacts:
     weight_bytes: int
     num_bytes: int
     unsuited: str = ""
+    unsuited_in_place: str = ""
+    has_draft: bool = False
     licence: str = ""
     gated: bool = False
     revision: str = ""

@@ -21,6 +21,8 @@ class MemoryPlan:
         drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
         draft_aside: it is, but experts have its device memory for now (engine.draft_place).
         host_bytes: host RAM for the expert records.
+        in_place: experts are computed where their records lie, so that each has its slot there: slots take no
+            memory of the budget.
     """
 
     budget_bytes: int
@@ -36,12 +38,13 @@ class MemoryPlan:
     drafting_reason: str
     host_bytes: int
     draft_aside: bool = False
+    in_place: bool = False
 
     @property
     def total_bytes(self) -> int:
         """Device bytes that the plan uses."""
         fixed = self.shared_bytes + self.draft_bytes + self.kv_bytes + self.workspace_bytes
-        return fixed + self.slot_bytes * self.num_slots
+        return fixed if self.in_place else fixed + self.slot_bytes * self.num_slots
 
     def as_dict(self) -> dict[str, int | float | bool | str]:
         """Plain values for --json."""

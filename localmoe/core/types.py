@@ -37,6 +37,7 @@ class ModelFootprint:
         hidden_size, vocab_size: dimensions that size the workspace.
         can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
+        linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
     """
@@ -57,6 +58,7 @@ class ModelFootprint:
     vocab_size: int
     can_rollback: bool
     mxfp4_expert_bytes: int = 0
+    linear_params: int = 0
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
 
@@ -68,6 +70,10 @@ class ModelFootprint:
     def in_mxfp4(self) -> ModelFootprint:
         """The same with experts kept as they are published, if that is in MXFP4."""
         return replace(self, expert_bytes=self.mxfp4_expert_bytes) if self.mxfp4_expert_bytes else self
+
+    def in_16_bits(self) -> ModelFootprint:
+        """The same with experts decoded, if they are kept in MXFP4."""
+        return replace(self, expert_bytes=2 * self.expert_params) if self.keeps_mxfp4 else self
 
     @property
     def total_experts(self) -> int:

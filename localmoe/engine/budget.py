@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import BudgetError
+from localmoe.core.errors import BudgetError, ConfigError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_plan
@@ -52,10 +52,18 @@ class BudgetKeeper:
         """Divide another budget; None: what is free.
 
         Raises:
+            ConfigError: experts are computed where they lie, and a budget was given.
             BudgetError: what is loaded does not fit; all is as before. Or the GPU has less than was free
                 when it was planned; then slots are empty, and as many as before or as still fit.
         """
         with self._dividing:
+            if self.plan.in_place:
+                if budget is not None:
+                    raise ConfigError(
+                        "The experts are computed where they lie in RAM, which takes no slots: "
+                        "load the model again to give it a memory budget."
+                    )
+                return self.plan  # no slots to divide
             config = replace(self.config, vram_budget_bytes=budget)
             plan = self._divide(config, self.plan)
             if budget is None and self.plan.draft_aside:  # what is taken has to do for the draft as well

@@ -14,7 +14,7 @@ import torch
 
 from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import ModelFacts
-from localmoe.engine.device_support import why_not_in_kernels
+from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
 from localmoe.hub.http_errors import TransientError
@@ -55,6 +55,7 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         weight_bytes=stored.itemsize,
         num_bytes=num_bytes,
         unsuited=why_not_in_kernels(skeleton),
+        unsuited_in_place=why_not_in_place(skeleton),
         licence=about.licence,
         gated=about.gated,
         revision=snapshot.commit,
@@ -76,6 +77,8 @@ def local_facts(model: str) -> ModelFacts:
         weight_bytes=stored.itemsize,
         num_bytes=checkpoint.total_bytes,
         unsuited=why_not_in_kernels(skeleton),
+        unsuited_in_place=why_not_in_place(skeleton),
+        has_draft=bool(found.drafts),
     )
 
 

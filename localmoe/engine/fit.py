@@ -18,7 +18,7 @@ from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
 from localmoe.engine.planning import divide_memory
-from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes
+from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
 from localmoe.model.footprint import group_bytes
@@ -54,9 +54,15 @@ def fit_model(
     try:
         check_emulation(config, compute.device)
         check_lanes(config, by_layers_because)
-        if compute.whole_passes:
+        stored = _stored(facts)
+        compute = replace(
+            compute, in_place=may_compute_in_place(config, compute, stored) and not facts.unsuited_in_place
+        )
+        if compute.whole_passes or compute.in_place:
             facts = replace(facts, footprint=facts.footprint.in_mxfp4())
-        plan = divide_memory(facts.footprint, config, compute, facts.weight_bytes, hardware=hardware)
+        plan = divide_memory(
+            facts.footprint, config, compute, facts.weight_bytes, hardware=hardware, has_draft=facts.has_draft
+        )
     except BudgetError as error:
         return Fit(
             False, str(error), device, budget_bytes=error.budget_bytes, better_context=error.context,
@@ -89,6 +95,8 @@ def budget_range(
         config: context and draft length; its budget plays no role.
     """
     config = replace(config or EngineConfig(), vram_budget_bytes=None)
+    if not hardware.gpus and config.lanes == "auto":
+        config = replace(config, lanes="vram+link")  # a budget is one of slots
     found = fit_model(facts, hardware, None, config)
     if found.plan is None:
         return None
@@ -123,12 +131,16 @@ def with_given_back(hardware: Hardware, vram_bytes: int, ram_bytes: int) -> Hard
 
 def _compute(facts: ModelFacts, hardware: Hardware) -> ComputeSettings:
     """As `engine.settings.choose_compute` chooses on that machine."""
-    stored = dict(_DTYPE_BY_BYTES).get(facts.weight_bytes, torch.float32)
+    stored = _stored(facts)
     if not hardware.gpus:
         return ComputeSettings(torch.device("cpu"), torch.float32, by_layers_because="there is no GPU")
     unsuited = facts.unsuited or ("its weights have 32 bits" if stored == torch.float32 else "")
     unsuited = unsuited or why_no_kernels()
     return ComputeSettings(torch.device("cuda", 0), stored, not unsuited, unsuited)
+
+
+def _stored(facts: ModelFacts) -> torch.dtype:
+    return dict(_DTYPE_BY_BYTES).get(facts.weight_bytes, torch.float32)
 
 
 def _speed(

@@ -11,6 +11,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.settings import describe_link, describe_passes
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.runner import ModelRunner
 from localmoe.prefetch.registry import decides_within_passes
@@ -23,6 +24,8 @@ class EngineInfo:
     Attributes:
         cpu_bytes_per_s: at which the CPU computes experts of one token beside passes on a GPU, as measured
             when they were loaded; None: it computes none.
+        may_be_in_place: without a budget experts are computed where they lie, with one they need slots; to
+            change from one to the other takes a load.
     """
 
     name: str
@@ -38,6 +41,7 @@ class EngineInfo:
     passes: str
     lanes: str
     cpu_bytes_per_s: float | None = None
+    may_be_in_place: bool = False
 
 
 def describe(
@@ -56,10 +60,11 @@ def describe(
         link=describe_link(config, device),
         context=plan.context,
         has_chat_template=has_template,
-        exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts)),
+        exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts), in_place=plan.in_place),
         passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
         lanes=describe_lanes(parts),
         cpu_bytes_per_s=cpu_rate(parts),
+        may_be_in_place=prepared.may_be_in_place,
     )
 
 
@@ -97,14 +102,18 @@ def cpu_rate(parts: EngineParts) -> float | None:
 def describe_lanes(parts: EngineParts) -> str:
     """For people: where experts that are not in VRAM come from."""
     if isinstance(parts.runner, ModelRunner):
+        memory = parts.runner.passes.memory
+        if isinstance(memory, InPlaceMemory):
+            return f"CPU, where they lie in RAM ({memory.lane.num_threads} threads)"
         return "VRAM and PCIe" if parts.prepared.compute.device.type == "cuda" else "RAM"
     passes = parts.runner.passes
     return passes.lane.failure if passes.lane is not None and passes.lane.failure else passes.lanes
 
 
-def describe_exactness(rows: RowPadding | None, *, cpu_sums: bool = False) -> str:
+def describe_exactness(rows: RowPadding | None, *, cpu_sums: bool = False, in_place: bool = False) -> str:
     """Which promise holds on this machine, given what kernels.rows measured. cpu_sums: the CPU lane is in
-    use."""
+    use beside a GPU. in_place: experts are computed where they lie, in another order than through slots."""
+    whatever = "any draft length and policy" if in_place else "any draft length, policy and VRAM budget"
     if cpu_sums:
         return (
             "the original 16-bit weights, every token the target's choice; the CPU's sums run in another "
@@ -114,7 +123,7 @@ def describe_exactness(rows: RowPadding | None, *, cpu_sums: bool = False) -> st
         return "every token is the target's choice; the last bits may depend on the draft length"
     if rows.max_rows <= MAX_DRAFT_LENGTH:
         return (
-            "exact: the same bits for any draft length, policy and VRAM budget "
+            f"exact: the same bits for {whatever} "
             f"(drafts are at most {rows.max_rows - 1} tokens long on this device)"
         )
-    return "exact: the same bits for any draft length, policy and VRAM budget"
+    return f"exact: the same bits for {whatever}"

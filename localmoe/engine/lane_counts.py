@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from localmoe.engine.loading import EngineParts
 from localmoe.experts.counters import TransferCounters
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.model.runner import ModelRunner
 
 
@@ -34,8 +35,12 @@ def missing_expert_s(parts: EngineParts) -> float:
 
 
 def count_transfers(parts: EngineParts) -> TransferCounters:
-    """Copies since the slots were made, and what the CPU lane computed since load."""
-    totals = parts.passes.memory.counters()
+    """Copies since the slots were made, and what the CPU computed of experts where they lie since load."""
+    memory = parts.passes.memory
+    totals = memory.counters()
+    if isinstance(memory, InPlaceMemory):
+        done = memory.lane.counters()
+        return replace(totals, cpu_bytes=done.num_bytes, cpu_busy_s=done.busy_s, cpu_jobs=done.jobs)
     lane = None if isinstance(parts.runner, ModelRunner) else parts.runner.passes.lane
     if lane is None:
         return totals

@@ -17,7 +17,7 @@ from localmoe.core.timeline import DEFAULT_STEPS, StepSpans, Timeline
 from localmoe.engine.lane_counts import count_transfers
 from localmoe.engine.loading import EngineParts
 from localmoe.experts.copy_times import CopyTimes
-from localmoe.experts.memory import ExpertMemory
+from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.prefetch.optimum import optimal_hits
 
 MAX_STEPS = 100_000  # of a timeline
@@ -55,7 +55,7 @@ class LiveView:
             EngineClosedError: the engine is closed.
         """
         totals, memory = count_transfers(self._parts()), self._parts().passes.memory
-        copy_s = memory.copy_s() if isinstance(memory, ExpertMemory) else memory.copy_s
+        copy_s = memory.copy_s if isinstance(memory, DeviceExpertMemory) else memory.copy_s()
         return LiveState(
             resident=self.resident(),
             heat=self._demands.heat(),
@@ -109,10 +109,10 @@ class LiveView:
         passes = self._parts().passes
         passes.timeline = self._timeline
         memory = passes.memory
-        if isinstance(memory, ExpertMemory):
-            memory.timeline = self._timeline
-        else:
+        if isinstance(memory, DeviceExpertMemory):
             memory.times = None if self._timeline is None else CopyTimes(memory.transfers)
+        else:
+            memory.timeline = self._timeline
 
     @property
     def recording(self) -> bool:

@@ -20,12 +20,14 @@ from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers
 from localmoe.engine.draft_models import OtherDraft, load_draft_model
 from localmoe.engine.drafts import DraftInfo
 from localmoe.engine.failed_load import giving_back
+from localmoe.engine.in_place import make_in_place
 from localmoe.engine.log_lines import log_no_draft
-from localmoe.engine.planning import MAX_WINDOW, PreparedModel
+from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.engine.row_padding import row_padding
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
@@ -138,6 +140,7 @@ def _assemble(
                     device,
                     config.draft_dir,
                     packed=prepared.compute.whole_passes,
+                    may_build=not prepared.compute.in_place or is_asked_for(config),
                     progress=progress,
                     cancel=cancel,
                 )
@@ -157,11 +160,14 @@ def _assemble(
             runner = assemble_on_device(prepared, store, packed, scheduler, config, compiled=ready)
             padding = runner.row_padding
         else:
-            padding = row_padding(prepared, store)
-            runner = _assemble_by_layers(
-                prepared, config, store, matrix_layers(draft), scheduler,
-                padding or RowPadding(1, MAX_WINDOW),
-            )  # fmt: skip
+            memory = _make_host_memory(prepared, store, scheduler, config)
+            try:
+                padding = row_padding(prepared, store)
+                rows = padding or RowPadding(1, MAX_WINDOW)
+                runner = _assemble_by_layers(prepared, memory, matrix_layers(draft), scheduler, rows)
+            except BaseException:
+                memory.close()
+                raise
     except torch.OutOfMemoryError:
         store.close()
         raise out_of_memory(prepared.plan.budget_bytes) from None
@@ -198,8 +204,7 @@ def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
 
 def _assemble_by_layers(
     prepared: PreparedModel,
-    config: EngineConfig,
-    store: HostStore,
+    memory: ExpertMemory | InPlaceMemory,
     draft: list[list[DraftExpert]] | None,
     scheduler: Scheduler,
     rows: RowPadding,
@@ -207,10 +212,12 @@ def _assemble_by_layers(
     """Passes in which each layer asks the host for its experts: on CPU, and for models that the GPU's
     kernels do not know."""
     skeleton, device = prepared.skeleton, prepared.compute.device
-    memory = make_memory(prepared, make_link(config, device), store, scheduler, prepared.plan.num_slots)
     lookahead = LookaheadBuffer(len(skeleton.experts))
     gates = find_gates(skeleton)
-    passes = PassState(memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic, gates=gates)
+    passes = PassState(
+        memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic, gates=gates,
+        linears=prepared.linears,
+    )  # fmt: skip
     layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
     return ModelRunner(skeleton.model, _sequence_state(prepared), passes, device)
@@ -220,13 +227,16 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
     """Put empty slots of another number in the place of those that are there."""
     prepared, runner = parts.prepared, parts.runner
     old = runner.passes.memory
+    if isinstance(old, InPlaceMemory):
+        return  # whose slots are never empty
     if isinstance(old, DeviceExpertMemory) and old.slots.num_slots == num_slots:
         old.forget()
         return
     release_slots(parts)  # before the new ones are made: both together might not fit
     scheduler = runner.passes.scheduler
     if isinstance(runner, ModelRunner):
-        link = runner.passes.memory.link
+        assert isinstance(old, ExpertMemory)
+        link = old.link
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
         memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
@@ -243,6 +253,16 @@ def release_slots(parts: EngineParts) -> None:
         runner.forget_graphs()
     if parts.prepared.compute.device.type == "cuda":
         torch.cuda.empty_cache()  # else what comes next may lie in the way of the new slots
+
+
+def _make_host_memory(
+    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, config: EngineConfig
+) -> ExpertMemory | InPlaceMemory:
+    """What passes by layers get their experts from."""
+    if prepared.plan.in_place:
+        return make_in_place(prepared, store, scheduler, config)
+    link = make_link(config, prepared.compute.device)
+    return make_memory(prepared, link, store, scheduler, prepared.plan.num_slots)
 
 
 def make_link(config: EngineConfig, device: torch.device) -> Link:

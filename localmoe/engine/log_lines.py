@@ -29,6 +29,13 @@ def log_loaded(info: EngineInfo, plan: MemoryPlan, footprint: ModelFootprint) ->
 
 def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     """How a budget is divided."""
+    if plan.in_place:
+        _LOG.info(
+            "RAM: experts %s, computed there; shared weights %s, draft %s, KV cache %s, workspace %s",
+            format_bytes(plan.host_bytes), format_bytes(plan.shared_bytes), format_bytes(plan.draft_bytes),
+            format_bytes(plan.kv_bytes), format_bytes(plan.workspace_bytes),
+        )  # fmt: skip
+        return
     _LOG.info(
         "budget %s: shared weights %s, draft %s, KV cache %s, workspace %s, slots for %d of %d experts",
         format_bytes(plan.budget_bytes), format_bytes(plan.shared_bytes), format_bytes(plan.draft_bytes),

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import ConfigError, DraftingRefusedError
+from localmoe.core.errors import ConfigError, DraftingRefusedError, UnsupportedModelError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
-from localmoe.engine.device_support import why_not_on_device
+from localmoe.engine.device_support import why_not_in_place, why_not_on_device
 from localmoe.engine.draft_models import read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
 from localmoe.engine.random_source import RandomSource
@@ -24,6 +24,7 @@ from localmoe.engine.settings import (
     check_lanes,
     choose_compute,
     choose_context,
+    may_compute_in_place,
 )
 from localmoe.engine.sources import CheckpointSource, ModelSource
 from localmoe.hardware.facts import Hardware
@@ -31,7 +32,8 @@ from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
 from localmoe.model.draft_model import DraftModelShape
-from localmoe.model.footprint import measure_footprint
+from localmoe.model.footprint import kv_elements_per_token, measure_footprint
+from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, with_mxfp4_records
 from localmoe.model.synthetic import SyntheticModel
@@ -53,6 +55,8 @@ class PreparedModel:
     plan: MemoryPlan
     synthetic: SyntheticModel | None  # what stands in for a trained model's behaviour
     draft_model: DraftModelShape | None = None  # drafts in the place of the model's own low-bit experts
+    linears: HostLinears | None = None  # layers that keep their 16-bit weights on a CPU
+    may_be_in_place: bool = False  # without a budget experts would be, or are, computed where they lie
 
 
 def prepare_model(model: str, config: EngineConfig) -> PreparedModel:
@@ -87,8 +91,14 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         unsuited = f"weights are stored as {stored} and computed in {computed}"
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
-    if compute.whole_passes and source.can_keep_mxfp4(skeleton):
+    may_be_in_place = not why_not_in_place(skeleton) and may_compute_in_place(
+        replace(config, vram_budget_bytes=None), compute, source.stored_dtype
+    )
+    in_place = may_be_in_place and config.vram_budget_bytes is None
+    compute = replace(compute, in_place=in_place)
+    if (compute.whole_passes or in_place) and source.can_keep_mxfp4(skeleton):
         skeleton = with_mxfp4_records(skeleton)
+    linears = _keep_linears(skeleton, source, compute)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
@@ -99,8 +109,26 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if draft_model is not None:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
-    plan = divide_memory(footprint, config, compute, source.stored_dtype.itemsize)
-    return PreparedModel(source, skeleton, footprint, compute, plan, synthetic, draft_model)
+    plan = divide_memory(
+        footprint, config, compute, source.stored_dtype.itemsize, has_draft=source.has_draft()
+    )
+    return PreparedModel(
+        source, skeleton, footprint, compute, plan, synthetic, draft_model, linears, may_be_in_place
+    )
+
+
+def _keep_linears(skeleton: Skeleton, source: ModelSource, compute: ComputeSettings) -> HostLinears | None:
+    """Linear layers of a model whose experts are computed in place keep their weights as well, unless its
+    code does not bear that."""
+    if not compute.in_place or compute.dtype == source.stored_dtype or source.has_wide_matrices():
+        return None
+    linears = keep_linears(skeleton.model, source.stored_dtype)
+    try:
+        kv_elements_per_token(skeleton.model, can_rollback=skeleton.can_rollback)
+    except UnsupportedModelError:
+        undo_linears(skeleton.model, compute.dtype)
+        return None
+    return linears
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -115,9 +143,11 @@ def divide_memory(
     *,
     held_bytes: int | None = None,
     hardware: Hardware | None = None,
+    has_draft: bool = True,
 ) -> MemoryPlan:
     """The plan for a budget, with or without a draft. `held_bytes` is what this model holds already of the
-    memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look).
+    memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look); `has_draft`
+    whether one was made.
 
     Raises:
         BudgetError: it does not fit. DraftingRefusedError: a draft was demanded for a model that cannot
@@ -130,8 +160,11 @@ def divide_memory(
         reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
-    if loads_draft and not _pays(footprint, config):
-        loads_draft, reason = False, "the experts, kept in MXFP4, are as small as a draft's would be"
+    if loads_draft and not is_asked_for(config) and not footprint.draft_model_bytes:
+        if footprint.keeps_mxfp4:
+            loads_draft, reason = False, "the experts, kept in MXFP4, are as small as a draft's would be"
+        elif compute.in_place and not has_draft:
+            loads_draft, reason = False, "it would not make the CPU faster, so none is built"
     hardware = hardware or probe_hardware(measure=False)
     context = choose_context(config.context, footprint)
     drafting = loads_draft and footprint.can_rollback
@@ -154,6 +187,7 @@ def divide_memory(
             held_bytes=held_bytes or 0,
             library_bytes=library_bytes,
             whole_passes=compute.whole_passes,
+            in_place=compute.in_place,
         )
     return plan_memory(
         footprint,
@@ -166,16 +200,15 @@ def divide_memory(
         drafting_reason=reason,
         library_bytes=library_bytes,
         whole_passes=compute.whole_passes,
+        in_place=compute.in_place,
         drafting_required=loads_draft and config.draft_length != "auto",
         host=host,
     )
 
 
-def _pays(footprint: ModelFootprint, config: EngineConfig) -> bool:
-    """Whether a draft can be worth its memory: where nobody asked for one, not beside experts that take no
-    more."""
-    asked = config.draft_length != "auto" or config.draft_dir is not None or config.draft_bits < DRAFT_BITS
-    return asked or not footprint.keeps_mxfp4 or bool(footprint.draft_model_bytes)
+def is_asked_for(config: EngineConfig) -> bool:
+    """Whether somebody wants a draft, rather than what is fastest."""
+    return config.draft_length != "auto" or config.draft_dir is not None or config.draft_bits != DRAFT_BITS
 
 
 def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:

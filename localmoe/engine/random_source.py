@@ -48,6 +48,14 @@ class RandomSource:
         """Raises UnsupportedModelError: transformers cannot build the shape."""
         return skeleton_from_config(self.shape.config(), dtype, f"the shape {self.shape.name}")
 
+    def has_draft(self) -> bool:
+        """It is made in a moment."""
+        return True
+
+    def has_wide_matrices(self) -> bool:
+        """All have one dtype."""
+        return False
+
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """As the real model is published."""
         return can_keep_mxfp4(skeleton, self.stored_dtype)

@@ -28,13 +28,16 @@ _NONE: list[int] = []  # no padding makes rows independent
 def row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
     """Measured on one expert of each shape, then on the model as a whole: for the longest windows if
     possible, else for windows that one fixed number of rows holds. None: no padding makes rows independent.
+    Experts that are computed in place need no padding.
     """
     skeleton, compute = prepared.skeleton, prepared.compute
     if not skeleton.can_rollback:
         return RowPadding(1, 1)  # no verify pass, and padding rows would enter the recurrent state
     layout = skeleton.experts[0].layout
     layers = [
-        layer for layer, experts in enumerate(skeleton.experts) if layer == 0 or experts.layout != layout
+        layer
+        for layer, experts in enumerate(skeleton.experts)
+        if (layer == 0 or experts.layout != layout) and not prepared.plan.in_place
     ]
     views = [view for layer in layers for view in store.views(ExpertKey(layer, 0))]
     matrices = [view.to(device=compute.device, dtype=compute.dtype) for view in views]
@@ -77,6 +80,7 @@ def _what_decides(prepared: PreparedModel, matrices: Sequence[Tensor]) -> str:
         if weight.is_meta:  # the routed experts', which lie in the store
             continue
         numbers = weight.detach().reshape(-1)[:: max(1, weight.numel() // _NUMBERS)]
-        digest.update(repr((tuple(weight.shape), weight.data_ptr() % ALIGNMENT)).encode())
+        lies = tuple(weight.shape), weight.dtype, weight.data_ptr() % ALIGNMENT
+        digest.update(repr(lies).encode())
         digest.update(numbers.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()

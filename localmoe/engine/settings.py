@@ -18,12 +18,14 @@ SWITCHED_OFF = "switched off"  # why there is no draft: the load asked for none
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """Where and in which dtype the target computes; whether its steps run whole on the GPU, or why not."""
+    """Where and in which dtype the target computes; whether its steps run whole on the GPU, or why not; and
+    whether experts are computed where their records lie (experts.in_place)."""
 
     device: torch.device
     dtype: torch.dtype
     whole_passes: bool = False
     by_layers_because: str = ""
+    in_place: bool = False
 
 
 def choose_compute(device: DeviceName, dtype: DtypeName, stored: torch.dtype) -> ComputeSettings:
@@ -105,6 +107,19 @@ def check_lanes(config: EngineConfig, by_layers_because: str) -> None:
         raise ConfigError(
             f"The CPU lane cannot take part here ({by_layers_because}): use --lanes auto or vram+link."
         )
+
+
+def may_compute_in_place(config: EngineConfig, compute: ComputeSettings, stored: torch.dtype) -> bool:
+    """Whether 16-bit experts of a model on the CPU stay where they are: unless a budget or a link asks for
+    slots, or settings for other sums. The architecture has to allow it too."""
+    asks_for_slots = config.vram_budget_bytes is not None or config.emulated_link_bytes_per_s is not None
+    return (
+        compute.device.type == "cpu"
+        and stored.itemsize == 2
+        and compute.dtype in (torch.float32, stored)
+        and config.lanes == "auto"
+        and not (config.strict or asks_for_slots)
+    )
 
 
 def describe_passes(compute: ComputeSettings) -> str:

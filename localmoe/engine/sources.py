@@ -34,6 +34,7 @@ from localmoe.model.footprint import can_keep_mxfp4, checkpoint_dtype
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
+from localmoe.model.weight_reader import stored_dtype
 from localmoe.quant.base_check import DraftBase
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.mxfp4 import parameter_of
@@ -56,6 +57,9 @@ class ModelSource(Protocol):
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """Whether experts are published in MXFP4 and can be kept so."""
 
+    def has_wide_matrices(self) -> bool:
+        """Whether matrices are stored in more than `stored_dtype` holds."""
+
     def load_weights(
         self,
         skeleton: Skeleton,
@@ -65,6 +69,9 @@ class ModelSource(Protocol):
         cancel: threading.Event | None,
     ) -> HostStore:
         """Fill the skeleton's shared weights on `device`; the experts' records."""
+
+    def has_draft(self) -> bool:
+        """Whether a draft lies in the default place, as far as names tell."""
 
     def draft_form(self, folder: Path | None) -> DraftForm:
         """Of the draft that `load_draft` would load."""
@@ -132,6 +139,14 @@ class CheckpointSource:
         stored = sum(bool(parameter_of(name)) for name in self.checkpoint.tensors)
         return can_keep_mxfp4(skeleton, self.stored_dtype) and stored == 2 * len(skeleton.experts)
 
+    def has_wide_matrices(self) -> bool:
+        """By their headers."""
+        stored = self.stored_dtype
+        return any(
+            len(header.shape) > 1 and header.dtype != "U8" and stored_dtype(header) != stored
+            for header in self.checkpoint.tensors.values()
+        )
+
     def load_weights(
         self,
         skeleton: Skeleton,
@@ -151,6 +166,10 @@ class CheckpointSource:
         experts = HostExpertSource(skeleton, store)
         revision = snapshot_revision(self.model.folder)
         return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
+
+    def has_draft(self) -> bool:
+        """Whether one was made, or comes with the model."""
+        return bool(self.model.drafts)
 
     def draft_form(self, folder: Path | None) -> DraftForm:
         """From headers: that of the named draft, or of the best whole one in the default place.
@@ -194,7 +213,9 @@ class CheckpointSource:
             with suppress(DraftError):
                 return load(place)
         if not may_build:
-            raise DraftError("The draft is not in its folder any more: load the model again to build it.")
+            raise DraftError(
+                "There is no draft of these weights: load the model with a draft length to build one."
+            )
         basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
         settings = DraftSettings("rtn", GptqSettings(self.draft_bits))
         return load(make_draft(basis, None, settings, progress=progress, cancel=cancel))

@@ -26,7 +26,7 @@ class Suggestion:
 def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
-    vocabulary: int, file_bytes: int | None = None, mxfp4_expert_bytes: int = 0,
+    vocabulary: int, linear_params: int, file_bytes: int | None = None, mxfp4_expert_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. file_bytes: of an expert as it is published; None: as those."""
     footprint = ModelFootprint(
@@ -35,6 +35,7 @@ def _suggestion(
         shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=True, mxfp4_expert_bytes=mxfp4_expert_bytes,
+        linear_params=linear_params,
     )  # fmt: skip
     num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
@@ -45,43 +46,49 @@ SUGGESTIONS = (
         "ibm-granite/granite-3.1-1b-a400m-instruct", "small and quick", "apache-2.0", "granitemoe",
         layers=24, experts=32, top=8, expert_params=1_572_864, shared_params=126_668_800, kv_bytes=49_152,
         draft_expert_bytes=835_584, context=131_072, hidden=1024, vocabulary=49_155,
+        linear_params=75_497_472,
     ),
     _suggestion(
         "ibm-granite/granite-3.1-3b-a800m-instruct", "for laptops", "apache-2.0", "granitemoe",
         layers=32, experts=40, top=8, expert_params=2_359_296, shared_params=278_894_592, kv_bytes=65_536,
         draft_expert_bytes=1_253_376, context=131_072, hidden=1536, vocabulary=49_155,
+        linear_params=201_326_592,
     ),
     _suggestion(
         "allenai/OLMoE-1B-7B-0924-Instruct", "fully open, English", "apache-2.0", "olmoe",
         layers=16, experts=64, top=8, expert_params=6_291_456, shared_params=476_710_912, kv_bytes=131_072,
         draft_expert_bytes=3_342_336, context=4096, hidden=2048, vocabulary=50_304,
+        linear_params=371_458_048,
     ),
     _suggestion(
         "Qwen/Qwen1.5-MoE-A2.7B-Chat", "English and Chinese", "tongyi-qianwen", "qwen2_moe",
         layers=24, experts=60, top=4, expert_params=8_650_752, shared_params=1_858_701_312, kv_bytes=196_608,
         draft_expert_bytes=4_595_712, context=8192, hidden=2048, vocabulary=151_936,
+        linear_params=1_544_339_456,
     ),
     _suggestion(
         "openai/gpt-oss-20b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
-        file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+        linear_params=1_216_143_360, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
     ),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
         layers=48, experts=128, top=8, expert_params=4_718_592, shared_params=1_541_093_376, kv_bytes=98_304,
         draft_expert_bytes=2_506_752, context=40_960, hidden=2048, vocabulary=151_936,
+        linear_params=1_217_134_592,
     ),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
-        file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+        linear_params=1_534_648_320, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
     ),
     _suggestion(
         "mistralai/Mixtral-8x7B-Instruct-v0.1", "European languages", "apache-2.0", "mixtral",
         layers=32, experts=8, top=2, expert_params=176_160_768, shared_params=1_605_636_096,
         kv_bytes=131_072, draft_expert_bytes=93_585_408, context=32_768, hidden=4096, vocabulary=32_000,
+        linear_params=1_473_249_280,
     ),
 )  # fmt: skip
 

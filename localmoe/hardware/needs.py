@@ -61,6 +61,7 @@ def device_needs(
     max_window: int,
     library_bytes: int = 0,
     whole_passes: bool = False,
+    in_place: bool = False,
 ) -> DeviceNeeds:
     """Needs for one sequence of `context` tokens.
 
@@ -70,6 +71,8 @@ def device_needs(
         max_window: most tokens verified in one pass.
         library_bytes: what the matrix library takes for itself.
         whole_passes: steps run whole on the GPU, in kernels that keep little, and prompts in longer passes.
+        in_place: experts are computed where their host records lie, so a slot takes nothing, and linear
+            layers from the checkpoint's dtype.
     """
 
     def on_device(checkpoint_bytes: int) -> int:
@@ -89,12 +92,15 @@ def device_needs(
         attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
     # logits as computed, as float32, and the probabilities of draft and target for sampling
     logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
+    shared_bytes = on_device(footprint.shared_bytes)
+    if in_place:  # linear layers keep their dtype
+        shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
     return DeviceNeeds(
-        shared_bytes=on_device(footprint.shared_bytes),
+        shared_bytes=shared_bytes,
         kv_bytes=on_device(footprint.kv_bytes_per_token) * positions,
         workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
         draft_bytes=footprint.draft_bytes(positions),
-        slot_bytes=slot_bytes,
+        slot_bytes=0 if in_place else slot_bytes,
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
         max_slots=footprint.total_experts,
     )

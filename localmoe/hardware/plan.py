@@ -34,6 +34,7 @@ def plan_memory(
     host: HostRoom | None = None,
     library_bytes: int = 0,
     whole_passes: bool = False,
+    in_place: bool = False,
 ) -> MemoryPlan:
     """The division of `budget_bytes` for one sequence of `context` tokens.
 
@@ -45,7 +46,7 @@ def plan_memory(
         drafting_required: refuse, rather than plan without a draft, where it does not fit.
         host: RAM for the expert records (and, where it holds them, the slots); None skips the check.
         library_bytes: device memory that the matrix library takes for itself.
-        whole_passes: see `device_needs`.
+        whole_passes, in_place: see `device_needs`.
 
     Raises:
         BudgetError: the device budget or the host RAM is too small; what the message names fits.
@@ -59,6 +60,7 @@ def plan_memory(
         max_window=max_window,
         library_bytes=library_bytes,
         whole_passes=whole_passes,
+        in_place=in_place,
     )
     needs = needs_at(context=context)
     if host is not None:
@@ -74,7 +76,7 @@ def plan_memory(
             context=shorter,
         )
     free = budget_bytes - needs.fixed_bytes(drafting=drafted)
-    num_slots = min(free // max(1, needs.slot_bytes), needs.max_slots)
+    num_slots = needs.max_slots if in_place else min(free // max(1, needs.slot_bytes), needs.max_slots)
     plan = MemoryPlan(
         budget_bytes=budget_bytes,
         context=context,
@@ -82,12 +84,13 @@ def plan_memory(
         draft_bytes=needs.draft_bytes if drafted else 0,
         kv_bytes=needs.kv_bytes,
         workspace_bytes=needs.workspace_bytes,
-        slot_bytes=needs.slot_bytes,
+        slot_bytes=footprint.expert_bytes if in_place else needs.slot_bytes,
         num_slots=num_slots,
         resident_share=num_slots / needs.max_slots,
         drafting=drafted,
         drafting_reason=reason,
         host_bytes=host_record_bytes(footprint),
+        in_place=in_place,
     )
     if host is not None and host.holds_slots:
         _check_beside_records(footprint, host, plan)
@@ -108,6 +111,7 @@ def automatic_budget(
     held_bytes: int = 0,
     library_bytes: int = 0,
     whole_passes: bool = False,
+    in_place: bool = False,
 ) -> int:
     """The budget to use when the user names none: what is free, less a reserve, and never more than the model
     can use. On CPU the "device" is RAM too, beside the expert records. May be less than the model needs;
@@ -128,6 +132,7 @@ def automatic_budget(
         max_window=max_window,
         library_bytes=library_bytes,
         whole_passes=whole_passes,
+        in_place=in_place,
     )
     if device == "cpu":
         host = host_room(hardware, device="cpu", held_bytes=held_bytes)

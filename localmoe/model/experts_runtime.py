@@ -1,5 +1,5 @@
-"""What a MoE layer's experts do in each phase: INT4 codes when drafting, 16-bit weights through slots in
-the target.
+"""What a MoE layer's experts do in each phase: INT4 codes when drafting, 16-bit weights in the target,
+through slots or where they lie.
 
 One object a layer stands in for the transformers experts module. It records the draft's routing in the
 lookahead buffer, asks the expert memory for what the target's router chose, and counts how that went.
@@ -20,11 +20,13 @@ from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.foretold import LayerwiseForetold
+from localmoe.model.host_linear import HostLinears
 from localmoe.model.next_gate import Gate, guess
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
@@ -45,7 +47,7 @@ class PassState:
     """What the layers need to know of the pass that is running. One object, shared by all layers of a
     model."""
 
-    memory: ExpertMemory
+    memory: ExpertMemory | InPlaceMemory
     scheduler: Scheduler
     lookahead: LookaheadBuffer
     rows: RowPadding
@@ -59,6 +61,7 @@ class PassState:
     recorder: RoutingRecorder | None = None  # told of the target's routing
     gates: list[Gate | None] = field(default_factory=list)  # of each MoE layer
     timeline: Timeline | None = None  # told when things ran, while somebody wants to know
+    linears: HostLinears | None = None  # layers that keep their 16-bit weights
 
 
 class RoutedExperts:
@@ -118,21 +121,32 @@ class RoutedExperts:
         state.scheduler.notify(LayerDemanded(self._layer, wanted, len(chosen), counts))
         timeline = state.timeline if x.device.type == "cpu" else None
         started = 0.0 if timeline is None else timeline.now()
-        out = x.new_zeros(len(chosen), top_k, x.shape[1])
-        flat = out.view(-1, x.shape[1])
-        with state.memory.demand(self._layer, wanted) as (report, views):
+        if isinstance(state.memory, InPlaceMemory):
             self._guess_next(x)
-            for view in views:
-                positions = rows[view.expert]
-                weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
-                tokens = x[[p // top_k for p in positions]]
-                flat[positions] = expert_mlp(tokens, weights, self._gate, state.rows.multiple)
+            report, out = state.memory.compute(self._layer, x, rows, top_k)
+        else:
+            report, out = self._through_slots(state.memory, x, rows, top_k)
         if timeline is not None:
             timeline.add("cpu", f"layer {self._layer}: {len(wanted)} experts", started)
         state.scheduler.notify(LayerFinished(self._layer))
         if state.phase == "verify":
             self._count(chosen, report)
         return out
+
+    def _through_slots(
+        self, memory: ExpertMemory, x: Tensor, rows: dict[int, list[int]], top_k: int
+    ) -> tuple[DemandReport, Tensor]:
+        """How the experts were found, and each pair's output (T, K, H), as they come."""
+        out = x.new_zeros(x.shape[0], top_k, x.shape[1])
+        flat = out.view(-1, x.shape[1])
+        with memory.demand(self._layer, sorted(rows)) as (report, views):
+            self._guess_next(x)
+            for view in views:
+                positions = rows[view.expert]
+                weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
+                tokens = x[[p // top_k for p in positions]]
+                flat[positions] = expert_mlp(tokens, weights, self._gate, self._state.rows.multiple)
+        return report, out
 
     def _guess_next(self, x: Tensor) -> None:
         """Tell a policy that asks for it what the next layer's gate makes of this layer's input (not for

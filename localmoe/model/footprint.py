@@ -18,6 +18,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.cached_pass import cached_pass
+from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
 from localmoe.model.skeleton import Skeleton
@@ -60,6 +61,7 @@ def measure_footprint(
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
+        linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
     )
 
 
@@ -127,7 +129,8 @@ def kv_elements_per_token(model: Any, *, can_rollback: bool) -> int:
     Raises:
         UnsupportedModelError: the model cannot run with the cache that the engine would give it.
     """
-    configuration = model.config.to_json_string(use_diff=False)
+    dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})
+    configuration = model.config.to_json_string(use_diff=False) + " ".join(dtypes)
     return _kv_elements(_Configured(type(model), configuration, can_rollback, ref(model)))
 
 

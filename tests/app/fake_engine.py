@@ -68,6 +68,7 @@ class FakeInfo:
     passes: str
     lanes: str
     cpu_bytes_per_s: float | None = None
+    may_be_in_place: bool = False
 
 
 def answer_to(text: str) -> str:

@@ -45,7 +45,7 @@ def models(service: ChatService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_words_are_the_planners_and_say_what_apply_costs(models: ModelsService) -> None:
     now = models.chats.load_settings
     said = preview_html(models, now, ENGLISH)
-    assert "100 % of the experts" in said and "(predicted)" in said and "Apply" not in said
+    assert "computed where they lie in RAM" in said and "(predicted)" in said and "Apply" not in said
     budgets = budgets_for(models, now)
     status = models.chats.holder.status()
     assert status.plan is not None and status.footprint is not None

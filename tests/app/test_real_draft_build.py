@@ -75,7 +75,7 @@ def draft(status: EngineStatus) -> str:
 def test_a_cancelled_build_leaves_the_engine_alone_until_an_answer_has_ended(
     holder: EngineHolder, model: Path
 ) -> None:
-    load(holder, model, EngineConfig())
+    load(holder, model, EngineConfig(lanes="vram+link"))
     engine, cancelled, ended = holder.engine(), threading.Event(), threading.Event()
     cancelled.set()
 
@@ -138,7 +138,7 @@ def test_what_a_build_borrows_of_the_budget_is_shown_and_returned_between_answer
 
 
 def test_a_better_draft_is_built_behind_the_answers_and_kept(holder: EngineHolder, model: Path) -> None:
-    load(holder, model, EngineConfig())
+    load(holder, model, EngineConfig(lanes="vram+link"))
     before = ask(holder)
     first = holder.status()
     assert draft(first) == "INT4 RTN, group 128" and len(before) > 8
@@ -164,6 +164,6 @@ def test_a_better_draft_is_built_behind_the_answers_and_kept(holder: EngineHolde
     assert after.plan == first.plan and after.memory == holder.engine().device_memory()
     assert ask(holder) == before
 
-    load(holder, model, EngineConfig(improve_draft=True))
+    load(holder, model, EngineConfig(lanes="vram+link", improve_draft=True))
     assert draft(holder.status()) == "INT4 GPTQ, group 128"
     assert ask(holder) == before and holder.status().improvement is None

@@ -328,6 +328,20 @@ def test_a_budget_is_applied_without_a_reload_and_kept(
     assert SettingsStore(tmp_path / "settings.json").load.vram_budget == "24MiB"
 
 
+@pytest.mark.parametrize(("in_place", "budget"), [(True, "24MiB"), (False, "auto")])
+def test_from_slots_to_experts_in_place_and_back_takes_a_load(
+    service: ChatService, loader: FakeLoader, in_place: bool, budget: str
+) -> None:
+    status = service.holder.status()
+    assert status.info is not None and status.plan is not None
+    may = replace(status.info, may_be_in_place=True)  # type: ignore[type-var]
+    service.holder._status = replace(status, info=may, plan=replace(status.plan, in_place=in_place))
+    other = LoadSettings(vram_budget="auto" if in_place else "24MiB")
+    assert service.applies_live(other) and not service.applies_live(LoadSettings(vram_budget=budget))
+    assert service.apply_load(LoadSettings(vram_budget=budget)) == ""
+    wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
+
+
 def test_a_budget_too_small_changes_nothing(service: ChatService, tmp_path: Path) -> None:
     before = service.holder.status()
     with pytest.raises(BudgetError, match=r"at least 12\.0 MiB"):

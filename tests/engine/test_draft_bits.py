@@ -48,7 +48,7 @@ def test_bits_that_no_draft_has_are_refused() -> None:
 def test_memory_that_runs_out_while_answering_names_a_budget_and_leaves_the_engine_usable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Engine.load("demo", EngineConfig(device="cpu", context=128)) as engine:
+    with Engine.load("demo", EngineConfig(device="cpu", context=128, lanes="vram+link")) as engine:
         expected = tokens(engine.stream(REQUEST))
 
         def run_out(*_: object) -> Iterator[StreamEvent]:

@@ -158,7 +158,7 @@ def test_a_draft_that_is_gone_is_said_once_and_missed_by_nobody(engine: Engine) 
     assert isinstance(engine.prepared.source, CheckpointSource)
     for folder in resolve_model(str(engine.prepared.source.model.folder)).drafts:
         shutil.rmtree(folder)
-    with pytest.raises(DraftError, match="not in its folder any more: load the model again"):
+    with pytest.raises(DraftError, match="no draft of these weights: load the model"):
         ask(engine, PROMPT, 6, draft_length=2)
     believe(engine, drafted=50.0, plain=1.0)
     assert ask(engine, PROMPT, 6).tokens == tokens and engine.plan == aside

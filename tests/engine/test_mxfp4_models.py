@@ -147,7 +147,8 @@ def test_answers_are_those_of_the_same_weights_in_16_bits(
     plain.load_state_dict(reference.state_dict())
     answers = []
     for model in (folder, write_model(tmp_path / "plain", plain)):
-        with Engine.load(str(model), EngineConfig(device="cpu", context=CONTEXT)) as engine:
+        config = EngineConfig(device="cpu", context=CONTEXT, draft_length=4)
+        with Engine.load(str(model), config) as engine:
             answers.append([ask(engine, "What is a block of", 24, draft_length=n) for n in (0, 4)])
             assert engine.footprint.expert_bytes == 2 * 3 * 96 * 128
     tokens = [[answer.tokens for answer in each] for each in answers]

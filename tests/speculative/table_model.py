@@ -95,6 +95,7 @@ class TableRunner:
             synthetic=None,
             forced_index=None,
             recorder=None,
+            linears=None,
         )
         self.runner = ModelRunner(self, self.state, self.passes, torch.device("cpu"))  # type: ignore[arg-type]
 

@@ -1,0 +1,56 @@
+"""Set up what computes experts, and linear layers beside them, where their 16-bit weights lie, of a model
+that the CPU runs alone. Runs no pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import HardwareError, sentence_of
+from localmoe.engine.planning import MAX_WINDOW, PreparedModel
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.in_place import InPlaceMemory
+from localmoe.hardware.needs import PREFILL_CHUNK
+from localmoe.kernels.activations import detect_activation
+from localmoe.prefetch.scheduler import Scheduler
+
+
+def make_in_place(
+    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, config: EngineConfig
+) -> InPlaceMemory:
+    """As many threads as PyTorch has for the rest of the model, unless others are asked for; attached to the
+    scheduler.
+
+    Raises:
+        HardwareError: their code cannot be compiled here.
+    """
+    skeleton = prepared.skeleton
+    activation = detect_activation(skeleton.experts[0].module)
+    assert activation is not None, "device_support comes first"
+    biases = [
+        (_bias(experts.module, "gate_up_proj_bias"), _bias(experts.module, "down_proj_bias"))
+        for experts in skeleton.experts
+    ]
+    try:
+        from localmoe.experts.cpu_lane import CpuLane
+
+        lane = CpuLane(
+            store, activation, biases,
+            tokens=max(MAX_WINDOW, min(PREFILL_CHUNK, prepared.plan.context)),
+            top_k=skeleton.experts_per_token, threads=config.cpu_threads or torch.get_num_threads(),
+            pinned=False, dtype=prepared.compute.dtype, caller_works=True,
+        )  # fmt: skip
+    except Exception as error:  # numba's compiler may fail in any way
+        raise HardwareError(
+            f"The CPU's kernels do not work here ({sentence_of(error)}): use --lanes vram+link."
+        ) from error
+    if prepared.linears is not None:
+        prepared.linears.lane = lane
+    memory = InPlaceMemory(store, lane)
+    scheduler.attach(memory, copy_s=memory.copy_s)
+    return memory
+
+
+def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
+    return getattr(module, name, None)

@@ -1,0 +1,118 @@
+"""Experts of a model that runs on the CPU, computed where their records lie: the RAM that holds them is the
+memory that computes, so nothing is copied, and every expert is there. Decides nothing; the work is the CPU
+lane's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.core.errors import HardwareError, TransferError
+from localmoe.core.timeline import Timeline
+from localmoe.core.types import ExpertKey
+from localmoe.experts.counters import TransferCounters
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.memory import DemandReport
+
+if TYPE_CHECKING:  # it needs numba's compiler
+    from localmoe.experts.cpu_lane import CpuLane
+
+
+class InPlaceSlots:
+    """A slot for every expert, each of which is its host record: they take no memory of their own."""
+
+    num_bytes = 0
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+
+    def release(self) -> None:
+        """There is nothing to give back: the records are the store's."""
+        self.num_slots = 0
+
+
+class InPlaceMemory:
+    """Stands where ExpertMemory does; a demand is always a hit. Closing it ends the lane's threads."""
+
+    def __init__(self, store: HostStore, lane: CpuLane) -> None:
+        """lane: its caller works along; in the dtype that the model computes in."""
+        self.store = store
+        self.slots = InPlaceSlots(store.num_layers * store.num_experts)
+        self.layer_batches = False  # no prefetch, no batch of them
+        self.timeline: Timeline | None = None
+        self.lane = lane
+        self.lock = threading.Condition()
+        self._here = np.ones((store.num_layers, store.num_experts), np.bool_)
+        self._closed = False
+
+    def compute(
+        self, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], top_k: int
+    ) -> tuple[DemandReport, Tensor]:
+        """Every expert's output for the tokens that chose it.
+
+        Args:
+            x: (T, H). rows: expert -> flat (token, k) positions.
+
+        Returns:
+            How the experts were found, and (T, K, H) in x.dtype; zeros where nobody was chosen.
+
+        Raises:
+            TransferError: the engine was closed. HardwareError: a thread has failed.
+        """
+        inner = self.store.layouts[layer].inner
+        try:
+            out = self.lane.compute(layer, x, [(expert, rows[expert], inner) for expert in sorted(rows)])
+        except HardwareError as error:
+            if self._closed:
+                raise TransferError("The engine was closed while an answer was being written.") from error
+            raise
+        out = out.view(len(x), top_k, -1).to(x.dtype)
+        if sum(map(len, rows.values())) < len(x) * top_k:
+            out = _without_others(out, rows)
+        return DemandReport(frozenset(rows), frozenset(), frozenset()), out
+
+    def counters(self) -> TransferCounters:
+        """Nothing is copied."""
+        return TransferCounters(stall_s=0.0)
+
+    def copy_s(self) -> float | None:
+        """None: no copy is ever made."""
+        return None
+
+    def resident_keys(self) -> list[ExpertKey]:
+        """All."""
+        return [ExpertKey(int(layer), int(expert)) for layer, expert in np.argwhere(self._here)]
+
+    def residency(self) -> NDArray[np.bool_]:
+        """(L, E): all are there."""
+        return self._here
+
+    def prefetch(self, key: ExpertKey, deadline: float) -> None:
+        """It is here already."""
+
+    def drop_prefetches(self, layer: int | None = None) -> None:
+        """There are none."""
+
+    def settle(self) -> None:
+        """Nothing is on its way."""
+
+    def close(self) -> None:
+        """End the threads, in the middle of a job if need be."""
+        self._closed = True
+        self.lane.close()
+
+
+def _without_others(out: Tensor, rows: Mapping[int, Sequence[int]]) -> Tensor:
+    """Zeros in the rows of nobody, which hold whatever they held before."""
+    flat = out.view(-1, out.shape[-1])
+    chosen = torch.zeros(len(flat), 1, dtype=torch.bool)
+    for positions in rows.values():
+        chosen[list(positions)] = True
+    return torch.where(chosen, flat, 0).view_as(out)

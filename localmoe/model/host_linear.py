@@ -1,0 +1,95 @@
+"""Linear layers of a model on the CPU whose weights stay in their 16 bits, multiplied with float32
+activations by the threads that compute its experts: half the memory to hold and to read, exact products, and
+a row's bits do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from localmoe.model.materialise import float32_names
+
+
+class RowProducts(Protocol):
+    """Multiplies rows with 16-bit weights."""
+
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(T, K), (N, K), (N,) -> (T, N), all but the weights float32."""
+
+
+@dataclass(slots=True)
+class HostLinears:
+    """What a model's linear layers share.
+
+    Attributes:
+        lane: who multiplies; None: PyTorch, with weights converted each time.
+        rows, kept: tokens of the running pass with padding, and those of them that have logits.
+        padding: of both, the last ones, which nobody looks at.
+    """
+
+    lane: RowProducts | None = None
+    rows: int = 0
+    kept: int = 0
+    padding: int = 0
+
+    def begin_pass(self, rows: int, kept: int, padding: int) -> None:
+        """Tell how many rows the next products have."""
+        self.rows, self.kept, self.padding = rows, kept, padding
+
+    def live(self, rows: int) -> int:
+        """Of so many rows of a product, those that somebody looks at."""
+        return rows - self.padding if rows in (self.rows, self.kept) else rows
+
+
+class HostLinear:
+    """The forward of one nn.Linear."""
+
+    def __init__(self, module: nn.Linear, shared: HostLinears) -> None:
+        self._module = module
+        self._shared = shared
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., T, K) -> (..., T, N); padding rows come out as zeros."""
+        weight, bias, lane = self._module.weight, self._module.bias, self._shared.lane
+        if lane is None or weight.dtype == torch.float32 or x.is_meta:
+            return F.linear(x, weight.to(x.dtype), bias)
+        rows = x.reshape(-1, x.shape[-1])
+        live = self._shared.live(len(rows))
+        out = lane.dense(rows[:live].float(), weight, bias)
+        if live < len(rows):
+            out = F.pad(out, (0, 0, 0, len(rows) - live))
+        return out.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def plain_linears(model: Any) -> list[nn.Linear]:
+    """Linear layers whose weights are their own, and not kept in float32 by the architecture."""
+    float32 = float32_names(model)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    names = (
+        (f"{path}.weight", module) for path, module in model.named_modules() if type(module) is nn.Linear
+    )
+    return [module for name, module in names if name not in tied and not (float32 and float32.search(name))]
+
+
+def keep_linears(model: Any, stored: torch.dtype) -> HostLinears:
+    """Let the weights of a model's linear layers, which it has none of yet, stay in `stored`, and give the
+    layers their forward; what they share."""
+    shared = HostLinears()
+    for module in plain_linears(model):
+        kept = torch.empty_like(module.weight, dtype=stored, device="meta")
+        module.weight = nn.Parameter(kept, requires_grad=False)
+        module.forward = HostLinear(module, shared)  # type: ignore[method-assign,assignment]
+    return shared
+
+
+def undo_linears(model: Any, dtype: torch.dtype) -> None:
+    """Take that back, while there are no weights."""
+    for module in plain_linears(model):
+        vars(module).pop("forward", None)
+        like = torch.empty_like(module.weight, dtype=dtype, device="meta")
+        module.weight = nn.Parameter(like, requires_grad=False)

@@ -1,0 +1,158 @@
+"""Without a GPU, experts and linear layers of 16-bit models are computed where they lie: the same answers, in
+the memory of the weights alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.engines import ask, check_stats
+from support.mxfp4_models import write_mxfp4_model
+from support.tiny_models import ARCHITECTURES, reference_greedy, tiny_model, write_model
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.engine import Engine, plan_model
+from localmoe.experts import cpu_lane
+from localmoe.experts.in_place import InPlaceMemory
+
+PROMPTS = ("Hello there, how are", "z")
+POLICIES = ("on-demand", "moe-speq", "sp-moe")
+
+
+@pytest.fixture(autouse=True)
+def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny jobs too are every thread's."""
+    monkeypatch.setattr(cpu_lane, "_ALONE_BYTES", 0)
+
+
+def load(folder: Path | str, **config: Any) -> Engine:
+    return Engine.load(str(folder), EngineConfig(device="cpu", cpu_threads=2, context=256, **config))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_transformers_in_float32(architecture: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / architecture, tiny_model(architecture, dtype=torch.bfloat16))
+    exact = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    with load(folder, draft_length=4) as engine:
+        assert engine.plan.in_place and isinstance(engine._loaded.passes.memory, InPlaceMemory)
+        for prompt in PROMPTS:
+            expected: list[int] = []
+            for policy in POLICIES if prompt == "z" else POLICIES[:1]:
+                for length in (0, 1, 5, "auto") if engine.footprint.can_rollback else (0,):
+                    answer = ask(engine, prompt, 12, policy=policy, draft_length=length)
+                    expected = expected or reference_greedy(exact, answer.prompt, 12)
+                    assert answer.tokens == expected, (prompt, policy, length)
+                    check_stats(answer)
+                    assert answer.stats.hit_rate == 1 and answer.stats.h2d_bytes == 0
+                    assert answer.stats.cpu_bytes > 0 and answer.stats.cpu_jobs > 0
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    with load("demo") as engine:
+        yield engine
+
+
+def test_memory_is_what_the_plan_says(demo: Engine) -> None:
+    plan, held = demo.plan, demo.device_memory()
+    assert plan.in_place and plan.resident_share == 1 and held["slots"] == 0
+    assert plan.host_bytes == demo._loaded.store.num_bytes
+    assert held["shared"] == pytest.approx(plan.shared_bytes, rel=0.01)
+    through_slots = plan_model("demo", EngineConfig(device="cpu", context=256, lanes="vram+link"))[1]
+    assert not through_slots.in_place and through_slots.num_slots == plan.num_slots
+    assert plan.total_bytes < through_slots.total_bytes - 2 * plan.host_bytes
+    assert "where they lie" in demo.info().lanes and "VRAM budget" not in demo.info().exactness
+
+
+def test_the_demo_answers_as_through_slots(demo: Engine) -> None:
+    with load("demo", lanes="vram+link") as slots:
+        for prompt in ("Once upon a time", "The capital of"):
+            given = [
+                ask(engine, prompt, 48, draft_length=n).tokens for engine in (demo, slots) for n in (0, 6)
+            ]
+            assert given[0] == given[1] == given[2] == given[3]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"strict": True},
+        {"lanes": "vram+link"},
+        {"vram_budget_bytes": 1 << 30},
+        {"emulated_link_bytes_per_s": 1e9},
+    ],
+    ids=str,
+)
+def test_slots_are_used_where_a_setting_asks_for_them(config: dict[str, Any]) -> None:
+    plan = plan_model("demo", EngineConfig(device="cpu", **config))[1]
+    assert not plan.in_place and plan.slot_bytes * plan.num_slots > plan.host_bytes
+
+
+def test_weights_of_32_bits_go_through_slots(tiny: Callable[[str], tuple[Path, Any]]) -> None:
+    assert not plan_model(str(tiny("qwen2_moe")[0]), EngineConfig(device="cpu"))[1].in_place
+
+
+def test_a_budget_for_what_lies_in_place_is_refused_and_nothing_changes(demo: Engine) -> None:
+    before = demo.plan
+    with pytest.raises(ConfigError, match="load the model again to give it a memory budget"):
+        demo.resize(1 << 30)
+    assert demo.plan == before == demo.resize(None)
+    demo.reset()
+    assert ask(demo, "Once upon a time", 4).stats.hit_rate == 1
+
+
+def test_no_draft_is_built_that_nobody_asked_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "undrafted", tiny_model("qwen3_moe", dtype=torch.bfloat16))
+    with load(folder) as engine:
+        assert not engine.plan.drafting and "none is built" in engine.plan.drafting_reason
+        assert ask(engine, "z", 4, draft_length="auto").stats.drafted == 0
+    with load(folder, draft_length=3) as engine:
+        assert engine.plan.drafting and ask(engine, "z", 8).stats.drafted > 0
+    with load(folder) as engine:
+        assert engine.plan.drafting, "now there is one"
+    other = tiny_model("qwen3_moe", dtype=torch.bfloat16, seed=1)
+    with load(write_model(tmp_path / "other" / "undrafted", other)) as engine:
+        assert not engine.plan.drafting and not engine.device_memory()["draft"], "it is of other weights"
+        assert "no draft of these weights" in engine.info().draft
+    with load("demo") as engine:
+        assert engine.plan.drafting, "its draft comes with it"
+
+
+def test_published_codes_stay_what_they_are(tmp_path: Path) -> None:
+    model = tiny_model("gpt_oss", dtype=torch.bfloat16, hidden_size=64, intermediate_size=128)
+    folder = write_mxfp4_model(tmp_path / "gpt-oss", model)
+    with load(folder) as packed, load(folder, lanes="vram+link") as decoded:
+        assert packed.plan.in_place and not decoded.plan.in_place
+        assert packed.plan.host_bytes < 0.3 * decoded.plan.host_bytes
+        assert packed._loaded.store.layouts[0].mxfp4 and not decoded._loaded.store.layouts[0].mxfp4
+        for prompt in PROMPTS:
+            assert ask(packed, prompt, 16).tokens == ask(decoded, prompt, 16).tokens
+
+
+def test_closing_ends_an_answer_and_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    engine = load("demo")
+    failed: list[LocalMoeError] = []
+
+    def answer() -> None:
+        try:
+            ask(engine, "Once upon a time", 200, draft_length=0)
+        except LocalMoeError as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=answer)
+    asking.start()
+    while not engine._loaded.passes.counters.steps:
+        threading.Event().wait(0.001)
+    engine.close()
+    asking.join(20)
+    assert not asking.is_alive() and len(failed) <= 1
+    assert not set(threading.enumerate()) - before
