@@ -35,7 +35,7 @@ from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.copy_ahead import copy_ahead
 from localmoe.kernels.gpu.copy_rest import copy_rest
 from localmoe.kernels.gpu.foretelling import foretell
-from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
@@ -116,16 +116,22 @@ def weights(columns: int, depth: int) -> tuple[Tensor, Tensor]:
     return torch.empty(1024, depth, dtype=torch.bfloat16), torch.empty(columns, depth, dtype=torch.bfloat16)
 
 
-def products(rows: int) -> None:
-    for columns, depth in ((2048, 2048), (151_936, 2048), (2048, 5632)):
+SIZES = ((2048, 2048), (151_936, 2048), (2048, 5632))
+
+
+def products(rows: int, sizes: Sequence[tuple[int, int]] = SIZES) -> None:
+    for columns, depth in sizes:
         x, weight = weights(columns, depth)
         linear(x[:rows], weight, residual=torch.empty(rows, columns, dtype=x.dtype))
     x, weight = weights(2 * 5632, 2048)
     linear_gated(x[:rows], weight)
 
 
-def one_row() -> None:
-    for columns, depth in ((6144, 2048), (2048, 5632), (60, 2880)):
+ROW_SIZES = ((6144, 2048), (2048, 5632), (60, 2880))
+
+
+def one_row(sizes: Sequence[tuple[int, int]] = ROW_SIZES) -> None:
+    for columns, depth in sizes:
         x, weight = weights(columns, depth)
         gemv(x[:1], weight, torch.empty(columns, dtype=x.dtype))
     gemv_gated(*(t[:n] for t, n in zip(weights(11_264, 2048), (1, 11_264), strict=True)))
@@ -177,13 +183,18 @@ def latent(rows: int) -> None:
     latent_attention(query, *caches, weight[:, :128], weight[:, 128:], start, scale=0.1, max_length=4096)
 
 
-def router() -> None:
-    for experts in (60, 128):
+def route_widely() -> None:
+    """With weights and logits in 32 bits."""
+    x, weight = weights(64, 2048)
+    route(x[:9], weight.float(), 6, score="softmax", renormalise=False, logits_dtype=torch.float32)
+
+
+def router(sizes: Sequence[int] = (60, 128)) -> None:
+    for experts in sizes:
         x, weight = weights(experts, 2048)
         route(x[:9], weight, 4, score="softmax", renormalise=True)
     route(*weights(32, 2880), 4, score="softmax_after_topk", renormalise=False, bias=torch.empty(32))
-    x, weight = weights(64, 2048)
-    route(x[:9], weight.float(), 6, score="softmax", renormalise=False, logits_dtype=torch.float32)
+    route_widely()
 
 
 QWEN = RecordLayout((2 * 1408, 2048), (2048, 1408), False)
@@ -208,8 +219,8 @@ def lane_of(
 
 
 def grouping() -> None:
-    """A window's choices, divided between GPU and CPU; of one token, and of several with many experts. What
-    is foretold, and copied ahead."""
+    """A window's choices, divided between GPU and CPU, with a part copied ahead, and as they are; of one
+    token, and of several with many experts. What is foretold, and copied ahead."""
     for tokens, experts, top_k in ((1, 60, 4), (9, 512, 10)):
         lane, residency, stage = lane_of(tokens, experts, top_k)
         index, live = torch.empty(tokens, top_k, dtype=torch.int64), lane.words[:1]
@@ -219,8 +230,21 @@ def grouping() -> None:
         for told in ({"lane": lane}, {"stage": stage}):
             foretell(index[:1], torch.empty(1, top_k, dtype=torch.bfloat16), residency, 1, **told)
         copy_ahead(stage, residency)
+    group_pairs(index, live, residency)
     assert lane.rest is not None
     copy_rest(lane.rest)
+
+
+def groups_of(
+    index: Tensor, live: Tensor, residency: ResidencyView, *both: LaneView | StageView | None
+) -> Groups:
+    """As group_pairs returns them; what divides choices is compiled in grouping alone."""
+    compiling = JITFunction.run
+    JITFunction.run = lambda kernel, *args, **options: None
+    try:
+        return group_pairs(index, live, residency, *both)  # type: ignore[arg-type]
+    finally:
+        JITFunction.run = compiling
 
 
 def routed() -> None:
@@ -233,12 +257,12 @@ def routed() -> None:
         torch.empty(9, 4),
     )
     for both in ((lane, None), (None, stage)):
-        groups = group_pairs(index, live, residency, *both)
+        groups = groups_of(index, live, residency, *both)
         routed_experts(x, groups, index, shares, live, live, shape, 60, lane=both[0])
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
-    groups = group_pairs(index, live, residency)
-    for shape, rows in ((oai, 16), (replace(oai, mxfp4=True), 16), (replace(oai, mxfp4=True), 64)):
+    groups = groups_of(index, live, residency)
+    for shape, rows in ((oai, 16), (replace(oai, mxfp4=True), 64)):  # of MXFP4 16 rows are what lanes have
         routed_experts(
             x, groups, index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
@@ -247,7 +271,7 @@ def routed() -> None:
     copy_ahead(stage, residency)
     for both in ((lane, None), (None, stage)):
         routed_experts(
-            x, group_pairs(index, live, residency, *both), index, shares, live, live, shape, 32,
+            x, groups_of(index, live, residency, *both), index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], lane=both[0],
         )  # fmt: skip
 
@@ -256,6 +280,14 @@ def choices() -> None:
     words, seen = torch.empty(6, dtype=torch.int64), torch.empty(151_936, dtype=torch.int32)
     logits = torch.empty(9, 151_936, dtype=torch.bfloat16)
     choose_tokens(logits, torch.empty(9, dtype=torch.int64), ChoiceView(words, seen))
+
+
+def newest() -> None:
+    """Each kernel whose sizes differ, at a few of them; of attention the rarest kind and the largest one."""
+    products(33, SIZES[:2])
+    one_row(ROW_SIZES[:1])
+    attend(1024, (HEADS[1], HEADS[3]))
+    router(())
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {
@@ -270,6 +302,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "latent_split": lambda: latent(9),
     "latent_loop": lambda: latent(1024),
     "router": router,
+    "newest": newest,
     "grouping": grouping,
     "routed": routed,
     "choices": choices,

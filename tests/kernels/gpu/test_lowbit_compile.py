@@ -42,11 +42,11 @@ def compile(kernel, constants, bits, capability, dtype):
 
 gpt = Activation("swiglu_oai", 1.702, 7.0)
 silu = Activation("silu")
+# of 4 bits once plain, once with biases, once with an index, which down knows nothing of, so that it is plain
 for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook in (
-    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, False),
     (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False, False),
     (90, "bf16", (32, 2880, 2880), 4, 4, True, gpt, False, False),
-    (86, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
+    (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
     (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False, False),
     (89, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, True),
 ):
@@ -73,7 +73,7 @@ def test_kernels_compile_for_every_generation_with_wide_loads(
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 12
+    assert len(lines) == 10
     for name, capability, shared, wide_loads, loads, single, waits in lines:
         assert waits == str(int(int(capability) >= 90))
         assert int(shared) <= 99 << 10, (name, capability)
