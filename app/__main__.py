@@ -24,6 +24,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
+from localmoe.core.uncollected import uncollected
 from localmoe.core.units import format_bytes
 from localmoe.engine import import_all
 from localmoe.hub.disk import is_full
@@ -134,8 +135,9 @@ def _run(
 ) -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
-        import_gradio()  # here, because it takes seconds
-        from app.server import serve
+        with uncollected():
+            import_gradio()  # here, because it takes seconds
+            from app.server import serve
 
         serve(service, models, sock, options.host, open_browser=not options.no_browser)
     except (KeyboardInterrupt, SystemExit):

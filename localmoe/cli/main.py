@@ -15,6 +15,7 @@ from localmoe.cli.arguments import parse_arguments
 from localmoe.cli.model_files import check_no_file
 from localmoe.cli.streams import OutputError, drop_stdout, sound_streams
 from localmoe.core.errors import LocalMoeError
+from localmoe.core.uncollected import uncollected
 
 _COMMANDS = {
     "hw": ("report", "run_hw"),
@@ -63,5 +64,6 @@ def _function(command: str) -> Callable[[argparse.Namespace], None]:
     """What runs a command; imported here so that --help, usage errors and what only looks at files need
     no torch."""
     module, function = _COMMANDS[command]
-    run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)
+    with uncollected():
+        run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)
     return run
