@@ -10,6 +10,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from localmoe.core.uncollected import uncollected
+
 if TYPE_CHECKING:
     from localmoe.engine.drafting import build_draft
     from localmoe.engine.engine import Engine
@@ -24,7 +26,8 @@ _HOMES = {"Engine": "engine", "EngineInfo": "info", "build_draft": "drafting", "
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with uncollected():
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def import_all() -> None:
@@ -34,7 +37,7 @@ def import_all() -> None:
     or transformers at once, each in its own order, one waits for what the other has half imported, and Python
     ends its import as a deadlock, or leaves it with a broken module.
     """
-    with _IMPORTING:
+    with _IMPORTING, uncollected():
         for module in iter_modules(__path__):
             import_module(f"{__name__}.{module.name}")
         import_module("localmoe.prefetch.loops")  # policies do when they are made, in whatever thread
