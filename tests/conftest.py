@@ -18,6 +18,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # before any library starts threads: those of several processes would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import support.without_collector  # noqa: F401 (until all is collected)
 import torch
 
 # Triton's interpreter where there is no CUDA device; transformers imports triton, which reads this then
@@ -85,6 +86,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             patch.setattr(torch.cuda, "is_available", lambda: False)
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -8,8 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[level]) for level in (0, 1, 2)]
 
+import support.without_collector  # noqa: E402, F401
 from test_cpu_lane import Rig  # noqa: E402
 
 from localmoe.kernels.cpu import products  # noqa: E402
