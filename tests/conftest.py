@@ -29,6 +29,7 @@ import transformers
 from support.engines import load_with_slots
 from support.file_order import order_files
 from support.quick_interpreter import quicken_interpreter
+from support.row_paddings import remember_row_paddings
 from support.tiny_models import tiny_model, write_model
 
 from localmoe.engine import Engine
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.mkdtemp(prefix="localmoe-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["LOCALMOE_HOME"] = home
+    remember_row_paddings(Path(home))
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import load_with_slots
+from support.row_paddings import forgotten_row_paddings
 from support.tiny_models import tiny_model, write_model
 
 from localmoe.engine import row_padding
@@ -25,6 +26,7 @@ def test_a_model_that_is_loaded_again_is_not_measured_again(
         return measure(*args)
 
     monkeypatch.setattr(row_padding, "measure_row_padding", watched)
+    monkeypatch.setattr(row_padding, "FILE", forgotten_row_paddings())
     monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
 
     def exactness(folder: Path, slots: int) -> str:
