@@ -31,7 +31,7 @@ BUILD_S = 90.0  # it takes a few seconds on two cores that have nothing else to 
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The embedded model without its draft, and an empty home for drafts."""
     monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
-    few = replace(GptqSettings(), num_tokens=16384)  # a quarter of what is built with otherwise
+    few = replace(GptqSettings(), num_tokens=8192)  # an eighth of what is built with otherwise
     monkeypatch.setattr(draft_upgrade, "DraftSettings", lambda method, gptq: DraftSettings(method, few))
     folder = tmp_path / "demo"
     shutil.copytree(ROOT / "assets" / "demo-moe", folder, ignore=shutil.ignore_patterns("draft-*"))
