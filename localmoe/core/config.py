@@ -66,7 +66,8 @@ class EngineConfig:
             ("all"), or what was measured to pay ("auto").
         strict: the bits of an answer never depend on draft length, policy, budget or timing, at the price of
             the CPU lane, whose sums run in another order.
-        cpu_threads: of the CPU lane; None: one for each core but one or two.
+        cpu_threads: of the CPU lane; None: one for each core but one or two. Without a GPU, those that
+            compute experts in place; None: as many as PyTorch has.
         drafter: who proposes tokens: the model's own low-bit draft, a look into the text so far, or another,
             smaller model.
         draft_model: that other model; it shares the tokenizer.

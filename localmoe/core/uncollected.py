@@ -10,7 +10,7 @@ from contextlib import contextmanager
 @contextmanager
 def uncollected() -> Iterator[None]:
     """What is made within is not looked through for garbage: modules, classes and functions stay, but each of
-    them brings the next search nearer, which are a quarter of the time of importing torch and transformers.
+    them brings the next search nearer, which are a tenth of the time of importing torch and transformers.
 
     For several threads at once: what one of them leaves on is on for all.
     """

@@ -1,5 +1,5 @@
 """Importing this stops Python's search for garbage: before imports, which make none and of whose time it is
-a quarter, or in a program that ends soon."""
+a part, or in a program that ends soon."""
 
 from __future__ import annotations
 
