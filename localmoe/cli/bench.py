@@ -119,10 +119,9 @@ def _print_json(args: argparse.Namespace, info: EngineInfo, plan: MemoryPlan, ro
 def _print_table(args: argparse.Namespace, info: EngineInfo, plan: MemoryPlan, rows: Sequence[Row]) -> None:
     label = _label(args)
     print(f"{label}{info.name} on {info.device} ({info.dtype}), {len(rows[0].stats)} prompts")
-    print(
-        f"{label}link: {info.link}, {plan.num_slots} slots = {percent(plan.resident_share)} of the experts, "
-        f"draft: {info.draft}"
-    )
+    slots = f"{plan.num_slots} slots = {percent(plan.resident_share)} of the experts"
+    where = f"experts: {info.lanes}" if plan.in_place else f"link: {info.link}, {slots}"
+    print(f"{label}{where}, draft: {info.draft}")
     if args.synthetic is not None:
         print(f"{label}{args.synthetic}")
     columns = (label + COLUMNS[0], *COLUMNS[1:])

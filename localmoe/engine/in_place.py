@@ -45,9 +45,9 @@ def make_in_place(
         raise HardwareError(
             f"The CPU's kernels do not work here ({sentence_of(error)}): use --lanes vram+link."
         ) from error
-    if prepared.linears is not None:
-        prepared.linears.lane = lane
     memory = InPlaceMemory(store, lane)
+    if prepared.linears is not None:
+        prepared.linears.lane = memory
     scheduler.attach(memory, copy_s=memory.copy_s)
     return memory
 

@@ -57,7 +57,7 @@ def describe(
         dtype=str(prepared.compute.dtype).removeprefix("torch."),
         policy=policy,
         draft=_describe_draft(parts, plan, rates),
-        link=describe_link(config, device),
+        link=describe_link(config, prepared.compute),
         context=plan.context,
         has_chat_template=has_template,
         exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts), in_place=plan.in_place),

@@ -106,6 +106,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     draft = source.draft_form(config.draft_dir)
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    if compute.in_place and linears is None:  # all take what is computed in
+        footprint = replace(footprint, linear_params=0)
     if draft_model is not None:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)

@@ -129,8 +129,10 @@ def describe_passes(compute: ComputeSettings) -> str:
     return f"layer by layer through the host ({compute.by_layers_because})"
 
 
-def describe_link(config: EngineConfig, device: torch.device) -> str:
-    """For people: "emulated 2.0 GB/s", "PCIe" or "memory copy"."""
+def describe_link(config: EngineConfig, compute: ComputeSettings) -> str:
+    """For people: "emulated 2.0 GB/s", "PCIe", "memory copy" or "none"."""
+    if compute.in_place:
+        return "none, nothing is copied"
     if config.emulated_link_bytes_per_s is not None:
         return f"emulated {format_rate(config.emulated_link_bytes_per_s)}"
-    return "PCIe" if device.type == "cuda" else "memory copy"
+    return "PCIe" if compute.device.type == "cuda" else "memory copy"

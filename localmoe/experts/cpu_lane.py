@@ -222,8 +222,7 @@ class CpuLane:
         """x W^T + b by the same threads, of weights that lie as they are: exact products, float32 sums.
 
         Args:
-            x: float32 (T, K), of no more rows than the widest window. weight: (N, K) in the store's dtype,
-                its rows side by side. bias: float32 (N,).
+            x: float32 (T, K). weight: (N, K) in the store's dtype, its rows side by side. bias: float32 (N,).
 
         Returns:
             float32 (T, N); a row's bits do not depend on the other rows.
@@ -234,11 +233,13 @@ class CpuLane:
         assert x.dtype == torch.float32 and weight.dtype == self._store.dtype and weight.is_contiguous()
         x = x.contiguous()
         out = torch.empty(len(x), len(weight))
+        bias_at = 0 if bias is None else bias.data_ptr()
         with self._posting:
-            bias_at = 0 if bias is None else bias.data_ptr()
-            self._dense[:] = (weight.data_ptr(), bias_at, x.data_ptr(), out.data_ptr(), *weight.shape)
-            self.mailbox.head[:] = control.DENSE, 0, len(x), 0
-            self._post(weight.nbytes)
+            for first in range(0, len(x), self.layout.tokens):
+                rows, into = (t[first : first + self.layout.tokens] for t in (x, out))
+                self._dense[:] = (weight.data_ptr(), bias_at, rows.data_ptr(), into.data_ptr(), *weight.shape)
+                self.mailbox.head[:] = control.DENSE, 0, len(rows), 0
+                self._post(weight.nbytes)
         return out
 
     def _post(self, num_bytes: int) -> None:

@@ -6,7 +6,8 @@ lane's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,16 +68,30 @@ class InPlaceMemory:
             TransferError: the engine was closed. HardwareError: a thread has failed.
         """
         inner = self.store.layouts[layer].inner
-        try:
+        with self._until_closed():
             out = self.lane.compute(layer, x, [(expert, rows[expert], inner) for expert in sorted(rows)])
-        except HardwareError as error:
-            if self._closed:
-                raise TransferError("The engine was closed while an answer was being written.") from error
-            raise
         out = out.view(len(x), top_k, -1).to(x.dtype)
         if sum(map(len, rows.values())) < len(x) * top_k:
             out = _without_others(out, rows)
         return DemandReport(frozenset(rows), frozenset(), frozenset()), out
+
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As CpuLane.dense, for the model's linear layers.
+
+        Raises:
+            TransferError, HardwareError: as `compute`.
+        """
+        with self._until_closed():
+            return self.lane.dense(x, weight, bias)
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except HardwareError as error:
+            if self._closed:
+                raise TransferError("The engine was closed while an answer was being written.") from error
+            raise
 
     def counters(self) -> TransferCounters:
         """Nothing is copied."""

@@ -28,30 +28,26 @@ class HostLinears:
 
     Attributes:
         lane: who multiplies; None: PyTorch, with weights converted each time.
-        rows, kept: tokens of the running pass with padding, and those of them that have logits.
-        padding: of both, the last ones, which nobody looks at.
+        rows, padding: tokens of the running pass, and how many of them, the last ones, nobody looks at.
     """
 
     lane: RowProducts | None = None
     rows: int = 0
-    kept: int = 0
     padding: int = 0
 
-    def begin_pass(self, rows: int, kept: int, padding: int) -> None:
+    def begin_pass(self, rows: int, padding: int) -> None:
         """Tell how many rows the next products have."""
-        self.rows, self.kept, self.padding = rows, kept, padding
-
-    def live(self, rows: int) -> int:
-        """Of so many rows of a product, those that somebody looks at."""
-        return rows - self.padding if rows in (self.rows, self.kept) else rows
+        self.rows, self.padding = rows, padding
 
 
 class HostLinear:
     """The forward of one nn.Linear."""
 
-    def __init__(self, module: nn.Linear, shared: HostLinears) -> None:
+    def __init__(self, module: nn.Linear, shared: HostLinears, *, is_head: bool) -> None:
+        """is_head: it makes logits, of all tokens or of the last ones."""
         self._module = module
         self._shared = shared
+        self._is_head = is_head
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., T, K) -> (..., T, N); padding rows come out as zeros."""
@@ -59,7 +55,8 @@ class HostLinear:
         if lane is None or weight.dtype == torch.float32 or x.is_meta:
             return F.linear(x, weight.to(x.dtype), bias)
         rows = x.reshape(-1, x.shape[-1])
-        live = self._shared.live(len(rows))
+        of_tokens = self._is_head or len(rows) == self._shared.rows
+        live = len(rows) - (self._shared.padding if of_tokens else 0)
         out = lane.dense(rows[:live].float(), weight, bias)
         if live < len(rows):
             out = F.pad(out, (0, 0, 0, len(rows) - live))
@@ -79,11 +76,11 @@ def plain_linears(model: Any) -> list[nn.Linear]:
 def keep_linears(model: Any, stored: torch.dtype) -> HostLinears:
     """Let the weights of a model's linear layers, which it has none of yet, stay in `stored`, and give the
     layers their forward; what they share."""
-    shared = HostLinears()
+    shared, head = HostLinears(), model.get_output_embeddings()
     for module in plain_linears(model):
         kept = torch.empty_like(module.weight, dtype=stored, device="meta")
         module.weight = nn.Parameter(kept, requires_grad=False)
-        module.forward = HostLinear(module, shared)  # type: ignore[method-assign,assignment]
+        module.forward = HostLinear(module, shared, is_head=module is head)  # type: ignore[method-assign,assignment]
     return shared
 
 

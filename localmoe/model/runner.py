@@ -166,7 +166,7 @@ class ModelRunner:
         positions = torch.arange(start, start + count + padding, device=self.device)[None]
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
         if self.passes.linears is not None:
-            self.passes.linears.begin_pass(count + padding, keep, padding)
+            self.passes.linears.begin_pass(count + padding, padding)
         try:
             logits = cached_pass(self._model, ids, positions, self.sequence, keep=keep)[0]
         except BaseException:

@@ -42,13 +42,14 @@ def test_every_linear_layer_with_weights_of_its_own_keeps_them(architecture: str
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def layer(bias: bool = True) -> tuple[nn.Module, HostLinears, nn.Linear]:
+def layer(bias: bool = True, head: bool = False) -> tuple[nn.Module, HostLinears, nn.Linear]:
     """A module with one such layer, what it shares, and the same in float32."""
     torch.manual_seed(0)
     plain = nn.Linear(24, 10, bias=bias)
     plain.weight.data = plain.weight.data.bfloat16().float()
     module = nn.Sequential(nn.Linear(24, 10, bias=bias, device="meta"))
     module._get_dtype_plan, module.dtype = (lambda dtype: {}), torch.float32  # type: ignore[assignment]
+    module.get_output_embeddings = lambda: module[0] if head else None  # type: ignore[assignment]
     shared = keep_linears(module, torch.bfloat16)
     module[0].weight = nn.Parameter(plain.weight.data.bfloat16(), requires_grad=False)
     if bias:
@@ -68,16 +69,18 @@ def test_the_numbers_are_those_of_a_float32_layer(bias: bool) -> None:
     assert module(x[0, 0]).shape == (10,)
 
 
+@pytest.mark.parametrize("head", [True, False])
 @torch.inference_mode()
-def test_rows_that_pad_a_pass_are_not_computed() -> None:
-    module, shared, plain = layer()
+def test_rows_that_pad_a_pass_are_not_computed(head: bool) -> None:
+    """A head is given the last rows alone; what else has fewer rows is not of the pass's tokens."""
+    module, shared, plain = layer(head=head)
     shared.lane = recorder = Recorder()
-    shared.begin_pass(rows=8, kept=4, padding=3)
-    for rows, computed in ((8, 5), (4, 1), (6, 6)):
+    shared.begin_pass(rows=8, padding=3)
+    for rows, computed in ((8, 5), (4, 1 if head else 4), (6, 3 if head else 6)):
         x = torch.randn(1, rows, 24)
         out = module(x)
         assert out.shape == (1, rows, 10) and recorder.rows[-1] == computed
         assert torch.allclose(out[:, :computed], plain(x[:, :computed]), atol=1e-6)
         assert not out[:, computed:].any()
-    shared.begin_pass(rows=1, kept=0, padding=0)
+    shared.begin_pass(rows=1, padding=0)
     assert module(torch.randn(1, 1, 24)).any() and recorder.rows[-1] == 1

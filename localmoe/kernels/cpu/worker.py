@@ -51,10 +51,7 @@ from localmoe.kernels.cpu.control import (
 )
 from localmoe.kernels.cpu.fetch_ahead import claim, fetch_ahead
 from localmoe.kernels.cpu.tasks import dense_task, down_task, gate_up_task, weight_bytes, wider
-from localmoe.kernels.mailbox import (
-    HEAD_LAYER,
-    HEAD_TOKENS,
-)
+from localmoe.kernels.mailbox import HEAD_LAYER, HEAD_TOKENS
 
 _LOG = logging.getLogger(__name__)
 STOPPED, PARKED = 0, 1
@@ -129,6 +126,16 @@ def _work(
 
 
 @compiled
+def _withdraw(ticket: int, job: int) -> None:
+    """Let nobody draw until `job` is prepared: a thread of an earlier job that was held up between looking at
+    the ticket and at how many blocks there are would take the new job's number of them for its own's."""
+    while True:
+        found = load(ticket)
+        if swap_if(ticket, found, ((job - 1) << _SEQUENCE_SHIFT) | _DRAWN):
+            return
+
+
+@compiled
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
@@ -137,6 +144,7 @@ def _job(
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
+        _withdraw(base + 8 * TICKET, job)
         prepare(
             job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
             scratch.shape[0], columned, rowed, coded, dense, control,
