@@ -13,6 +13,8 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.activations import detect_activation
+from localmoe.model.host_routers import route_with
+from localmoe.model.takeover import attend_with
 from localmoe.prefetch.scheduler import Scheduler
 
 
@@ -34,6 +36,7 @@ def make_in_place(
     ]
     try:
         from localmoe.experts.cpu_lane import CpuLane
+        from localmoe.model.host_norms import compile_norms
 
         lane = CpuLane(
             store, activation, biases,
@@ -41,6 +44,7 @@ def make_in_place(
             top_k=skeleton.experts_per_token, threads=config.cpu_threads or torch.get_num_threads(),
             pinned=False, dtype=prepared.compute.dtype, caller_works=True,
         )  # fmt: skip
+        compile_norms(skeleton.model)
     except Exception as error:  # numba's compiler may fail in any way
         raise HardwareError(
             f"The CPU's kernels do not work here ({sentence_of(error)}): use --lanes vram+link."
@@ -48,6 +52,8 @@ def make_in_place(
     memory = InPlaceMemory(store, lane)
     if prepared.linears is not None:
         prepared.linears.lane = memory
+        route_with(skeleton.model, memory)
+    attend_with(skeleton.model, memory.attend)
     scheduler.attach(memory, copy_s=memory.copy_s)
     return memory
 

@@ -19,7 +19,7 @@ from localmoe.hardware.cpu import cpu_name_and_flags
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.row_check import ALIGNMENT, measure_row_padding
 
-FILE = Remembered("row-padding.json", "localmoe row padding 1", "multiple_and_most_rows", "row padding")
+FILE = Remembered("row-padding.json", "localmoe row padding 2", "multiple_and_most_rows", "row padding")
 _NUMBERS = 64  # of each weight, at least
 _SWITCHES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")  # environment that libraries look at
 _NONE: list[int] = []  # no padding makes rows independent
@@ -58,7 +58,10 @@ def _measure(prepared: PreparedModel, matrices: Sequence[Tensor], *, transposed:
             multiple = measure_row_multiple(matrices, max_rows, transposed=transposed)
         if multiple is not None:
             for_experts = RowPadding(multiple, max_rows)
-            padding = measure_row_padding(prepared.skeleton, prepared.compute.device, for_experts)
+            padding = measure_row_padding(
+                prepared.skeleton, prepared.compute.device, for_experts,
+                own_attention=prepared.plan.in_place and prepared.compute.dtype == torch.float32,
+            )  # fmt: skip
             if padding is not None:
                 return padding
     return None

@@ -22,6 +22,7 @@ from torch import Tensor
 from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_attention import LaneAttention
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
@@ -29,8 +30,7 @@ from localmoe.kernels.cpu.products import KINDS, activations_kind
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 
-SPIN_S = 0.0004  # longer than attention takes a GPU between two layers' experts
-SPIN_BESIDE_S = 0.00005  # where attention wants the cores
+SPIN_S = 0.0004  # longer than what lies between two jobs, of which attention takes a GPU most
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
 _SHORT_S = 0.02  # to measure the clock by
 _LONGEST_JOB_S = 5.0
@@ -83,7 +83,8 @@ class CpuLane:
         self._store = store
         self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
         self._control = np.zeros(control.CONTROL_WORDS, dtype=np.int64)
-        self._dense = np.zeros(control.DENSE_COLUMNS + 1, dtype=np.int64)
+        self._dense = np.zeros(control.DENSE_WORDS, dtype=np.int64)
+        self._attention = LaneAttention() if caller_works else None
         self._posting = threading.Lock()
         self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
@@ -119,6 +120,9 @@ class CpuLane:
         word = word_type(store.dtype)(0)
         scratch_rows = 2 * TILE_ROWS if coded else 4
         scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
+        attention = self._attention
+        if attention is not None:
+            scratch = max(scratch, 2 * control.ATTEND_ROWS * control.ATTEND_POSITIONS // scratch_rows)
         return (
             self._control,
             box.address + layout.posted,
@@ -138,7 +142,8 @@ class CpuLane:
             np.zeros((self.num_threads, scratch_rows, scratch), dtype=np.float32),
             *((None, None, word) if coded else (word, None, None) if transposed else (None, word, None)),
             self._dense,
-            np.arange(layout.tokens, dtype=np.int32),
+            *((None, None) if attention is None else (attention.words, attention.factors)),
+            np.arange(max(layout.tokens, control.ATTEND_ROWS), dtype=np.int32),
             word,
         )
 
@@ -149,8 +154,7 @@ class CpuLane:
         self._control[control.STOP] = 0
 
     def _work(self, me: int) -> None:
-        spin_s = SPIN_BESIDE_S if self._caller_works else SPIN_S
-        spin, park = int(spin_s * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
+        spin, park = int(SPIN_S * self._ticks_per_s), int(PARK_S * self._ticks_per_s)
         try:
             while True:
                 if worker.run(me, spin, park, *self._arguments) == worker.STOPPED:
@@ -218,29 +222,54 @@ class CpuLane:
             self._post(len(experts) * self._store.layouts[layer].num_bytes(self._store.dtype))
             return torch.from_numpy(box.out[: len(x) * self.layout.top_k].copy())
 
-    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int | None = None) -> Tensor:
         """x W^T + b by the same threads, of weights that lie as they are: exact products, float32 sums.
 
         Args:
-            x: float32 (T, K). weight: (N, K) in the store's dtype, its rows side by side. bias: float32 (N,).
+            x: float32 (T, K). weight: (N, K) in the store's dtype or float32, its rows side by side. bias:
+                float32 (N,).
 
         Returns:
-            float32 (T, N); a row's bits do not depend on the other rows.
+            float32 (T, N), or as many rows as are asked for, of zeros from T on; a row's bits do not depend
+            on the other rows.
 
         Raises:
             HardwareError: as `compute`.
         """
-        assert x.dtype == torch.float32 and weight.dtype == self._store.dtype and weight.is_contiguous()
+        wide = weight.dtype == torch.float32
+        assert x.dtype == torch.float32 and weight.is_contiguous()
+        assert wide or weight.dtype == self._store.dtype, "the code is that of one kind of words"
         x = x.contiguous()
-        out = torch.empty(len(x), len(weight))
+        tokens, (height, width) = x.shape[0], weight.shape
+        out = torch.empty(tokens if rows is None else rows, height)
+        out[tokens:] = 0
         bias_at = 0 if bias is None else bias.data_ptr()
+        blocks, most = -(-height // control.DENSE_BLOCK), self.layout.tokens
         with self._posting:
-            for first in range(0, len(x), self.layout.tokens):
-                rows, into = (t[first : first + self.layout.tokens] for t in (x, out))
-                self._dense[:] = (weight.data_ptr(), bias_at, rows.data_ptr(), into.data_ptr(), *weight.shape)
-                self.mailbox.head[:] = control.DENSE, 0, len(rows), 0
+            for first in range(0, tokens, most):
+                x_at, out_at = (t.data_ptr() + 4 * first * t.shape[1] for t in (x, out))
+                self._dense[:] = weight.data_ptr(), bias_at, x_at, out_at, height, width, wide
+                self.mailbox.head[:] = control.DENSE, blocks, min(most, tokens - first), 0
                 self._post(weight.nbytes)
         return out
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float,
+        softcap: float | None = None, sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As kernels.attention.blocked_attention, in float32, by the same threads, where the caller is one.
+
+        Raises:
+            HardwareError: as `compute`.
+        """
+        assert self._attention is not None, "its code is compiled where the caller works along"
+
+        def post(blocks: int, tokens: int, num_bytes: int) -> None:
+            self.mailbox.head[:] = control.ATTEND, blocks, tokens, 0
+            self._post(num_bytes)
+
+        with self._posting:
+            return self._attention.run(post, query, keys, values, mask, scale, softcap, sinks)
 
     def _post(self, num_bytes: int) -> None:
         """Have the job in the mailbox done, which reads so much."""

@@ -21,6 +21,8 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.memory import DemandReport
+from localmoe.kernels.attention import blocked_attention
+from localmoe.kernels.experts import combine
 
 if TYPE_CHECKING:  # it needs numba's compiler
     from localmoe.experts.cpu_lane import CpuLane
@@ -75,14 +77,38 @@ class InPlaceMemory:
             out = _without_others(out, rows)
         return DemandReport(frozenset(rows), frozenset(), frozenset()), out
 
-    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int | None = None) -> Tensor:
         """As CpuLane.dense, for the model's linear layers.
 
         Raises:
             TransferError, HardwareError: as `compute`.
         """
         with self._until_closed():
-            return self.lane.dense(x, weight, bias)
+            return self.lane.dense(x, weight, bias, rows=rows)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, *,
+        softcap: float | None = None, sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As kernels.attention.blocked_attention, by the lane where it can: in float32, over a cache's own
+        memory.
+
+        Raises:
+            TransferError, HardwareError: as `compute`.
+        """
+        alike = query.dtype == key.dtype == value.dtype == torch.float32
+        if not alike or not all(t.stride()[1:] == (t.shape[2], 1) for t in (key, value)):
+            return blocked_attention(query, key, value, mask, scale, softcap=softcap, sinks=sinks)
+        with self._until_closed():
+            return self.lane.attend(query, key, value, mask, scale, softcap, sinks)
+
+    def combine(self, expert_out: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The same bits as kernels.experts.combine."""
+        from localmoe.kernels.cpu.row_ops import combine_rows  # with the lane, so that it is there
+
+        if expert_out.dtype == top_k_weights.dtype == torch.float32:
+            return combine_rows(expert_out, top_k_index, top_k_weights)
+        return combine(expert_out, top_k_index, top_k_weights, expert_out.dtype)
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:

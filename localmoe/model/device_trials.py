@@ -5,9 +5,7 @@ kernel that gives what the module itself gives on a trial. Knows no architecture
 from __future__ import annotations
 
 import copy
-import inspect
 import threading
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +19,8 @@ from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.rope import apply_rope
 from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
 from localmoe.model.device_linear import KERNEL_DTYPES
+from localmoe.model.norms import norm_parts
+from localmoe.model.rebound import looked_up, rebind
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
 _ROWS, _ROUTED_ROWS = 5, 64
@@ -74,15 +74,15 @@ def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 def norm_trial(module: nn.Module) -> Trial | None:
     """None where the module has no weight and epsilon by the usual names."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if weight is None or eps is None or weight.dim() != 1 or weight.is_meta:
+    parts = norm_parts(module)
+    if parts is None:
         return None
+    weight, eps = parts
     x = _random((_ROWS, weight.shape[0]), weight)
     wanted = module(x)
     if wanted.dtype != x.dtype:
         return None
-    kernels = [partial(_norm, weight=weight, eps=float(eps), offset=offset) for offset in (0.0, 1.0)]
+    kernels = [partial(_norm, weight=weight, eps=eps, offset=offset) for offset in (0.0, 1.0)]
     return Trial(
         kernels, lambda kernel: kernel(x), lambda got: _close(got, wanted), partial(_adopt_norm, module)
     )
@@ -101,10 +101,8 @@ def _adopt_norm(module: Any, kernel: Callable[..., Any]) -> None:
 
 def rope_trial(module: Any) -> Trial | None:
     """Of an attention module whose forward looks `apply_rotary_pos_emb` up; it finds the kernel there."""
-    function = inspect.unwrap(type(module).forward)
-    original = getattr(function, "__globals__", {}).get("apply_rotary_pos_emb")
-    code = getattr(function, "__code__", None)
-    if original is None or code is None or code.co_freevars or "apply_rotary_pos_emb" not in code.co_names:
+    original = looked_up(module, "apply_rotary_pos_emb")
+    if original is None:
         return None
     head_dim = int(module.head_dim)
     weight = module.q_proj.weight
@@ -116,23 +114,13 @@ def rope_trial(module: Any) -> Trial | None:
         return None
     return Trial(
         [_rope], lambda kernel: kernel(q, k, cos, sin), lambda got: _all_close(got, wanted),
-        partial(_adopt_rope, module),
+        partial(rebind, module, "apply_rotary_pos_emb"),
     )  # fmt: skip
 
 
 def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     assert unsqueeze_dim == 1, "heads come before tokens"
     return apply_rope(q, k, cos, sin)
-
-
-def _adopt_rope(module: Any, kernel: Callable[..., Any]) -> None:
-    function = inspect.unwrap(type(module).forward)
-    found = {**function.__globals__, "apply_rotary_pos_emb": kernel}
-    changed = types.FunctionType(
-        function.__code__, found, function.__name__, function.__defaults__, function.__closure__
-    )
-    changed.__kwdefaults__ = function.__kwdefaults__
-    module.forward = types.MethodType(changed, module)
 
 
 # -- routers

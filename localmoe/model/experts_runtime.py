@@ -88,7 +88,10 @@ class RoutedExperts:
             out = self._draft(x, chosen)
         else:
             out = self._target(x, chosen)
-        combined = combine(out, index, weights, hidden.dtype)
+        if isinstance(self._state.memory, InPlaceMemory):
+            combined = self._state.memory.combine(out, index, weights)
+        else:
+            combined = combine(out, index, weights, hidden.dtype)
         if live == hidden.shape[0]:
             return combined
         return torch.cat([combined, combined.new_zeros(hidden.shape[0] - live, hidden.shape[1])])

@@ -1,6 +1,6 @@
-"""Linear layers of a model on the CPU whose weights stay in their 16 bits, multiplied with float32
-activations by the threads that compute its experts: half the memory to hold and to read, exact products, and
-a row's bits do not depend on the rows beside it.
+"""Linear layers of a model on the CPU whose weights stay in their 16 bits (but those that something else uses
+too), multiplied with float32 activations by the threads that compute its experts: half the memory to hold and
+to read, exact products, and a row's bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from localmoe.model.materialise import float32_names
 class RowProducts(Protocol):
     """Multiplies rows with 16-bit weights."""
 
-    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(T, K), (N, K), (N,) -> (T, N), all but the weights float32."""
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int | None = None) -> Tensor:
+        """(T, K), (N, K), (N,) -> (T or rows, N), all but the weights float32; zeros from row T on."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,13 @@ class HostLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """(..., T, K) -> (..., T, N); padding rows come out as zeros."""
         weight, bias, lane = self._module.weight, self._module.bias, self._shared.lane
-        if lane is None or weight.dtype == torch.float32 or x.is_meta:
+        if lane is None or x.is_meta:
             return F.linear(x, weight.to(x.dtype), bias)
         rows = x.reshape(-1, x.shape[-1])
-        of_tokens = self._is_head or len(rows) == self._shared.rows
-        live = len(rows) - (self._shared.padding if of_tokens else 0)
-        out = lane.dense(rows[:live].float(), weight, bias)
-        if live < len(rows):
-            out = F.pad(out, (0, 0, 0, len(rows) - live))
+        count = rows.shape[0]  # a tensor's len() takes longer
+        of_tokens = self._is_head or count == self._shared.rows
+        live = count - (self._shared.padding if of_tokens else 0)
+        out = lane.dense(rows[:live].float(), weight, bias, rows=count)
         return out.view(*x.shape[:-1], -1).to(x.dtype)
 
 
@@ -80,13 +79,19 @@ def keep_linears(model: Any, stored: torch.dtype) -> HostLinears:
     for module in plain_linears(model):
         kept = torch.empty_like(module.weight, dtype=stored, device="meta")
         module.weight = nn.Parameter(kept, requires_grad=False)
+    for module in _linears(model):
         module.forward = HostLinear(module, shared, is_head=module is head)  # type: ignore[method-assign,assignment]
     return shared
 
 
+def _linears(model: Any) -> list[nn.Linear]:
+    return [module for module in model.modules() if type(module) is nn.Linear]
+
+
 def undo_linears(model: Any, dtype: torch.dtype) -> None:
     """Take that back, while there are no weights."""
-    for module in plain_linears(model):
+    for module in _linears(model):
         vars(module).pop("forward", None)
+    for module in plain_linears(model):
         like = torch.empty_like(module.weight, dtype=dtype, device="meta")
         module.weight = nn.Parameter(like, requires_grad=False)

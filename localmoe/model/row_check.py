@@ -38,7 +38,7 @@ _Seen = dict[tuple[str, int], Tensor]  # by module and place among what it was g
 
 
 def measure_row_padding(
-    skeleton: Skeleton, device: torch.device, for_experts: RowPadding
+    skeleton: Skeleton, device: torch.device, for_experts: RowPadding, *, own_attention: bool = False
 ) -> RowPadding | None:
     """The smallest row multiple, and the widest pass, for which all that modules give for a token has the
     same bits in all passes tried.
@@ -47,6 +47,7 @@ def measure_row_padding(
 
     Args:
         for_experts: what holds for the experts' products, which this does not try.
+        own_attention: it is not PyTorch's products that compute it, but code for which rows are independent.
 
     Returns:
         None if no multiple will do.
@@ -54,7 +55,8 @@ def measure_row_padding(
     # attention multiplies in float32 whatever the model's dtype; heads that share keys are rows of one
     # product
     keys = torch.randn(KV_BLOCK, _head_dim(skeleton), generator=torch.Generator().manual_seed(1)).to(device)
-    for_attention = measure_row_multiple([keys, keys.T.contiguous()], for_experts.max_rows, transposed=False)
+    products = [] if own_attention else [keys, keys.T.contiguous()]
+    for_attention = measure_row_multiple(products, for_experts.max_rows, transposed=False)
     if for_attention is None:
         return None
     take_over(skeleton, [_stand_in] * len(skeleton.experts), attention=NAME)

@@ -7,6 +7,7 @@ verified with it (kernels.rows). Padding rows demand no experts and leave nothin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -14,9 +15,11 @@ import transformers
 from torch import Tensor
 
 from localmoe.core.lookahead import LookaheadBuffer
+from localmoe.core.one_thread import one_pytorch_thread
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.cached_pass import cached_pass
@@ -167,8 +170,11 @@ class ModelRunner:
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
         if self.passes.linears is not None:
             self.passes.linears.begin_pass(count + padding, padding)
+        # the lane's threads do what takes long, but for drafts
+        alone = isinstance(self.passes.memory, InPlaceMemory) and phase != "draft"
         try:
-            logits = cached_pass(self._model, ids, positions, self.sequence, keep=keep)[0]
+            with one_pytorch_thread() if alone else nullcontext():
+                logits = cached_pass(self._model, ids, positions, self.sequence, keep=keep)[0]
         except BaseException:
             self.rewind(start)
             raise

@@ -22,6 +22,16 @@ from localmoe.model.skeleton import Skeleton
 NAME = "localmoe"
 
 
+class AttentionKernel(Protocol):
+    """Attention of one sequence."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, *,
+        softcap: float | None, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """As kernels.attention.blocked_attention."""
+
+
 class ExpertLayer(Protocol):
     """Computes one MoE layer's routed experts."""
 
@@ -57,6 +67,13 @@ def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, attention: s
         ) from error
 
 
+def attend_with(model: nn.Module, kernel: AttentionKernel) -> None:
+    """Have a model's attention computed by `kernel` from now on, where it goes through this file's."""
+    for module in model.modules():
+        if hasattr(module, "is_causal"):  # as whatever attends says of itself
+            module.localmoe_attend = kernel  # type: ignore[assignment]
+
+
 def _experts(module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     out: Tensor = module.localmoe_layer(hidden, top_k_index, top_k_weights)
     return out
@@ -85,7 +102,6 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, heads, T, D) in, (1, T, heads, D) out."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = blocked_attention(
-        query[0], key[0], value[0], attention_mask[0], scale, softcap=softcap, sinks=s_aux
-    )
+    attend: AttentionKernel = getattr(module, "localmoe_attend", blocked_attention)
+    out = attend(query[0], key[0], value[0], attention_mask[0], scale, softcap=softcap, sinks=s_aux)
     return out[None], None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 # attributes of modules; those of their classes come to light again
-_OURS = ("forward", "expand_kv", "localmoe_latent", "localmoe_norm", "localmoe_window", "localmoe_layer")
+_OURS = (
+    "forward", "expand_kv", "localmoe_attend", "localmoe_latent", "localmoe_norm", "localmoe_window",
+    "localmoe_layer",
+)  # fmt: skip
 
 
 def uninstall(model: nn.Module) -> None:

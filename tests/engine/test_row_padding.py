@@ -21,9 +21,9 @@ def test_a_model_that_is_loaded_again_is_not_measured_again(
     measured: list[str] = []
     measure = row_padding.measure_row_padding
 
-    def watched(*args: Any) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         measured.append(args[0].config.model_type)
-        return measure(*args)
+        return measure(*args, **kwargs)
 
     monkeypatch.setattr(row_padding, "measure_row_padding", watched)
     monkeypatch.setattr(row_padding, "FILE", forgotten_row_paddings())

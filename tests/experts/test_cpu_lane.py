@@ -185,13 +185,14 @@ def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 90), st.integers(1, 150), st.integers(1, 3 * TOKENS), st.booleans(), st.integers(0, 9),
-    st.sampled_from([0, 1 << 40]),
+    st.sampled_from([0, 1 << 40]), st.sampled_from([torch.bfloat16, torch.float32]),
 )  # fmt: skip
 def test_a_dense_product_is_that_of_float64_and_of_each_row_alone(
-    dense_lane: CpuLane, out: int, columns: int, tokens: int, biased: bool, seed: int, alone_bytes: int
-) -> None:
+    dense_lane: CpuLane, out: int, columns: int, tokens: int, biased: bool, seed: int, alone_bytes: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(out, columns, generator=generator).bfloat16()
+    weight = torch.randn(out, columns, generator=generator).to(dtype)
     bias = torch.randn(out, generator=generator) if biased else None
     x = torch.randn(tokens, columns, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
@@ -204,6 +205,9 @@ def test_a_dense_product_is_that_of_float64_and_of_each_row_alone(
         assert torch.equal(found, torch.cat(rows))
         strided = torch.empty(columns, tokens).T.copy_(x)
         assert torch.equal(dense_lane.dense(strided, weight, bias), found)
+        padded = dense_lane.dense(x, weight, bias, rows=tokens + 3)
+        assert torch.equal(padded[:tokens], found) and padded.shape[0] == tokens + 3
+        assert not padded[tokens:].any()
 
 
 @pytest.fixture(scope="module")

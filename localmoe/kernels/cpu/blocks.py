@@ -11,9 +11,6 @@ from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_COLUMNS,
     AHEAD_FIRST,
-    DENSE,
-    DENSE_BLOCK,
-    DENSE_ROWS,
     DONE_BYTES,
     DOWN_ROWS,
     FETCHED,
@@ -42,14 +39,14 @@ from localmoe.kernels.mailbox import (
 def prepare(
     job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any,
     rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any,
-    coded: Any, dense: Any, control: Any,
+    coded: Any, control: Any,
 ) -> None:  # fmt: skip
     """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
     control[STARTED] = ticks()
     layer, hidden = head[HEAD_LAYER], x.shape[1]
-    if layer == DENSE:
+    if layer < 0:  # of no experts: whoever posted it has cut it
         control[TASKS_A] = control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0
-        control[TASKS_B] = (dense[DENSE_ROWS] + DENSE_BLOCK - 1) // DENSE_BLOCK
+        control[TASKS_B] = head[HEAD_ENTRIES]
         store(base + 8 * FINISHED, 0)
         return
     inner = sizes[layer]

@@ -1,5 +1,5 @@
-"""Products of one, two or four tokens with a block of neighbouring columns of 16-bit weights, in one pass
-over the rows; for matrices that lie (in, out).
+"""Products of one, two or four tokens with a block of neighbouring columns of 16-bit or float32 weights, in
+one pass over the rows; for matrices that lie (in, out).
 
 A token's sums are the same whatever other tokens are with it.
 """
@@ -18,7 +18,6 @@ from localmoe.kernels.cpu.vector_loops import (
     F32,
     I8,
     I16,
-    I32,
     LINE,
     VECTOR,
     const,
@@ -26,6 +25,7 @@ from localmoe.kernels.cpu.vector_loops import (
     loop,
     multiply_add,
     row_addresses,
+    spread,
     widened,
     zeros,
 )
@@ -43,7 +43,7 @@ def _make(tokens: int) -> Any:
         context: Any, weights: Any, at: Any, stride: Any, base: Any, pitch: Any, rows: Any, length: Any,
         out: Any, out_pitch: Any,
     ) -> Any:  # fmt: skip
-        is_bfloat = weights.dtype == types.uint16
+        is_bfloat, size = weights.dtype == types.uint16, weights.dtype.bitwidth // 8
 
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
             at, stride, base, pitch, rows, length, out, out_pitch = arguments[1:]
@@ -51,19 +51,17 @@ def _make(tokens: int) -> Any:
 
             def turn(k: Any, sums: list[Any]) -> list[Any]:
                 row = builder.add(at, builder.mul(k, stride))
-                for line in range(2 * COLUMNS // LINE):
+                for line in range(size * COLUMNS // LINE):
                     far = builder.add(builder.mul(stride, const(_AHEAD)), const(LINE * line))
                     prefetch(builder, builder.add(row, far))
-                kind = ir.VectorType(I16, LANES)
-                found = [
-                    widened(
-                        builder, load_at(builder, builder.add(row, const(2 * LANES * v)), kind, 2), is_bfloat
-                    )
-                    for v in range(vectors)
-                ]
+                kind = ir.VectorType(I16, LANES) if size == 2 else VECTOR
+                places = [builder.add(row, const(size * LANES * v)) for v in range(vectors)]
+                found = [load_at(builder, place, kind, size) for place in places]
+                if size == 2:
+                    found = [widened(builder, words, is_bfloat) for words in found]
                 for t, address in enumerate(inputs):
                     x = load_at(builder, builder.add(address, builder.shl(k, const(2))), F32, 4)
-                    x = _spread(builder, x)
+                    x = spread(builder, x)
                     for v, weight in enumerate(found):
                         place = t * vectors + v
                         sums[place] = multiply_add(builder, weight, x, sums[place])
@@ -79,12 +77,6 @@ def _make(tokens: int) -> Any:
         return types.int8(weights, *[types.int64] * 8), generate
 
     return tile
-
-
-def _spread(builder: Any, number: Any) -> Any:
-    """A vector of one number."""
-    first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
 
 
 # tile(weights, at, stride, base, pitch, rows, length, out, out_pitch):

@@ -13,9 +13,27 @@ FETCHED, AHEAD_FIRST, AHEAD_BLOCKS, AHEAD_COLUMNS = _LINE * 7, _LINE * 5 + 3, _L
 CONTROL_WORDS = _LINE * 8
 
 # places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:
-# addresses of words (N, K), of float32 (N,) or 0, of float32 (T, K) and (T, N); T is the mailbox's
+# addresses of words (N, K), of float32 (N,) or 0, of float32 (T, K) and (T, N), T being the mailbox's; N; K;
+# whether the words are float32
 DENSE = -1
-DENSE_WEIGHT, DENSE_BIAS, DENSE_X, DENSE_OUT, DENSE_ROWS, DENSE_COLUMNS = range(6)
+DENSE_WEIGHT, DENSE_BIAS, DENSE_X, DENSE_OUT, DENSE_ROWS, DENSE_COLUMNS, DENSE_WIDE, DENSE_WORDS = range(8)
+
+# the same of attention, whose job has ATTEND for a layer. Addresses of float32 queries, of keys and values
+# (kv_heads, capacity, D) and (kv_heads, capacity, V), of bytes that say what a token may look at, of what
+# comes out (T, heads, V), of partial results (kv_heads, blocks, rows, V) and their maxima and sums (kv_heads,
+# blocks, rows), of int32 places of a KV head's queries, of int64 (kv_heads,) zeros, of float32 (heads,) sinks
+# or 0; bytes from a head to the next of queries, keys, values and masks, and from a token's mask to the next
+# one's; query heads a KV head, and in all; blocks; D; V. Rows are the tokens of each head that shares a KV
+# head, head by head.
+ATTEND = -2
+(
+    ATTEND_QUERY, ATTEND_KEYS, ATTEND_VALUES, ATTEND_MASK, ATTEND_OUT, ATTEND_PARTS, ATTEND_TOPS, ATTEND_SUMS,
+    ATTEND_PLACES, ATTEND_TALLIES, ATTEND_SINKS, ATTEND_QUERY_HEAD, ATTEND_KEY_HEAD, ATTEND_VALUE_HEAD,
+    ATTEND_MASK_HEAD, ATTEND_MASK_ROW, ATTEND_GROUP, ATTEND_HEADS, ATTEND_BLOCKS, ATTEND_DIM,
+    ATTEND_VALUE_DIM, ATTEND_WORDS,
+) = range(22)  # fmt: skip
+ATTEND_POSITIONS = 128  # of the cache in a block
+ATTEND_ROWS = 128  # most of a job
 
 GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
 DOWN_ROWS = 16

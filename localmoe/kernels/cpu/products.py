@@ -50,7 +50,8 @@ def dots(
 
 
 @njit(nogil=True, fastmath=_FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _add_scaled(into: Any, row: Any, factor: Any) -> None:
+def add_scaled(into: Any, row: Any, factor: Any) -> None:
+    """into += row * factor, of vectors of equal length."""
     for j in range(into.shape[0]):
         into[j] += value(row[j]) * factor
 
@@ -60,11 +61,12 @@ def columns(
     weights: Any, width: int, first: int, count: int, x: Any, rows: Any, length: int, into: Any
 ) -> None:
     """into[i, j] = sum over k < length of x[rows[i], k] * weights[k, first + j] for j < count, of a matrix of
-    `width` columns, for as many rows as one of the tiles takes."""
+    `width` columns (16-bit words or float32), for as many rows as one of the tiles takes."""
     base, pitch, at, tokens = x.ctypes.data, x.strides[0], rows.ctypes.data, rows.shape[0]
-    out, stride, j = into.ctypes.data, 2 * width, 0
+    out, size, j = into.ctypes.data, weights.itemsize, 0
+    stride = size * width
     while j + COLUMNS <= count:
-        here = weights.ctypes.data + 2 * (first + j)
+        here = weights.ctypes.data + size * (first + j)
         if tokens == 4:
             columns_4(weights, here, stride, base, pitch, at, length, out + 4 * j, into.strides[0])
         elif tokens == 2:
@@ -79,7 +81,7 @@ def columns(
         for k in range(length):
             start = k * width + first
             for i in range(tokens):
-                _add_scaled(into[i, j:count], weights[start + j : start + count], x[rows[i], k])
+                add_scaled(into[i, j:count], weights[start + j : start + count], x[rows[i], k])
 
 
 @compiled
@@ -207,11 +209,12 @@ def down_rows(
     """out[pair, h] = sum over i < share of x[pair, i] * down[h, i], float32, for first <= h < last.
 
     Args:
-        weights: 16-bit words of down, (H, I). bias: numbers (H,) of the activations' kind, or empty.
+        weights: 16-bit words of down, (H, I), or float32. bias: numbers (H,) of the activations' kind, or
+            empty.
         x: (P, I), what gate_up put out. pairs: int32 (n,), rows of x and `out`.
         scratch: float32 (4, at least n and last - first).
     """
-    row = 2 * inner  # bytes
+    row = weights.itemsize * inner  # bytes
     for h in range(first, last, 4):  # rows go in fours; of fewer some are done twice
         left = last - h
         one = 1 if left > 2 else 0

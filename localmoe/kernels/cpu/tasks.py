@@ -16,6 +16,7 @@ from localmoe.kernels.cpu.control import (
     DENSE_OUT,
     DENSE_ROWS,
     DENSE_WEIGHT,
+    DENSE_WIDE,
     DENSE_X,
     DOWN_ROWS,
     GATE_UP_ROWS,
@@ -127,17 +128,22 @@ def down_task(
 
 
 @compiled
-def dense_task(task: int, dense: Any, like: Any, tokens: int, steps: Any, scratch: Any) -> None:
+def dense_task(task: int, dense: Any, like: Any, wide: Any, tokens: int, steps: Any, scratch: Any) -> None:
     """Some columns of x W^T + b for all rows of x.
 
     Args:
-        dense: see control. like: a word of the weights' kind. tokens: T. steps: int32 0, 1, ..., at least T.
+        dense: see control. like: a word of the weights' kind where that is not float32. wide: None where it
+            never is, the code for which is not compiled then. tokens: T. steps: int32 0, 1, ..., at least T.
     """
     rows, columns = dense[DENSE_ROWS], dense[DENSE_COLUMNS]
     first = task * DENSE_BLOCK
-    weights = carray(words_at(dense[DENSE_WEIGHT], like), (rows * columns,))
     bias = carray(words_at(dense[DENSE_BIAS], scratch), (rows if dense[DENSE_BIAS] != 0 else 0,))
     x = carray(words_at(dense[DENSE_X], scratch), (tokens, columns))
     out = carray(words_at(dense[DENSE_OUT], scratch), (tokens, rows))
     last = min(first + DENSE_BLOCK, rows)
-    down_rows(weights, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)
+    if dense[DENSE_WIDE] == 0:
+        weights = carray(words_at(dense[DENSE_WEIGHT], like), (rows * columns,))
+        down_rows(weights, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)
+    elif wide is not None:
+        numbers = carray(words_at(dense[DENSE_WEIGHT], scratch), (rows * columns,))
+        down_rows(numbers, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)

@@ -85,6 +85,12 @@ def widened(builder: Any, words: Any, is_bfloat: bool) -> Any:
     return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
 
 
+def spread(builder: Any, number: Any) -> Any:
+    """A vector of one number."""
+    first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
 def total(builder: Any, vector: Any) -> Any:
     """The sum of a vector's numbers, halves first: always in the same order."""
     count = vector.type.count

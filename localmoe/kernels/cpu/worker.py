@@ -30,12 +30,14 @@ from localmoe.kernels.cpu.atoms import (
     swap_if,
     ticks,
 )
+from localmoe.kernels.cpu.attention import attend_task
 from localmoe.kernels.cpu.blocks import prepare
 from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_BYTES,
     AHEAD_COLUMNS,
     AHEAD_FIRST,
+    ATTEND,
     BUSY_TICKS,
     DENSE,
     FINISHED,
@@ -66,7 +68,7 @@ def _work(
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
     ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
-    dense: Any, steps: Any, like: Any,
+    dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
 ) -> int:  # fmt: skip
     """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0; where
     `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not it was
@@ -84,7 +86,8 @@ def _work(
         x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
         ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
         scratch: float32 (threads, 4, n).
-        dense, steps, like: see tasks.dense_task.
+        dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
+            neither such a job comes nor a product with float32 weights.
         columned, rowed, coded: a word of the weights' kind (see atoms.value) if they are 16-bit and
             transposed, 16-bit and not, or in MXFP4; None for the others, whose code is not compiled.
 
@@ -99,8 +102,8 @@ def _work(
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, dense, steps, like,
-                control,
+                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, dense, attend,
+                factors, steps, like, control,
             )  # fmt: skip
             last = job
             quiet = ticks()
@@ -140,14 +143,14 @@ def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
     ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, dense: Any,
-    steps: Any, like: Any, control: Any,
+    attend: Any, factors: Any, steps: Any, like: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
         _withdraw(base + 8 * TICKET, job)
         prepare(
             job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
-            scratch.shape[0], columned, rowed, coded, dense, control,
+            scratch.shape[0], columned, rowed, coded, control,
         )  # fmt: skip
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
     begun = False
@@ -190,14 +193,17 @@ def _job(
             )  # fmt: skip
         else:
             if head[HEAD_LAYER] == DENSE:
-                dense_task(drawn, dense, like, head[HEAD_TOKENS], steps, scratch[me])
+                dense_task(drawn, dense, like, attend, head[HEAD_TOKENS], steps, scratch[me])
+            elif head[HEAD_LAYER] == ATTEND:
+                if attend is not None:
+                    attend_task(drawn, attend, factors, head[HEAD_TOKENS], steps, scratch[me])
             else:
                 down_task(
                     drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
                     inner, starts, ready, scratch[me], columned, rowed, coded,
                 )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
-                if head[HEAD_LAYER] != DENSE:
+                if head[HEAD_LAYER] >= 0:
                     control[JOBS] += 1
                     control[BUSY_TICKS] += ticks() - control[STARTED]
                 store(answered, job)
