@@ -20,15 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import HardwareError
-from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_arguments import worker_arguments
 from localmoe.experts.lane_attention import LaneAttention
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
-from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
-from localmoe.kernels.cpu.products import KINDS, activations_kind
-from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout, word_type
-from localmoe.kernels.mxfp4_tiles import TILE_ROWS
+from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout
 
 SPIN_S = 0.0004  # longer than what lies between two jobs, of which attention takes a GPU most
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
@@ -75,7 +72,6 @@ class CpuLane:
         """
         self._dtype = dtype or store.dtype
         self._caller_works = caller_works
-        sizes = [layout.inner for layout in store.layouts]
         hidden = store.layouts[0].hidden
         self.layout = MailboxLayout(tokens, top_k, store.num_experts, hidden, self._dtype.itemsize)
         self.mailbox = Mailbox(self.layout, self._dtype, pinned=pinned)
@@ -88,7 +84,10 @@ class CpuLane:
         self._posting = threading.Lock()
         self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
-        self._arguments = self._worker_arguments(activation, sizes)
+        self._arguments = worker_arguments(
+            store, activation, self._biases, self.mailbox, self._dtype, threads, self._control, self._dense,
+            self._attention,
+        )  # fmt: skip
         self._condition = threading.Condition()
         self._parked = 0
         self.failure = ""  # one sentence, once a thread has failed
@@ -100,52 +99,6 @@ class CpuLane:
         ]
         for thread in self._threads:
             thread.start()
-
-    def _worker_arguments(self, activation: Activation, sizes: list[int]) -> tuple[Any, ...]:
-        """All that threads share, in the order of worker.run's arguments from `control` on."""
-        box, layout, store = self.mailbox, self.layout, self._store
-        coded = store.layouts[0].mxfp4
-        assert not coded or store.dtype == torch.bfloat16, "of which MXFP4's numbers are"
-        transposed = store.layouts[0].transposed and not coded
-        shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
-        cells = (3, store.num_layers, store.num_experts)
-        records: NDArray[np.int64] = np.zeros(cells, dtype=np.int64)
-        for layer, pair in enumerate(self._biases):
-            for expert in range(store.num_experts):
-                records[0, layer, expert] = store.record(ExpertKey(layer, expert)).data_ptr()
-                for kind, bias in enumerate(pair):
-                    records[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
-        pairs, entries = layout.num_pairs, layout.entries
-        x_kind = activations_kind(self._dtype == torch.bfloat16, transposed)
-        word = word_type(store.dtype)(0)
-        scratch_rows = 2 * TILE_ROWS if coded else 4
-        scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
-        attention = self._attention
-        if attention is not None:
-            scratch = max(scratch, 2 * control.ATTEND_ROWS * control.ATTEND_POSITIONS // scratch_rows)
-        return (
-            self._control,
-            box.address + layout.posted,
-            box.address + layout.answered,
-            box.address + layout.foretold,
-            *(box.head, box.entries, box.pairs, box.x, box.out),
-            np.array(shape, dtype=np.int64),
-            np.array([activation.alpha, activation.limit], dtype=np.float32),
-            records,
-            np.array(sizes, dtype=np.int64),
-            np.zeros((layout.tokens, layout.hidden), dtype=x_kind),
-            np.zeros((pairs, max(sizes)), dtype=x_kind),
-            np.zeros(pairs, dtype=np.int32),
-            np.zeros((2, entries + 1), dtype=np.int64),
-            np.zeros(entries, dtype=np.int64),
-            np.zeros(self.num_threads * most_blocks_ahead(layout.hidden, coded), dtype=np.int64),
-            np.zeros((self.num_threads, scratch_rows, scratch), dtype=np.float32),
-            *((None, None, word) if coded else (word, None, None) if transposed else (None, word, None)),
-            self._dense,
-            *((None, None) if attention is None else (attention.words, attention.factors)),
-            np.arange(max(layout.tokens, control.ATTEND_ROWS), dtype=np.int32),
-            word,
-        )
 
     def _compile(self) -> None:
         """Some seconds the first time; later it is read from numba's cache on disk."""

@@ -1,0 +1,89 @@
+"""The memory that the CPU lane's threads share: what they are told of a model's experts, and room for what
+they compute. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.core.types import ExpertKey
+from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_attention import LaneAttention
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.cpu import control
+from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
+from localmoe.kernels.cpu.products import KINDS, activations_kind
+from localmoe.kernels.mailbox import Mailbox, word_type
+from localmoe.kernels.mxfp4_tiles import TILE_ROWS
+
+
+def worker_arguments(
+    store: HostStore,
+    activation: Activation,
+    biases: Sequence[Sequence[Tensor | None]],
+    box: Mailbox,
+    dtype: torch.dtype,
+    threads: int,
+    control_words: NDArray[np.int64],
+    dense: NDArray[np.int64],
+    attention: LaneAttention | None,
+) -> tuple[Any, ...]:
+    """All that threads share, in the order of worker.run's arguments from `control` on.
+
+    Args:
+        biases: for each layer gate_up's (E, 2I) and down's (E, H), on the host; they have to stay alive.
+        dtype: of activations.
+        attention: what describes its jobs, where such come.
+    """
+    layout = box.layout
+    coded = store.layouts[0].mxfp4
+    assert not coded or store.dtype == torch.bfloat16, "of which MXFP4's numbers are"
+    transposed = store.layouts[0].transposed and not coded
+    sizes = [each.inner for each in store.layouts]
+    shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
+    pairs, entries = layout.num_pairs, layout.entries
+    x_kind = activations_kind(dtype == torch.bfloat16, transposed)
+    word = word_type(store.dtype)(0)
+    scratch_rows = 2 * TILE_ROWS if coded else 4
+    scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
+    if attention is not None:
+        scratch = max(scratch, 2 * control.ATTEND_ROWS * control.ATTEND_POSITIONS // scratch_rows)
+    return (
+        control_words,
+        box.address + layout.posted,
+        box.address + layout.answered,
+        box.address + layout.foretold,
+        *(box.head, box.entries, box.pairs, box.x, box.out),
+        np.array(shape, dtype=np.int64),
+        np.array([activation.alpha, activation.limit], dtype=np.float32),
+        _addresses(store, biases),
+        np.array(sizes, dtype=np.int64),
+        np.zeros((layout.tokens, layout.hidden), dtype=x_kind),
+        np.zeros((pairs, max(sizes)), dtype=x_kind),
+        np.zeros(pairs, dtype=np.int32),
+        np.zeros((2, entries + 1), dtype=np.int64),
+        np.zeros(entries, dtype=np.int64),
+        np.zeros(threads * most_blocks_ahead(layout.hidden, coded), dtype=np.int64),
+        np.zeros((threads, scratch_rows, scratch), dtype=np.float32),
+        *((None, None, word) if coded else (word, None, None) if transposed else (None, word, None)),
+        dense,
+        *((None, None) if attention is None else (attention.words, attention.factors)),
+        np.arange(max(layout.tokens, control.ATTEND_ROWS), dtype=np.int32),
+        word,
+    )
+
+
+def _addresses(store: HostStore, biases: Sequence[Sequence[Tensor | None]]) -> NDArray[np.int64]:
+    """(3, L, E): of records, and of their biases, 0 for none."""
+    found: NDArray[np.int64] = np.zeros((3, store.num_layers, store.num_experts), dtype=np.int64)
+    for layer, pair in enumerate(biases):
+        for expert in range(store.num_experts):
+            found[0, layer, expert] = store.record(ExpertKey(layer, expert)).data_ptr()
+            for kind, bias in enumerate(pair):
+                found[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
+    return found
