@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import BudgetError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
-from localmoe.core.one_thread import one_pytorch_thread
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes
@@ -164,7 +163,8 @@ def _assemble(
         else:
             memory = _make_host_memory(prepared, store, scheduler, config)
             try:
-                with one_pytorch_thread() if prepared.plan.in_place else nullcontext():  # as passes run
+                by_lane = memory if isinstance(memory, InPlaceMemory) else None
+                with nullcontext() if by_lane is None else by_lane.one_pytorch_thread():  # as passes run
                     padding = row_padding(prepared, store)
                 rows = padding or RowPadding(1, MAX_WINDOW)
                 runner = _assemble_by_layers(prepared, memory, matrix_layers(draft), scheduler, rows)

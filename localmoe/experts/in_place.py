@@ -54,6 +54,7 @@ class InPlaceMemory:
         self.lock = threading.Condition()
         self._here = np.ones((store.num_layers, store.num_experts), np.bool_)
         self._closed = False
+        self._pytorch_threads = torch.get_num_threads()
 
     def compute(
         self, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], top_k: int
@@ -118,6 +119,16 @@ class InPlaceMemory:
             if self._closed:
                 raise TransferError("The engine was closed while an answer was being written.") from error
             raise
+
+    @contextmanager
+    def one_pytorch_thread(self) -> Iterator[None]:
+        """Around a pass: PyTorch's other threads would only take the cores of the lane's, which do what takes
+        long, and be waited for. What is set counts for the thread that calls, and for those that begin."""
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._pytorch_threads)
 
     def counters(self) -> TransferCounters:
         """Nothing is copied."""

@@ -15,7 +15,6 @@ import transformers
 from torch import Tensor
 
 from localmoe.core.lookahead import LookaheadBuffer
-from localmoe.core.one_thread import one_pytorch_thread
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
@@ -170,10 +169,10 @@ class ModelRunner:
         keep = multiple if last_only else 0  # whole row multiples, 0 keeps all
         if self.passes.linears is not None:
             self.passes.linears.begin_pass(count + padding, padding)
-        # the lane's threads do what takes long, but for drafts
-        alone = isinstance(self.passes.memory, InPlaceMemory) and phase != "draft"
+        memory = self.passes.memory
+        by_lane = memory if isinstance(memory, InPlaceMemory) and phase != "draft" else None
         try:
-            with one_pytorch_thread() if alone else nullcontext():
+            with nullcontext() if by_lane is None else by_lane.one_pytorch_thread():
                 logits = cached_pass(self._model, ids, positions, self.sequence, keep=keep)[0]
         except BaseException:
             self.rewind(start)

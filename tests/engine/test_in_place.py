@@ -73,6 +73,27 @@ def test_memory_is_what_the_plan_says(demo: Engine) -> None:
     assert "where they lie" in demo.info().lanes and "VRAM budget" not in demo.info().exactness
 
 
+def test_pytorch_keeps_to_one_thread_in_passes_alone(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen, compute = torch.get_num_threads(), [], InPlaceMemory.compute
+    monkeypatch.setattr(demo._loaded.passes.memory, "_pytorch_threads", 3)
+    torch.set_num_threads(3)
+
+    def watched(*args: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return compute(*args)
+
+    monkeypatch.setattr(InPlaceMemory, "compute", watched)
+    try:
+        ask(demo, "The sea", 3)
+        assert seen and set(seen) == {1} and torch.get_num_threads() == 3
+        monkeypatch.setattr(InPlaceMemory, "compute", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ask(demo, "The sea", 3)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_demo_answers_as_through_slots(demo: Engine) -> None:
     with load("demo", lanes="vram+link") as slots:
         for prompt in ("Once upon a time", "The capital of"):
