@@ -20,6 +20,7 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_attention import MOST_SHARING
 from localmoe.experts.memory import DemandReport
 from localmoe.kernels.attention import blocked_attention
 from localmoe.kernels.experts import combine
@@ -92,13 +93,14 @@ class InPlaceMemory:
         softcap: float | None = None, sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """As kernels.attention.blocked_attention, by the lane where it can: in float32, over a cache's own
-        memory.
+        memory, of not too many heads a KV head.
 
         Raises:
             TransferError, HardwareError: as `compute`.
         """
         alike = query.dtype == key.dtype == value.dtype == torch.float32
-        if not alike or not all(t.stride()[1:] == (t.shape[2], 1) for t in (key, value)):
+        packed = all(t.stride()[1:] == (t.shape[2], 1) for t in (key, value))
+        if not alike or not packed or len(query) > MOST_SHARING * len(key):
             return blocked_attention(query, key, value, mask, scale, softcap=softcap, sinks=sinks)
         with self._until_closed():
             return self.lane.attend(query, key, value, mask, scale, softcap, sinks)

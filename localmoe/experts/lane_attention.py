@@ -15,6 +15,7 @@ from torch import Tensor
 from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.cpu import control
 
+MOST_SHARING = control.ATTEND_ROWS  # heads a KV head
 _MOST_NUMBERS = 1 << 24  # of partial results at once, float32
 
 assert KV_BLOCK == control.ATTEND_POSITIONS, "the cache hands out whole blocks"
@@ -46,6 +47,7 @@ class LaneAttention:
         heads, tokens, width = query.shape
         kv_heads, length, value_width = values.shape
         group, blocks = heads // kv_heads, length // KV_BLOCK
+        assert 0 < group <= MOST_SHARING, "more are computed elsewhere"
         assert keys.stride()[1:] == (width, 1) and values.stride()[1:] == (value_width, 1), "of the cache"
         if query.stride(2) != 1 or query.stride(0) % width or query.stride(1) % width:
             query = query.contiguous()

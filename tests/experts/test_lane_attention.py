@@ -16,6 +16,8 @@ from torch import Tensor
 from localmoe.core.errors import HardwareError
 from localmoe.experts import cpu_lane, lane_attention
 from localmoe.experts.cpu_lane import CpuLane
+from localmoe.experts.in_place import InPlaceMemory
+from localmoe.experts.lane_attention import MOST_SHARING
 from localmoe.kernels.attention import KV_BLOCK
 
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
@@ -125,6 +127,21 @@ def test_huge_scores_and_no_numbers(lane: CpuLane) -> None:
     keys[0, 3] = torch.nan  # of one of two KV heads
     got = lane.attend(q, keys, in_cache(v), case.causal(), 0.25)
     assert got[:, :2].isnan().all() and got[:, 2:].isfinite().all()
+
+
+def test_what_the_lane_does_not_take_is_computed_all_the_same() -> None:
+    """More heads a KV head than a job has rows, other numbers, keys that lie apart."""
+    with rig(compute=torch.float32, caller_works=True) as made:
+        memory = InPlaceMemory(made.store, made.lane)
+        many = Case(heads=MOST_SHARING + 1, kv_heads=1, rows=2, blocks=1, start=60)
+        for case in (many, Case(dtype=torch.bfloat16), Case()):
+            q, k, v, _ = case.tensors()
+            if case == Case():
+                k = k.transpose(1, 2).contiguous().transpose(1, 2)
+            found = memory.attend(q, k, v, case.causal(), 0.25)
+            close = CLOSE if case.dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+            wanted = naive(q, k, v, case.causal(), 0.25, None, None)
+            torch.testing.assert_close(found.double(), wanted, **close)
 
 
 def test_a_closed_lane_says_so() -> None:
