@@ -86,6 +86,7 @@ class TableRunner:
         self.passes = SimpleNamespace(
             counters=GenerationCounters(),
             timeline=None,
+            memory=None,
             lookahead=LookaheadBuffer(1),
             scheduler=SimpleNamespace(notify=self.events.append),
             rows=SimpleNamespace(multiple=1, max_rows=max_rows),
