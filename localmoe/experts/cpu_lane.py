@@ -195,7 +195,8 @@ class CpuLane:
         x = x.contiguous()
         tokens, (height, width) = x.shape[0], weight.shape
         out = torch.empty(tokens if rows is None else rows, height)
-        out[tokens:] = 0
+        if out.shape[0] > tokens:
+            out[tokens:] = 0
         bias_at = 0 if bias is None else bias.data_ptr()
         blocks, most = -(-height // control.DENSE_BLOCK), self.layout.tokens
         with self._posting:
@@ -242,6 +243,7 @@ class CpuLane:
 
     def _work_along(self, job: int) -> None:
         if worker.run(self.num_threads - 1, job, -1, *self._arguments) == worker.STOPPED:
+            self.close()  # before the job's memory goes, no other thread may be at it
             raise HardwareError(f"The CPU lane has ended ({self.failure or 'it was closed'}).")
 
     def _wait_for(self, job: int) -> None:

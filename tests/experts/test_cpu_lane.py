@@ -224,6 +224,17 @@ def test_a_caller_that_works_along_needs_no_other_thread() -> None:
         assert made.lane.counters().jobs == 1 and made.lane.counters().busy_s > 0
 
 
+def test_no_thread_is_at_a_jobs_memory_when_its_caller_goes_on() -> None:
+    with rig(threads=2, compute=torch.float32, caller_works=True) as made:
+        late = threading.Thread(target=time.sleep, args=(0.3,))  # one that is held up in its block
+        late.start()
+        made.lane._threads.append(late)
+        made.lane._control[control.STOP] = 1
+        with pytest.raises(HardwareError):
+            made.lane.dense(torch.randn(2, 48), torch.randn(9, 48), None)
+        assert not any(thread.is_alive() for thread in made.lane._threads)
+
+
 def test_jobs_with_and_without_other_threads_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_lane, "PARK_S", 0.01)
     chance = np.random.default_rng(3)

@@ -122,9 +122,8 @@ def _make(tokens: int) -> Any:
             inputs = row_addresses(builder, base, pitch, rows, tokens)
             made = _Tile(builder, kind, pairwise, streams, inputs)
             whole = builder.and_(length, const(-STEP))
-            near = builder.sub(
-                whole, builder.ashr(const(_AHEAD), made.shift)
-            )  # where what is ahead is the next rows
+            # from there on what is ahead is the next rows
+            near = builder.sub(whole, builder.ashr(const(_AHEAD), made.shift))
             near = builder.select(builder.icmp_signed(">", near, const(0)), near, const(0))
             sums = zeros(ROWS * tokens)
             sums = loop(builder, const(0), near, STEP, sums, lambda k, s: made.turn(k, s, const(_AHEAD)))
