@@ -36,6 +36,7 @@ def make_in_place(
     ]
     try:
         from localmoe.experts.cpu_lane import CpuLane
+        from localmoe.kernels.cpu.row_ops import compile_row_ops
         from localmoe.model.host_norms import compile_norms
 
         lane = CpuLane(
@@ -44,6 +45,7 @@ def make_in_place(
             top_k=skeleton.experts_per_token, threads=config.cpu_threads or torch.get_num_threads(),
             pinned=False, dtype=prepared.compute.dtype, caller_works=True,
         )  # fmt: skip
+        compile_row_ops()
         compile_norms(skeleton.model)
     except Exception as error:  # numba's compiler may fail in any way
         raise HardwareError(

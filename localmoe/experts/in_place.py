@@ -47,6 +47,8 @@ class InPlaceMemory:
 
     def __init__(self, store: HostStore, lane: CpuLane) -> None:
         """lane: its caller works along; in the dtype that the model computes in."""
+        from localmoe.kernels.cpu.row_ops import combine_rows  # its compiler has come with the lane
+
         self.store = store
         self.slots = InPlaceSlots(store.num_layers * store.num_experts)
         self.layer_batches = False  # no prefetch, no batch of them
@@ -56,6 +58,7 @@ class InPlaceMemory:
         self._here = np.ones((store.num_layers, store.num_experts), np.bool_)
         self._closed = False
         self._pytorch_threads = torch.get_num_threads()
+        self._combine_rows = combine_rows
 
     def compute(
         self, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], top_k: int
@@ -107,10 +110,8 @@ class InPlaceMemory:
 
     def combine(self, expert_out: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The same bits as kernels.experts.combine."""
-        from localmoe.kernels.cpu.row_ops import combine_rows  # with the lane, so that it is there
-
         if expert_out.dtype == top_k_weights.dtype == torch.float32:
-            return combine_rows(expert_out, top_k_index, top_k_weights)
+            return self._combine_rows(expert_out, top_k_index, top_k_weights)
         return combine(expert_out, top_k_index, top_k_weights, expert_out.dtype)
 
     @contextmanager

@@ -68,7 +68,7 @@ def _combine(
 
 
 def _norm_entry(sources: int, *, kept: bool) -> Any:
-    """As worker's."""
+    """See CompiledEntry. numba finds what it kept by a function's own text, so each has its own."""
 
     @njit(nogil=True, cache=kept)
     def norm(*arguments: Any) -> int:
@@ -79,7 +79,7 @@ def _norm_entry(sources: int, *, kept: bool) -> Any:
 
 
 def _combine_entry(sources: int, *, kept: bool) -> Any:
-    """As worker's."""
+    """See CompiledEntry."""
 
     @njit(nogil=True, cache=kept)
     def combine(*arguments: Any) -> int:
@@ -90,6 +90,13 @@ def _combine_entry(sources: int, *, kept: bool) -> Any:
 
 
 _run_norm, _run_combine = CompiledEntry(_norm_entry), CompiledEntry(_combine_entry)
+
+
+def compile_row_ops() -> None:
+    """Before they are needed: a second the first time; later they are read from numba's cache on disk."""
+    one = torch.ones(1, 1)
+    rms_norm(one, weight=one[0], eps=1.0)
+    combine_rows(one[None], one.long(), one)
 
 
 def rms_norm(x: Tensor, *, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
