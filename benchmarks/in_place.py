@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -18,6 +20,8 @@ from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.engine import Engine
+from localmoe.experts import cpu_lane
+from localmoe.experts.in_place import InPlaceMemory
 from localmoe.model.shapes import SHAPES
 
 _WAYS = {"in place": "auto", "slots": "vram+link"}
@@ -41,6 +45,17 @@ def read_bytes(engine: Engine) -> float:
     linear_bytes = 2 if plan.in_place else 4
     experts = footprint.num_layers * footprint.experts_per_token * plan.slot_bytes
     return footprint.linear_params * linear_bytes + experts
+
+
+def pytorch_threads(count: int) -> None:
+    """Have PyTorch use so many in passes whose experts lie in place, instead of one."""
+
+    @contextmanager
+    def threads(memory: InPlaceMemory) -> Iterator[None]:
+        torch.set_num_threads(count)
+        yield
+
+    setattr(InPlaceMemory, "one_pytorch_thread", threads)  # noqa: B010
 
 
 def measure(shape: str, way: str, args: argparse.Namespace, rate: float) -> None:
@@ -87,7 +102,13 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=3)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, help="in place; default: PyTorch's")
+    parser.add_argument("--pytorch-threads", type=int, help="in place; default: one")
+    parser.add_argument("--spin-us", type=float, help="for which the lane's threads look out for a job")
     args = parser.parse_args()
+    if args.pytorch_threads is not None:
+        pytorch_threads(args.pytorch_threads)
+    if args.spin_us is not None:
+        cpu_lane.SPIN_S = 1e-6 * args.spin_us
     rate = read_rate()
     print(f"{torch.get_num_threads()} threads of PyTorch, which read {rate / 1e9:.1f} GB/s")
     for shape in args.shapes:
