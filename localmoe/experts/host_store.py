@@ -21,8 +21,10 @@ from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.core.units import format_bytes
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
+from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.cuda_driver import DriverCallError, device_address
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 class HostStore:
     """Records of `num_layers` x `num_experts` experts; `layouts` has one entry a MoE layer. dtype: of the
-    weights, those of records in MXFP4 once they are decoded."""
+    weights, once those of records that are codes are decoded."""
 
     def __init__(self, layouts: list[RecordLayout], num_experts: int, dtype: torch.dtype) -> None:
         self.layouts = layouts
@@ -89,18 +91,27 @@ class HostStore:
         return np.array(rows, dtype=np.int64).reshape(self.num_layers, self.num_experts)
 
     def views(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
-        """(gate_up, down) of one expert that is not in MXFP4, writable."""
+        """(gate_up, down) of one expert in plain form, writable."""
         return self.layouts[key.layer].views(self.record(key))
 
     def mxfp4_views(self, key: ExpertKey) -> tuple[Mxfp4Matrix, Mxfp4Matrix]:
-        """The same of one that is."""
+        """The same of one in MXFP4."""
         return self.layouts[key.layer].mxfp4_views(self.record(key))
 
-    def weights(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
-        """(gate_up, down) of one expert in the orientation of the model's module, to read; MXFP4 decoded."""
+    def bf12_views(self, key: ExpertKey) -> tuple[Bf12Matrix, Bf12Matrix, Bf12Matrix]:
+        """gate, up and down of one in BF12."""
+        return self.layouts[key.layer].bf12_views(self.record(key))
+
+    def weights(self, key: ExpertKey, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        """(gate_up, down) of one expert in the orientation of the model's module, to read; codes decoded.
+        device: where what is packed may be unpacked."""
         layout = self.layouts[key.layer]
-        if not layout.mxfp4:
+        if layout.form is WeightForm.PLAIN:
             return self.views(key)
+        if layout.bf12:
+            record = self.record(key) if device is None else self.record(key).to(device)
+            gate, up, down = (matrix.take() for matrix in layout.bf12_views(record))
+            return torch.cat((gate, up)), down
         gate_up, down = (_decoded(matrix).to(self.dtype) for matrix in self.mxfp4_views(key))
         return (gate_up.T, down.T) if layout.transposed else (gate_up, down)
 

@@ -1,5 +1,5 @@
-"""Layout of one expert's record: [gate_up | down] in one contiguous piece, as 16- or 32-bit weights, or as
-they are published in MXFP4. Decides neither where records lie nor when they move.
+"""Layout of one expert's record: [gate_up | down] in one contiguous piece, as 16- or 32-bit weights, as they
+are published in MXFP4, or as bfloat16 in twelve bits. Decides neither where records lie nor when they move.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localmoe.kernels import bf12_tiles
+from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, can_be_tiled, code_bytes, scale_bytes
+from localmoe.kernels.weight_forms import WeightForm
 
 PAGE_BYTES = 4096
 
@@ -22,14 +25,26 @@ class RecordLayout:
     Attributes:
         gate_up_shape: (2I, H), or (H, 2I) when transposed.
         down_shape: (H, I), or (I, H) when transposed.
-        mxfp4: the record is [codes of gate_up | codes of down | scales of gate_up | scales of down], bytes;
-            its matrices are (2I, H) and (H, I), whatever the module's are.
+        form: in MXFP4 the record is [codes of gate_up | codes of down | scales of gate_up | scales of down],
+            bytes; its matrices are (2I, H) and (H, I), whatever the module's are. In BF12 it is [codes of
+            gate | codes of up | codes of down | what is beside gate's | beside up's | beside down's], bytes,
+            of matrices (I, H), (I, H) and (H, I).
     """
 
     gate_up_shape: tuple[int, int]
     down_shape: tuple[int, int]
     transposed: bool
-    mxfp4: bool = False
+    form: WeightForm = WeightForm.PLAIN
+
+    @property
+    def mxfp4(self) -> bool:
+        """Whether it is in MXFP4."""
+        return self.form is WeightForm.MXFP4
+
+    @property
+    def bf12(self) -> bool:
+        """Whether it is in BF12."""
+        return self.form is WeightForm.BF12
 
     @property
     def hidden(self) -> int:
@@ -66,17 +81,36 @@ class RecordLayout:
         """Bytes of a record in MXFP4."""
         return sum(code_bytes(*shape) + scale_bytes(*shape) for shape in self.rows)
 
+    @property
+    def thirds(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """(I, H), (I, H) and (H, I): gate, up and down."""
+        return (self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)
+
+    @property
+    def fits_bf12(self) -> bool:
+        """Whether such records can be in BF12: of matrices (out, in), gate's rows before up's."""
+        return not self.transposed and all(bf12_tiles.can_be_tiled(*shape) for shape in self.thirds)
+
+    @property
+    def bf12_bytes(self) -> int:
+        """Bytes of a record in BF12: whole pages, so that in an arena of slots, too, tiles are whole lines of
+        what a GPU reads at once."""
+        used = sum(bf12_tiles.num_bytes(*shape) for shape in self.thirds)
+        return -(-used // PAGE_BYTES) * PAGE_BYTES
+
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the weights, without padding. dtype: of weights that are not in MXFP4."""
+        """Bytes of the weights, without padding. dtype: of weights in plain form."""
+        if self.bf12:
+            return self.bf12_bytes
         return self.mxfp4_bytes if self.mxfp4 else self.elements * dtype.itemsize
 
     def word(self, dtype: torch.dtype) -> torch.dtype:
         """What a record is made of: weights of `dtype`, or bytes."""
-        return torch.uint8 if self.mxfp4 else dtype
+        return dtype if self.form is WeightForm.PLAIN else torch.uint8
 
     def views(self, record: Tensor) -> tuple[Tensor, Tensor]:
         """(gate_up, down) as views of a flat record of `elements` weights."""
-        assert not self.mxfp4, "its weights are codes"
+        assert self.form is WeightForm.PLAIN, "its weights are codes"
         split = self.gate_up_elements
         return record[:split].view(self.gate_up_shape), record[split : self.elements].view(self.down_shape)
 
@@ -86,3 +120,13 @@ class RecordLayout:
         sizes = [code_bytes(*gate_up), code_bytes(*down), scale_bytes(*gate_up), scale_bytes(*down)]
         codes, more_codes, scales, more_scales = record[: sum(sizes)].split(sizes)
         return Mxfp4Matrix.at(codes, scales, *gate_up), Mxfp4Matrix.at(more_codes, more_scales, *down)
+
+    def bf12_views(self, record: Tensor) -> tuple[Bf12Matrix, Bf12Matrix, Bf12Matrix]:
+        """gate, up and down in a record of bytes."""
+        codes = [bf12_tiles.code_bytes(*shape) for shape in self.thirds]
+        sides = [bf12_tiles.WORD_BYTES * bf12_tiles.side_words(*shape) for shape in self.thirds]
+        parts = record[: sum(codes) + sum(sides)].split([*codes, *sides])
+        gate, up, down = (
+            Bf12Matrix.at(parts[i], parts[3 + i], *shape) for i, shape in enumerate(self.thirds)
+        )
+        return gate, up, down
