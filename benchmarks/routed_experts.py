@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.gpu import routed_experts as kernels
 from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import ExpertShape, Launch, routed_experts
 from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
 SILU = Activation("silu")
@@ -46,9 +49,19 @@ CASES = {
     "qwen1.5-moe": Case(ExpertShape(2048, 1408, False, SILU), 60, 4),
     "qwen3-30b-a3b": Case(ExpertShape(2048, 768, False, SILU), 128, 8),
     "phi-3.5-moe": Case(ExpertShape(4096, 6400, False, SILU), 16, 2),
-    "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI, mxfp4=True), 32, 4),
+    "qwen1.5-moe-bf12": Case(ExpertShape(2048, 1408, False, SILU, form=WeightForm.BF12), 60, 4),
+    "phi-3.5-moe-bf12": Case(ExpertShape(4096, 6400, False, SILU, form=WeightForm.BF12), 16, 2),
+    "gpt-oss-20b": Case(ExpertShape(2880, 2880, True, OAI, form=WeightForm.MXFP4), 32, 4),
     "gpt-oss-20b-16-bit": Case(ExpertShape(2880, 2880, True, OAI), 32, 4),
 }
+
+
+_PACKED = 4  # records in BF12 that differ
+
+
+def _pack(matrices: Sequence[Bf12Matrix]) -> None:
+    for matrix in matrices:
+        matrix.put(0, torch.randn(matrix.rows, matrix.columns).mul_(0.02).bfloat16())
 
 
 class Layers:
@@ -60,7 +73,7 @@ class Layers:
         shapes = [(2 * inner, hidden), (hidden, inner)]
         if case.shape.transposed:
             shapes = [shape[::-1] for shape in shapes]
-        self.layout = RecordLayout(shapes[0], shapes[1], case.shape.transposed, case.shape.mxfp4)
+        self.layout = RecordLayout(shapes[0], shapes[1], case.shape.transposed, case.shape.form)
         self.record_bytes = self.layout.num_bytes(torch.bfloat16)
         self.weights = [self._records() for _ in range(num_layers)]
         self.done = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -68,6 +81,8 @@ class Layers:
     def _records(self) -> Tensor:
         """(E, words)."""
         experts = self.case.experts
+        if self.layout.bf12:
+            return self._packed()[torch.arange(experts, device="cuda") % _PACKED]
         if not self.layout.mxfp4:
             return torch.randn(experts, self.layout.elements, device="cuda", dtype=torch.bfloat16).mul_(0.02)
         records = torch.randint(0, 256, (experts, self.record_bytes), device="cuda", dtype=torch.uint8)
@@ -76,6 +91,13 @@ class Layers:
                 matrix.scales.random_(118, 122)
         return records
 
+    def _packed(self) -> Tensor:
+        """A few records in BF12, packed on the host."""
+        records = torch.zeros(_PACKED, self.record_bytes, dtype=torch.uint8)
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_pack, (self.layout.bf12_views(record) for record in records)))
+        return records.cuda()
+
     def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
         """gate_up (2I, H) and down (H, I)."""
         record = self.weights[layer][expert]
@@ -83,8 +105,18 @@ class Layers:
             taken = (matrix.take() for matrix in self.layout.mxfp4_views(record.cpu()))
             both = [decode(codes.view(len(codes), -1, 16), scales).cuda() for codes, scales in taken]
             return both[0], both[1]
+        if self.layout.bf12:
+            gate, up, down = (matrix.take().cuda() for matrix in self.layout.bf12_views(record.cpu()))
+            return torch.cat((gate, up)), down
         gate_up, down = self.layout.views(record)
         return (gate_up.T, down.T) if self.layout.transposed else (gate_up, down)
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two records hold the same weights."""
+        if not self.layout.bf12:
+            return torch.equal(one, other)
+        pairs = zip(self.layout.bf12_views(one), self.layout.bf12_views(other), strict=True)
+        return all(torch.equal(a.take(), b.take()) for a, b in pairs)
 
     def view(self, layer: int) -> ResidencyView:
         """All experts in slots."""
@@ -236,7 +268,7 @@ def over_the_link(layers: Layers) -> None:
             before = [tensor.clone() for tensor in (view.address, view.ticket, view.landing)]
             got = run(layers, 0, view, x, index, weights)
             kept = all(
-                torch.equal(spare[int(view.log[e]) >> 8], layers.weights[0][e]) for e in asked[:missing]
+                layers.same(spare[int(view.log[e]) >> 8], layers.weights[0][e]) for e in asked[:missing]
             ) if keep else None  # fmt: skip
             us = timed_graph([partial(run_again, layers, view, before, x, index, weights)])
             rate = missing * layers.record_bytes / us / 1e3
@@ -253,7 +285,7 @@ def sweep(layers: Layers) -> None:
             for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4, 5)):
                 size = (shape.hidden, shape.inner)[which]
                 tile = (2 - which) * n + 16
-                bits = 4 if shape.mxfp4 else 16
+                bits = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12}[shape.form]
                 if size % k or tile * k * bits // 8 * s > 96 << 10 or n * k < 2048 or n * k > 16384:
                     continue
                 launch = Launch(n, k, w, s)
@@ -295,7 +327,7 @@ def main() -> None:
                 f"  {tokens:3d} tokens: {us:8.1f} us a layer, floor {floor:8.1f} us, {share:.0f} % of it",
                 flush=True,
             )
-        if name != "phi-3.5-moe":
+        if not name.startswith("phi-3.5-moe"):
             over_the_link(layers)
         if args.sweep:
             sweep(layers)

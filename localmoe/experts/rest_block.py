@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
+from localmoe.kernels import bf12_tiles
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS, WORD_COLUMNS, code_bytes, scale_bytes
 from localmoe.kernels.rests import JOB_WORDS, LOAD_WORDS, REST_WORDS, WORD_BYTES, RestPiece, RestView
 
@@ -61,7 +62,12 @@ def rest_pieces(layout: RecordLayout, interleaved: bool, quantum: int, dtype: to
     bytes do not fit them."""
     if not quantum or (not layout.mxfp4 and dtype.itemsize != 2):
         return []
-    pieces = _mxfp4(layout, interleaved, quantum) if layout.mxfp4 else _plain(layout, interleaved)
+    if layout.bf12:
+        pieces = _bf12(layout)
+    elif layout.mxfp4:
+        pieces = _mxfp4(layout, interleaved, quantum)
+    else:
+        pieces = _plain(layout, interleaved)
     fits = all(piece.fits and quantum % _FINEST == 0 for piece in pieces)
     return pieces if fits and layout.hidden % 2 == 0 and layout.inner % 2 == 0 else []
 
@@ -78,6 +84,24 @@ def _plain(layout: RecordLayout, interleaved: bool) -> list[RestPiece]:
         RestPiece(first, row, 0, 1, row) for first in (0, down // 2)
     ]  # fmt: skip
     return [*pieces, RestPiece(down, column, layout.hidden, _FINEST, LOAD_WORDS)]
+
+
+def _bf12(layout: RecordLayout) -> list[RestPiece]:
+    """Of gate's and up's codes, scales and strays, and of down's codes, in strips of 16 rows: what lies
+    beside down is the same for any columns, and the pass has read it."""
+    hidden, inner, height = layout.hidden, layout.inner, bf12_tiles.TILE_ROWS
+    matrix, tile = bf12_tiles.code_bytes(inner, hidden) // WORD_BYTES, bf12_tiles.TILE_WORDS
+    strip, room = hidden // bf12_tiles.TILE_COLUMNS * tile, bf12_tiles.stray_room(hidden)
+    beside = bf12_tiles.side_words(inner, hidden)
+    pieces = []
+    for part in range(2):
+        scales = 3 * matrix + part * beside
+        places = scales + inner
+        values = places + inner // height * room
+        for first, width in ((part * matrix, strip), (scales, height), (places, room), (values, room)):
+            pieces.append(RestPiece(first, width, 0, height, width))
+    pitch = inner // bf12_tiles.TILE_COLUMNS * tile
+    return [*pieces, RestPiece(2 * matrix, pitch, hidden // height, bf12_tiles.TILE_COLUMNS, tile)]
 
 
 def _mxfp4(layout: RecordLayout, interleaved: bool, quantum: int) -> list[RestPiece]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.rest_block import rest_pieces
 from localmoe.kernels.rests import WORD_BYTES, RestPiece
+from localmoe.kernels.weight_forms import WeightForm
 
 
 def covered(pieces: list[RestPiece], columns: int, num_words: int) -> NDArray[np.int64]:
@@ -56,7 +57,7 @@ def test_pieces_of_records_in_mxfp4(hidden: int, inner: int, interleaved: bool, 
     hidden, inner = 64 * hidden, 64 * inner
     quantum = 128 if inner % 128 == 0 else 64
     columns = quantum * (chance % (inner // quantum) + 1)
-    layout = RecordLayout((hidden, 2 * inner), (inner, hidden), transposed=True, mxfp4=True)
+    layout = RecordLayout((hidden, 2 * inner), (inner, hidden), transposed=True, form=WeightForm.MXFP4)
     record = torch.zeros(layout.mxfp4_bytes, dtype=torch.uint8)
     gate_up, down = layout.mxfp4_views(record)
     strips = columns // 16
@@ -73,3 +74,23 @@ def test_pieces_of_records_in_mxfp4(hidden: int, inner: int, interleaved: bool, 
     for piece in pieces:
         if piece.counted:
             assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(0, 99))
+def test_pieces_of_records_in_bf12(hidden: int, inner: int, chance: int) -> None:
+    hidden, inner, quantum = 64 * hidden, 64 * inner, 64
+    columns = quantum * (chance % (inner // quantum) + 1)
+    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False, form=WeightForm.BF12)
+    record = torch.zeros(layout.bf12_bytes, dtype=torch.uint8)
+    gate, up, down = layout.bf12_views(record)
+    strips = columns // 16
+    for matrix in (gate, up):
+        for part in matrix.by_strip:
+            part[:strips].view(torch.uint8).fill_(1)
+    down.codes[:, : columns // 64] = 1
+    pieces = rest_pieces(layout, False, quantum, torch.bfloat16)
+    assert pieces and all(piece.fits and piece.counted for piece in pieces)
+    found = covered(pieces, columns, layout.bf12_bytes // WORD_BYTES)
+    assert (np.repeat(found, WORD_BYTES) == record.numpy()).all()
+    for piece in pieces:
+        assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)

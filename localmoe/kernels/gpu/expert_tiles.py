@@ -1,5 +1,5 @@
-"""Device code of one tile of a routed expert's products, of records in either form (experts.records), read
-where they are and, if they are to stay, written to their slot on the way. Dimension letters: H hidden, I
+"""Device code of one tile of a routed expert's products, of records in any form (experts.records), read where
+they are and, if they are to stay, written to their slot on the way. Dimension letters: H hidden, I
 intermediate.
 """
 
@@ -8,7 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from localmoe.kernels.gpu import bf12_weights as bf12
 from localmoe.kernels.gpu.mxfp4_weights import code_places, decode, scale_places
+
+# forms, see kernels.weight_forms
+PLAIN = tl.constexpr(0)
+MXFP4 = tl.constexpr(1)
+BF12 = tl.constexpr(2)
 
 
 @triton.jit
@@ -92,15 +98,72 @@ def _mxfp4_tile(
 
 
 @triton.jit
+def _bf12_gate_up(
+    a_rows, ok, words, keep, strip, R: tl.constexpr, C: tl.constexpr, S: tl.constexpr,
+    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Products with a strip of 16 rows of gate and of up, matrices (R, C) in BF12: float32 (BM, BN) each.
+    With KEEP what is read is written to its slot. a_rows: pointers (BM,) to rows of the other factor. S:
+    strays that a strip may have."""
+    UP: tl.constexpr = R * C // 8 * 3
+    SIDE: tl.constexpr = 3 * UP  # behind the codes of all three
+    BESIDE: tl.constexpr = R + R // 8 * S
+    n = strip * BN + tl.arange(0, BN)
+    at = bf12.code_places(n, C, BK)
+    side, kept = words + SIDE, keep + SIDE
+    p, v = bf12.load_strays(side, kept, strip, 0, R, S, KEEP)
+    q, w = bf12.load_strays(side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP)
+    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
+    gate = tl.zeros([BM, BN], tl.float32)
+    up = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, C, BK):
+        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
+        here, there = words + at + start * 6, keep + at + start * 6
+        x, y, z = bf12.load_words(here, there, KEEP)
+        gate = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), gate, PTX)
+        x, y, z = bf12.load_words(here + UP, there + UP, KEEP)
+        up = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), up, PTX)
+    gate = bf12.scaled(gate, side, kept, n, KEEP)
+    up = bf12.scaled(up, side + BESIDE, kept + BESIDE, n, KEEP)
+    gate = bf12.add_strays(gate, p, v, a_rows, ok, side, kept, strip, 0, R, S, KEEP, PTX)
+    up = bf12.add_strays(up, q, w, a_rows, ok, side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP, PTX)
+    return gate, up
+
+
+@triton.jit
+def _bf12_down(
+    a_rows, ok, words, keep, strip, skipped, SIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    S: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Likewise with a strip of one matrix. skipped: columns that are left out, a multiple of BK. SIDE: words
+    from its codes to what lies beside."""
+    n = strip * BN + tl.arange(0, BN)
+    at = bf12.code_places(n, C, BK)
+    side, kept = words + SIDE, keep + SIDE
+    p, v = bf12.load_strays(side, kept, strip, 0, R, S, KEEP)
+    a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
+    acc = tl.zeros([BM, BN], tl.float32)
+    for start in range(skipped, C, BK):
+        a = tl.load(a_at + start, mask=ok[:, None], other=0.0)
+        x, y, z = bf12.load_words(words + at + start * 6, keep + at + start * 6, KEEP)
+        acc = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), acc, PTX)
+    acc = bf12.scaled(acc, side, kept, n, KEEP)
+    return bf12.add_strays(acc, p, v, a_rows, ok, side, kept, strip, skipped, R, S, KEEP, PTX)
+
+
+@triton.jit
 def gate_up(
     x, x_stride, rows, ok, w, behind, keep, nb,
-    H: tl.constexpr, I: tl.constexpr, MXFP4: tl.constexpr, TRANSPOSED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """As `_gate_up_tile`, of a record in either form. behind: elements from gate's weights to up's, or from
-    both's codes to their scales."""
-    if MXFP4:
+    """As `_gate_up_tile`, of a record in any form. behind: elements from gate's weights to up's, or in MXFP4
+    from both's codes to their scales. STRAYS: of a strip in BF12."""
+    if FORM == BF12:
+        gate, up = _bf12_gate_up(x + rows * x_stride, ok, w, keep, nb, I, H, STRAYS, KEEP, PTX, BM, BN, BK)
+    elif FORM == MXFP4:
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
         S: tl.constexpr = 3 * I * H // 8  # behind both matrices' codes
         if INTERLEAVED:
@@ -156,11 +219,19 @@ def _down_tile(
 @triton.jit
 def down(
     inner, pair, ok, w, keep, nb, skipped, SPLIT: tl.constexpr,
-    H: tl.constexpr, I: tl.constexpr, MXFP4: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
-    PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
+    PTX: tl.constexpr, STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
-    """As `_down_tile`, of a record in either form."""
-    if MXFP4:
+    """As `_down_tile`, of a record in any form. STRAYS: of a strip of gate or up in BF12; MORE_STRAYS: of
+    down."""
+    if FORM == BF12:
+        # behind its codes and what lies beside gate and up
+        SIDE: tl.constexpr = I * H // 8 * 3 + 2 * (I + I // 8 * STRAYS)
+        acc = _bf12_down(
+            inner + pair * I, ok, w, keep, nb, skipped, SIDE, H, I, MORE_STRAYS, KEEP, PTX, BM, BN, BK
+        )
+    elif FORM == MXFP4:
         a_at = inner + pair[:, None] * I + tl.arange(0, BK)[None, :]
         S: tl.constexpr = I * H // 8 + 2 * I * ((H + 127) // 128)  # behind its codes and gate_up's scales
         acc = _mxfp4_tile(a_at, ok, w, keep, nb * BN, skipped, S, S, H, I, KEEP, PTX, BM, BN, BK)

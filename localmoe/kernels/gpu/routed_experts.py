@@ -1,5 +1,5 @@
 """The target's routed experts, with weights read through the residency table: from slots, or from pinned host
-records over the link, as 16-bit numbers or as they are published in MXFP4. Decides neither what is resident
+records over the link, in any of their forms. Decides neither what is resident
 nor what is copied.
 
 A weight is read once for all tokens of a window that chose its expert. What comes over the link is written to
@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, stray_room
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.lane_kernels import post_job
@@ -24,6 +25,10 @@ from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
+from localmoe.kernels.weight_forms import WeightForm
+
+# as expert_tiles names them
+_FORMS = {WeightForm.PLAIN: 0, WeightForm.MXFP4: 1, WeightForm.BF12: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +39,24 @@ class ExpertShape:
         hidden, inner: H and I.
         transposed: matrices are (in, out) instead of (out, in).
         activation: of gate and up; says whether their rows alternate.
-        mxfp4: the record is codes, see experts.records; then `transposed` says nothing of it.
+        form: of the record, see experts.records; of codes `transposed` says nothing.
     """
 
     hidden: int
     inner: int
     transposed: bool
     activation: Activation
-    mxfp4: bool = False
+    form: WeightForm = WeightForm.PLAIN
+
+    @property
+    def mxfp4(self) -> bool:
+        """Whether the record is in MXFP4."""
+        return self.form is WeightForm.MXFP4
+
+    @property
+    def bf12(self) -> bool:
+        """Whether it is in BF12."""
+        return self.form is WeightForm.BF12
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +69,15 @@ class Launch:
     stages: int
 
 
+# in BF12: tiles as they lie, so that each load is of whole lines of memory
+_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
+
+
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep)."""
     block_k = _block_k(shape.hidden)
+    if shape.bf12:
+        return _STRIP
     if shape.mxfp4:
         return Launch(32, block_k, 2, 5)
     return Launch(32 if block_k >= 128 else 64, block_k, 2, 4)
@@ -64,15 +85,19 @@ def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
 
 def down_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for down; measured likewise."""
+    if shape.bf12:
+        return _STRIP
     if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
         return Launch(32, _block_k(shape.inner), 2, 5)
     return Launch(64, _block_k(shape.inner), 4, 4)
 
 
-def split_quantum(inner: int, mxfp4: bool) -> int:
+def split_quantum(inner: int, form: WeightForm) -> int:
     """Inner columns by which an expert may be split between GPU and CPU, such that the GPU's loads stay
     aligned and it reads whole blocks of codes; 0: not at all."""
-    if mxfp4:
+    if form is WeightForm.BF12:
+        return TILE_COLUMNS
+    if form is WeightForm.MXFP4:
         return _block_k(inner)
     return next((quantum for quantum in (64, 16) if inner % quantum == 0), 0)
 
@@ -80,6 +105,8 @@ def split_quantum(inner: int, mxfp4: bool) -> int:
 def stage_block(shape: ExpertShape) -> int:
     """Inner columns that are copied ahead at a time, as gate_up reads them; 0: its records do not come in
     such pieces."""
+    if shape.bf12:
+        return 0
     block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
     if shape.mxfp4:
         return block if interleaved else 0
@@ -145,14 +172,17 @@ def run_groups(
     tiles = groups.begin.shape[0]
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
-    words, ptx = inner.view(torch.int32) if shape.mxfp4 else None, takes_ptx(x)
+    words = None if shape.form is WeightForm.PLAIN else inner.view(torch.int32)
+    form, ptx = _FORMS[shape.form], takes_ptx(x)
+    strays, more_strays = (stray_room(size) if shape.bf12 else 0 for size in (shape.hidden, shape.inner))
     blocks = gate_up_launch(shape, block_rows)
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         words, *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
-        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, PTX=ptx,
+        INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, FORM=form, PTX=ptx,
+        STRAYS=strays,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -160,7 +190,8 @@ def run_groups(
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
-        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, PTX=ptx,
+        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, FORM=form, PTX=ptx,
+        STRAYS=strays, MORE_STRAYS=more_strays,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip

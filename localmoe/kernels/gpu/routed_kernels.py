@@ -9,7 +9,7 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.activations import apply_activation
 from localmoe.kernels.gpu.dependent import wait_for_previous
-from localmoe.kernels.gpu.expert_tiles import down, gate_up
+from localmoe.kernels.gpu.expert_tiles import MXFP4, PLAIN, down, gate_up
 from localmoe.kernels.gpu.lane_kernels import await_answer
 from localmoe.kernels.gpu.record_sources import record_at, source_of_block, wait_for_copy
 from localmoe.kernels.gpu.waiting import begin_experts, end_experts
@@ -22,12 +22,13 @@ def gate_up_kernel(
     BLOCKS: tl.constexpr, FIRST_AT: tl.constexpr, BEHIND: tl.constexpr, TURNS: tl.constexpr,
     PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PTX: tl.constexpr,
+    KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, FORM: tl.constexpr, PTX: tl.constexpr,
+    STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at: where records are in MXFP4, an aligned pointer to words of anything; else None."""
+    """words_at: where records are codes, an aligned pointer to words of anything; else None. FORM, STRAYS: of
+    the records, see expert_tiles."""
     wait_for_previous(DEPENDENT)
-    MXFP4: tl.constexpr = words_at is not None
     if clock is not None:
         begin_experts(clock)
     blocks: tl.constexpr = (I + BN - 1) // BN
@@ -43,7 +44,7 @@ def gate_up_kernel(
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
         # from gate's weights to up's, or from both's codes to their scales
-        in_record: tl.constexpr = 3 * I * H // 8 if MXFP4 else I if TRANSPOSED else I * H
+        in_record: tl.constexpr = 3 * I * H // 8 if FORM == MXFP4 else I if TRANSPOSED else I * H
         behind = in_record
         if staged is not None:
             behind = tl.full([], in_record, tl.int64)
@@ -55,7 +56,7 @@ def gate_up_kernel(
                 )  # fmt: skip
             behind = tl.multiple_of(behind, 8)
         landing = tl.load(landings + tile)
-        anchor = words_at if MXFP4 else x
+        anchor = x if FORM == PLAIN else words_at
         w, keep = record_at(anchor, address), record_at(anchor, landing)
         n = nb * BN + tl.arange(0, BN)
         first = begin
@@ -67,7 +68,7 @@ def gate_up_kernel(
             if (landing != 0) & (first == begin):
                 gate, up = gate_up(
                     x, x_stride, rows, ok, w, behind, keep, nb,
-                    H, I, MXFP4, TRANSPOSED, INTERLEAVED, True, PTX, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, INTERLEAVED, True, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()  # from here on this program's part is read from the slot
                 w = keep
@@ -76,7 +77,7 @@ def gate_up_kernel(
             else:
                 gate, up = gate_up(
                     x, x_stride, rows, ok, w, behind, keep, nb,
-                    H, I, MXFP4, TRANSPOSED, INTERLEAVED, False, PTX, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, INTERLEAVED, False, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:
                 row = bias + tl.load(experts + tile).to(tl.int64) * (2 * I)
@@ -93,23 +94,24 @@ def gate_up_kernel(
 def down_kernel(
     inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
     words_at,
-    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, PTX: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, FORM: tl.constexpr, PTX: tl.constexpr,
+    STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at: as gate_up's."""
+    """words_at, FORM, STRAYS: as gate_up's; MORE_STRAYS: see expert_tiles."""
     wait_for_previous(DEPENDENT)
-    MXFP4: tl.constexpr = words_at is not None
     blocks: tl.constexpr = (H + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
     begin, end = tl.load(begins + tile), tl.load(ends + tile)
     if begin < end:  # gate_up has waited for the copy
         address, landing = tl.load(addresses + tile), tl.load(landings + tile)
-        anchor = words_at if MXFP4 else inner
-        behind: tl.constexpr = I * H // 4 if MXFP4 else 2 * I * H  # gate_up's weights
+        anchor = inner if FORM == PLAIN else words_at
+        # gate_up's weights
+        behind: tl.constexpr = 2 * I * H if FORM == PLAIN else I * H // 4 if FORM == MXFP4 else 3 * I * H // 4
         w, keep = record_at(anchor, address) + behind, record_at(anchor, landing) + behind
         SPLIT: tl.constexpr = skips is not None
-        QUANTUM: tl.constexpr = BK if MXFP4 else 64 if I % 64 == 0 else 16  # split_quantum's
+        QUANTUM: tl.constexpr = BK if FORM != PLAIN else 64 if I % 64 == 0 else 16  # split_quantum's
         skipped = 0
         if SPLIT:
             skipped = tl.multiple_of(tl.load(skips + tile), QUANTUM)  # so that loads stay wide
@@ -122,14 +124,14 @@ def down_kernel(
             if (landing != 0) & (first == begin):
                 acc = down(
                     inner, pair, ok, w, keep, nb, skipped, SPLIT,
-                    H, I, MXFP4, TRANSPOSED, True, PTX, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, True, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()
                 w = keep
             else:
                 acc = down(
                     inner, pair, ok, w, keep, nb, skipped, SPLIT,
-                    H, I, MXFP4, TRANSPOSED, False, PTX, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, False, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:
                 row = bias + tl.load(experts + tile).to(tl.int64) * H

@@ -47,6 +47,7 @@ from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import MailboxLayout
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
+from localmoe.kernels.weight_forms import WeightForm
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
@@ -198,7 +199,7 @@ def router(sizes: Sequence[int] = (60, 128)) -> None:
 
 
 QWEN = RecordLayout((2 * 1408, 2048), (2048, 1408), False)
-OAI = RecordLayout((2880, 2 * 2880), (2880, 2880), True, mxfp4=True)
+OAI = RecordLayout((2880, 2 * 2880), (2880, 2880), True, form=WeightForm.MXFP4)
 
 
 def lane_of(
@@ -262,7 +263,10 @@ def routed() -> None:
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
     groups = groups_of(index, live, residency)
-    for shape, rows in ((oai, 16), (replace(oai, mxfp4=True), 64)):  # of MXFP4 16 rows are what lanes have
+    for shape, rows in (
+        (oai, 16),
+        (replace(oai, form=WeightForm.MXFP4), 64),
+    ):  # of MXFP4 16 rows are what lanes have
         routed_experts(
             x, groups, index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,

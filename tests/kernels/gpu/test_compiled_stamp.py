@@ -16,6 +16,7 @@ from localmoe.core.draft_config import DraftForm
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.kernels.gpu import compiled_stamp
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp, sources_checksum
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.device_stamp import form_of, stamp_of
 from localmoe.model.shapes import find_shape
 from localmoe.model.synthetic import SyntheticModel
@@ -32,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stamp(shape: str = "olmoe-1b-7b", dtype: torch.dtype = torch.bfloat16, **changes: Any) -> CompiledStamp:
     found = find_shape(shape)
     config = replace(found, dimensions={**found.dimensions, **changes.pop("config", {})}).config()
-    told = {"context": 4096, "draft": DraftForm(), "mxfp4": False, "lane": True, "synthetic": None}
+    told = {"context": 4096, "draft": DraftForm(), "form": WeightForm.PLAIN, "lane": True, "synthetic": None}
     return stamp_of(config, dtype, CPU, **{**told, **changes})
 
 
@@ -46,7 +47,8 @@ def test_it_lies_in_tritons_cache_and_depends_on_all_that_decides_kernels(cache:
         stamp(), stamp("mixtral-8x7b"), stamp(dtype=torch.float16), stamp(context=8192), stamp(draft=None),
         stamp(draft=DraftForm(3)), stamp(draft=DraftForm(4, 64)), stamp(draft=DraftForm(4, 128, True)),
         stamp(lane=False), stamp(synthetic=simulation("uniform")), stamp(config={"hidden_size": 4096}),
-        stamp(config={"num_experts": 32}), stamp(config={"rms_norm_eps": 1e-6}), stamp(mxfp4=True),
+        stamp(config={"num_experts": 32}), stamp(config={"rms_norm_eps": 1e-6}), stamp(form=WeightForm.MXFP4),
+        stamp(form=WeightForm.BF12),
     ]  # fmt: skip
     paths = {one.path for one in different}
     assert len(paths) == len(different) and {path.parent for path in paths} == {cache}
@@ -58,7 +60,7 @@ def test_it_does_not_depend_on_names_tokens_and_how_weights_are_simulated() -> N
     config.architectures, config.eos_token_id = ["OlmoeForCausalLM"], 7
     again = stamp_of(
         config, torch.bfloat16, CPU,
-        context=4096, draft=DraftForm(), mxfp4=False, lane=True, synthetic=simulation(None),
+        context=4096, draft=DraftForm(), form=WeightForm.PLAIN, lane=True, synthetic=simulation(None),
     )  # fmt: skip
     assert again.path == stamp().path
 

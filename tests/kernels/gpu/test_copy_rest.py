@@ -27,6 +27,7 @@ from localmoe.kernels.gpu.routed_experts import split_quantum
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.residency import CPU, HIT, MISS, MISS_KEPT, MISS_REPLACED, ON_HOST, ResidencyView
 from localmoe.kernels.rests import COLUMNS, COPIED, PLANNED, RestView
+from localmoe.kernels.weight_forms import WeightForm
 
 LONG = 1e9  # of the link, that a rest may take
 
@@ -60,7 +61,7 @@ def test_a_split_expert_is_whole_once_its_rest_is_copied(
     dtype: torch.dtype, transposed: bool, activation: Activation
 ) -> None:
     made = bench(experts=1, transposed=transposed, activation=activation, dtype=dtype)
-    quantum, inner = split_quantum(made.shape.inner, False), made.shape.inner
+    quantum, inner = split_quantum(made.shape.inner, made.shape.form), made.shape.inner
     x, weights = inputs(1, dtype), torch.ones(1, 1, device=DEVICE)
     with lane_of(made, 1, completing=True) as (_, block):
         rest = rest_of(block.view(0))
@@ -179,7 +180,7 @@ def test_what_is_still_to_be_copied_leaves_more_to_the_cpu_until_the_next_pass()
 )
 def test_a_split_expert_in_mxfp4_is_whole_too(hidden: int, inner: int, activation: Activation) -> None:
     made = Both(hidden, inner, activation)
-    quantum, record = split_quantum(inner, True), made.codes[1]
+    quantum, record = split_quantum(inner, WeightForm.MXFP4), made.codes[1]
     with mxfp4_lane_of(made, completing=True) as (_, block):
         rest = rest_of(block.view(0))
         for share in range(quantum, inner, quantum):

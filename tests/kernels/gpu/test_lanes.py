@@ -64,7 +64,10 @@ def lane_of(
         Store(made), made.shape.activation, [(made.gate_up_bias, made.down_bias)],  # type: ignore[arg-type]
         tokens=40, top_k=top_k, threads=2, pinned=ON_GPU,
     )  # fmt: skip
-    quanta, interleaved = [split_quantum(made.shape.inner, False)], [made.shape.activation.interleaved]
+    quanta, interleaved = (
+        [split_quantum(made.shape.inner, made.shape.form)],
+        [made.shape.activation.interleaved],
+    )
     rests = RestBlock([made.layout], interleaved, quanta, made.host.dtype, DEVICE) if completing else None
     block = LaneBlock(
         lane.mailbox, [made.shape.inner], quanta, len(made.host), DEVICE, patience, rests
@@ -153,7 +156,7 @@ def test_the_mailbox_may_lie_at_any_address(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_expert_is_split_where_both_lanes_end_together() -> None:
     made = bench(experts=1)
-    quantum, inner = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner
+    quantum, inner = split_quantum(made.shape.inner, made.shape.form), made.shape.inner
     x, index, weights = (
         inputs(2),
         torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
@@ -225,7 +228,7 @@ def _foretold(lane: CpuLane) -> int:
 
 def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> None:
     made, rates = bench(experts=6), LaneRates(0.25, 1.0, 0.5, 2.0)
-    quantum, inner, seen = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner, set()
+    quantum, inner, seen = split_quantum(made.shape.inner, made.shape.form), made.shape.inner, set()
     generator = torch.Generator().manual_seed(0)
     with lane_of(made, 2) as (_, block):
         for tokens in (1, 3, 9, 20, 40):
@@ -253,7 +256,7 @@ def test_many_missing_experts_are_divided_as_few_are(tokens: int) -> None:
         block.restart(5)
         block.upload(0, rates)
         group_pairs(index.to(DEVICE), live, view, block.view(0))
-        quantum, inner = split_quantum(made.shape.inner, made.shape.mxfp4), made.shape.inner
+        quantum, inner = split_quantum(made.shape.inner, made.shape.form), made.shape.inner
         assert block.view(0).share.tolist() == divided(counts, 35, rates, inner, quantum)
 
 

@@ -26,6 +26,7 @@ from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, code_bytes, scale_bytes
 from localmoe.kernels.residency import ON_HOST
 from localmoe.kernels.stage import StageView
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
 ON_GPU = DEVICE.type == "cuda"
@@ -43,7 +44,7 @@ class Both:
         chance = torch.Generator().manual_seed(3)
         shapes = (hidden, 2 * inner), (inner, hidden)
         self.plain = RecordLayout(*shapes, transposed=True)
-        self.packed = RecordLayout(*shapes, transposed=True, mxfp4=True)
+        self.packed = RecordLayout(*shapes, transposed=True, form=WeightForm.MXFP4)
         self.activation = activation
         self.weights = torch.empty(EXPERTS, self.plain.elements, dtype=torch.bfloat16, pin_memory=ON_GPU)
         self.codes = torch.zeros(EXPERTS, self.packed.mxfp4_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
@@ -92,7 +93,7 @@ class Both:
         index = index.to(DEVICE)
         weights = torch.linspace(0.1, 1.0, 80).view(40, 2)[:tokens].to(DEVICE)
         live = torch.tensor([tokens], device=DEVICE)
-        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, self.activation, layout.mxfp4)
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, self.activation, layout.form)
         gate_up_bias, down_bias = self.biases
         return routed_experts(
             self.x[:tokens], group_pairs(index, live, view, lane, stage), index, weights, live, view.done,

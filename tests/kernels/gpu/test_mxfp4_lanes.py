@@ -20,6 +20,7 @@ from localmoe.experts.lane_block import LaneBlock, LaneRates
 from localmoe.experts.rest_block import RestBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.routed_experts import split_quantum
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
 TOP_K, TOKENS = 2, 40
@@ -43,7 +44,7 @@ def lane_of(made: Both, *, completing: bool = False) -> Iterator[tuple[CpuLane, 
         tokens=TOKENS, top_k=TOP_K, threads=2, pinned=ON_GPU,
     )  # fmt: skip
     inner = made.packed.inner
-    quanta, interleaved = [split_quantum(inner, True)], [made.activation.interleaved]
+    quanta, interleaved = [split_quantum(inner, WeightForm.MXFP4)], [made.activation.interleaved]
     rests = RestBlock([made.packed], interleaved, quanta, torch.bfloat16, DEVICE) if completing else None
     block = LaneBlock(lane.mailbox, [inner], quanta, EXPERTS, DEVICE, rests=rests)
     lane.hold()
@@ -79,7 +80,7 @@ def test_each_lane_computes_its_columns_and_no_others(
     hidden: int, inner: int, activation: Activation
 ) -> None:
     """Triton's interpreter multiplies the bits of bfloat16, so its sums are compared with its own alone."""
-    quantum = split_quantum(inner, True)
+    quantum = split_quantum(inner, WeightForm.MXFP4)
     index = torch.tensor([[1, -1]] * 3)
     for share in range(quantum, inner + 1, quantum):
         part = share / inner  # of one expert: part * first = (1 - part) * link
@@ -127,6 +128,6 @@ def test_every_division_gives_the_same_sums(hidden: int, inner: int, activation:
                 shares |= set(found)
         report = block.read(block.numbers().cpu().numpy())
     assert not report.failed
-    quantum = split_quantum(inner, True)
+    quantum = split_quantum(inner, WeightForm.MXFP4)
     assert quantum == (128 if inner % 128 == 0 else 64)
     assert {0, inner} < shares and all(share % quantum == 0 for share in shares)

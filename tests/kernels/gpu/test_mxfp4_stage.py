@@ -20,10 +20,11 @@ from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.routed_experts import ExpertShape, stage_block
 from localmoe.kernels.residency import ON_HOST
 from localmoe.kernels.stage import NUMBER, NUMBER_SHIFT, PARTS, TURNS, StageView
+from localmoe.kernels.weight_forms import WeightForm
 
 HIDDEN, INNER, CHOSEN = 192, 192, 2
 INDEX = torch.tensor([[CHOSEN, 1], [3, CHOSEN], [1, 3]])
-BLOCK = stage_block(ExpertShape(HIDDEN, INNER, True, OAI, mxfp4=True))
+BLOCK = stage_block(ExpertShape(HIDDEN, INNER, True, OAI, form=WeightForm.MXFP4))
 
 
 def fetched(made: Both, columns: int = INNER) -> StageView:
@@ -93,4 +94,4 @@ def test_a_part_that_is_not_there_is_read_from_the_host() -> None:
 
 
 def test_rows_that_do_not_alternate_have_no_stage() -> None:
-    assert BLOCK > 0 and stage_block(ExpertShape(HIDDEN, INNER, True, SILU, mxfp4=True)) == 0
+    assert BLOCK > 0 and stage_block(ExpertShape(HIDDEN, INNER, True, SILU, form=WeightForm.MXFP4)) == 0

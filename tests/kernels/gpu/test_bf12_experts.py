@@ -1,0 +1,220 @@
+"""Routed experts of records in BF12 give what they give of the same weights in 16 bits, wherever they are
+read from, and a row's bits do not depend on what rides along. (Triton's interpreter multiplies the bits of
+bfloat16 numbers, so the kernel of 16-bit weights is there to compare with on a GPU alone.)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from dense_cases import DEVICE
+from support.plain_groups import Row
+from support.same_records import same_record
+from test_routed_experts import view_of
+
+from localmoe.experts.records import RecordLayout
+from localmoe.kernels import bf12_tiles
+from localmoe.kernels.activations import Activation
+from localmoe.kernels.bf12_tiles import NOWHERE, Bf12Matrix
+from localmoe.kernels.gpu import bf12_weights
+from localmoe.kernels.gpu.grouping import group_pairs
+from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
+from localmoe.kernels.lanes import LaneView
+from localmoe.kernels.residency import ON_HOST
+from localmoe.kernels.weight_forms import WeightForm
+
+ON_GPU = DEVICE.type == "cuda"
+CLOSE = 4e-3 if ON_GPU else 1.6e-2  # Triton's interpreter rounds to bfloat16 by cutting off
+EXPERTS, ROOM = 4, 48  # bytes of a slot that no record fills
+
+
+def awkward(rows: int, columns: int, chance: torch.Generator) -> Tensor:
+    """bfloat16 weights, some of which 15 exponents leave out."""
+    weights = torch.randn(rows, columns, generator=chance) / 8
+    weights[3] *= 2.0**-9
+    weights[5, ::2] = 0.0
+    weights[7, 1] = 2.0**-40
+    weights[8, 2] = -60.0  # a window that held it would leave others out
+    weights[rows - 1, columns - 1] = 2.0**-17
+    weights[rows - 1, 0] = -(2.0**-18)
+    return weights.to(torch.bfloat16)
+
+
+class Both:
+    """Experts of one layer in both forms, on the host and in slots of their own."""
+
+    def __init__(self, hidden: int, inner: int, strays: bool = True) -> None:
+        chance = torch.Generator().manual_seed(3)
+        shapes = (2 * inner, hidden), (hidden, inner)
+        self.plain = RecordLayout(*shapes, transposed=False)
+        self.packed = RecordLayout(*shapes, transposed=False, form=WeightForm.BF12)
+        self.activation = Activation("relu")
+        self.weights = torch.empty(EXPERTS, self.plain.elements, dtype=torch.bfloat16, pin_memory=ON_GPU)
+        self.codes = torch.zeros(EXPERTS, self.packed.bf12_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
+        for expert in range(EXPERTS):
+            gate_up, down = self.plain.views(self.weights[expert])
+            matrices = self.packed.bf12_views(self.codes[expert])
+            for to, matrix in zip((gate_up[:inner], gate_up[inner:], down), matrices, strict=True):
+                weights = awkward(matrix.rows, matrix.columns, chance)
+                to.copy_(weights if strays else weights.clamp(2.0**-7, 2.0))
+                matrix.put(0, to)
+        biases = (torch.randn(EXPERTS, size, generator=chance) for size in (2 * inner, hidden))
+        self.biases = [bias.to(DEVICE, torch.bfloat16) for bias in biases]
+        self.x = torch.randn(40, hidden, generator=chance).to(DEVICE, torch.bfloat16)
+        self.slots = torch.full((EXPERTS, self.codes.shape[1] + ROOM), 255, dtype=torch.uint8, device=DEVICE)
+
+    def run(
+        self,
+        records: Tensor,
+        layout: RecordLayout,
+        tokens: int,
+        landing: list[int],
+        index: Tensor | None = None,
+        block_rows: int = 16,
+        lane: LaneView | None = None,
+    ) -> Tensor:
+        """Outputs; expert 0 is in slot 0 if records are codes and anything may land."""
+        addresses = [record.data_ptr() for record in records]
+        tickets = [ON_HOST] * EXPERTS
+        at = list(addresses)
+        if landing:
+            self.slots[0, : records.shape[1]].copy_(records[0])
+            at[0], tickets[0] = self.slots[0].data_ptr(), 0
+        free = [self.slots[slot].data_ptr() for slot in landing]
+        view = view_of(Row(at, addresses, tickets, [torch.inf] * EXPERTS, free + [0] * (4 - len(free)), 0))
+        index = (chosen(tokens) if index is None else index).to(DEVICE)
+        weights = torch.linspace(0.1, 1.0, 80).view(40, 2)[:tokens].to(DEVICE)
+        live = torch.tensor([tokens], device=DEVICE)
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, self.activation, layout.form)
+        gate_up_bias, down_bias = self.biases
+        return routed_experts(
+            self.x[:tokens], group_pairs(index, live, view, lane, None), index, weights, live, view.done,
+            shape, EXPERTS, gate_up_bias=gate_up_bias, down_bias=down_bias, block_rows=block_rows, lane=lane,
+        ).cpu()  # fmt: skip
+
+    def reference(self, tokens: int) -> Tensor:
+        """In float64, but for the product of gate and up, which is a bfloat16."""
+        weights = torch.linspace(0.1, 1.0, 80).view(40, 2).double()
+        outputs = torch.zeros(tokens, self.plain.hidden, dtype=torch.float64)
+        for token, experts in enumerate(chosen(tokens).tolist()):
+            for k, expert in enumerate(experts):
+                outputs[token] += weights[token, k] * self.expert(expert, self.x[token : token + 1])[0]
+        return outputs
+
+    def expert(self, expert: int, x: Tensor) -> Tensor:
+        """(T, H) of one expert, likewise."""
+        gate_up, down = (view.double() for view in self.plain.views(self.weights[expert].cpu()))
+        biases = [bias[expert].cpu().double() for bias in self.biases]
+        gate, up = (x.cpu().double() @ gate_up.T + biases[0]).chunk(2, dim=1)
+        inner = (gate.relu() * up).to(torch.bfloat16).double()
+        return inner @ down.T + biases[1]
+
+
+def chosen(tokens: int) -> Tensor:
+    """Two experts a token."""
+    chance = torch.Generator().manual_seed(tokens)
+    return torch.rand(tokens, EXPERTS, generator=chance).argsort(dim=1)[:, :2]
+
+
+SIZES = [(64, 128), (192, 64), (320, 192)]
+REAL = pytest.param(2048, 1408, marks=pytest.mark.gpu, id="qwen1.5-moe")
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [*SIZES, REAL])
+def test_outputs_are_those_of_16_bit_weights(hidden: int, inner: int) -> None:
+    made = Both(hidden, inner)
+    for tokens in (1, 37):
+        wanted = made.reference(tokens)
+        found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
+        assert all(torch.equal(one, found[0]) for one in found)
+        error = (found[0].double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert float(error.max()) < CLOSE, error
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hidden", "inner"), [*SIZES, (2048, 1408)])
+def test_without_strays_the_bits_are_those_of_16_bit_weights(hidden: int, inner: int) -> None:
+    made = Both(hidden, inner, strays=False)
+    wanted = made.run(made.weights, made.plain, 5, [])
+    assert torch.equal(made.run(made.codes, made.packed, 5, []), wanted)
+
+
+def test_strays_alone() -> None:
+    """Where x leaves of each matrix its strays alone, outputs are theirs."""
+    made = Both(128, 64)
+    for expert in range(EXPERTS):
+        gate_up, down = made.plain.views(made.weights[expert])
+        for weights in (gate_up[:64], gate_up[64:], down):
+            weights[:] = 2.0**20
+            weights[:, 1] = torch.linspace(-1, 1, len(weights))
+            weights[2, 1] = 2.0**-30
+        for to, matrix in zip(
+            (gate_up[:64], gate_up[64:], down), made.packed.bf12_views(made.codes[expert]), strict=True
+        ):
+            to[4:, 1] = 2.0**19
+            matrix.put(0, to)
+            assert 2 <= int((matrix.places != NOWHERE).sum()) <= 4
+    made.x[:, 0], made.x[:, 2:] = 0, 0
+    wanted, found = made.reference(3), made.run(made.codes, made.packed, 3, [])
+    assert ((found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max() < CLOSE
+
+
+def test_a_rows_bits_do_not_depend_on_what_rides_along() -> None:
+    made = Both(192, 128)
+    index = torch.rand(40, EXPERTS, generator=torch.Generator().manual_seed(5)).argsort(dim=1)[:, :2]
+    whole = made.run(made.codes, made.packed, 40, [], index)
+    for rows, block_rows in ((40, 64), (17, 16), (16, 32), (9, 16), (1, 16), (1, 64)):
+        part = made.run(made.codes, made.packed, rows, [], index[:rows], block_rows=block_rows)
+        assert torch.equal(part.view(torch.int16), whole[:rows].view(torch.int16)), (rows, block_rows)
+
+
+def test_what_is_read_from_the_host_lies_in_its_slot_afterwards() -> None:
+    made = Both(192, 64)
+    hosts = made.codes.clone()
+    made.run(made.codes, made.packed, 12, [2, 1, 3])
+    size = made.codes.shape[1]
+    held = [made.slots[slot, :size].cpu() for slot in (1, 2, 3)]
+    for record in made.codes[1:]:
+        assert any(same_record(made.packed, record, slot) for slot in held)
+    assert (made.slots[:, size:] == 255).all() and torch.equal(made.codes, hosts)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    codes, out, C: tl.constexpr, BK: tl.constexpr, PTX: tl.constexpr
+):
+    n = tl.program_id(0) * 16 + tl.arange(0, 16)
+    for start in range(0, C, BK):
+        here = codes + bf12_weights.code_places(n, C, BK) + start * 6
+        first, second = tl.load(here), tl.load(here + bf12_weights.SECOND)
+        at = n[:, None] * C + start + tl.arange(0, BK)[None, :]
+        upper = tl.load(here + bf12_weights.UPPER)
+        tl.store(out + at, bf12_weights.decode(first, second, upper, BK, PTX))
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(64, 64), (128, 128), (192, 64), (256, 64), (384, 128)])
+def test_every_weight_of_a_window_is_decoded_exactly(columns: int, depth: int) -> None:
+    # all signs, codes and mantissas of a window that ends at 2^5: 2^-9 to 2^6
+    exponents = torch.arange(-9, 6)
+    mantissas = 1 + torch.arange(128) / 128
+    each = (mantissas[None, :] * 2.0 ** exponents[:, None]).flatten()
+    each = torch.cat((each, -each, torch.zeros(2)))
+    rows = -(-len(each) // (columns - 1) // 16) * 16
+    weights = torch.ones(rows, columns)
+    weights[:, 0] = 60.0  # says where the window ends
+    body = torch.ones(rows * (columns - 1))
+    body[: len(each)] = each
+    weights[:, 1:] = body.view(rows, columns - 1)
+    stored = weights.to(torch.bfloat16)
+    packed = torch.zeros(bf12_tiles.code_bytes(rows, columns), dtype=torch.uint8)
+    side = torch.zeros(4 * bf12_tiles.side_words(rows, columns), dtype=torch.uint8)
+    matrix = Bf12Matrix.at(packed, side, rows, columns)
+    matrix.put(0, stored)
+    assert (matrix.places == NOWHERE).all() and torch.equal(matrix.take(), stored)
+    out = torch.zeros(rows, columns, dtype=torch.bfloat16, device=DEVICE)
+    _decode_kernel[(rows // 16,)](packed.to(DEVICE).view(torch.int32), out, columns, depth, ON_GPU)
+    assert torch.equal(out.cpu().float() * matrix.scales[:, None], stored.float())
