@@ -1,7 +1,7 @@
 """Experts on the CPU: bytes of weights a second by threads, experts a job and tokens an expert, beside
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
-python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--mxfp4] [--threads 8 15 16]
+python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12] [--threads 8 15 16]
 
 Random weights, the answers are checked against float64. Prints a table.
 """
@@ -24,19 +24,24 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import RecordLayout
 from localmoe.hardware.cpu import core_counts, cpu_name_and_flags
 from localmoe.kernels.activations import Activation
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.shapes import find_shape
 
 EXPERTS = 96  # records that take turns: more than any cache holds
 JOBS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 4), (27, 4), (8, 8), (8, 16))
 
 
-def make_store(hidden: int, inner: int, mxfp4: bool) -> HostStore:
-    layout = RecordLayout((2 * inner, hidden), (hidden, inner), False, mxfp4)
+def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
+    layout = RecordLayout((2 * inner, hidden), (hidden, inner), False, form)
     store = HostStore([layout], EXPERTS, torch.bfloat16)
     for expert in range(EXPERTS):
         key = ExpertKey(0, expert)
-        if not mxfp4:
+        if form is WeightForm.PLAIN:
             store.record(key).normal_(0, 0.02)
+            continue
+        if form is WeightForm.BF12:
+            for packed in store.bf12_views(key):
+                packed.put(0, torch.empty(packed.rows, packed.columns).normal_(0, 0.02).bfloat16())
             continue
         for matrix in store.mxfp4_views(key):
             matrix.codes.random_(0, 256)
@@ -139,15 +144,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
     parser.add_argument("--threads", type=int, nargs="*", default=[])
-    parser.add_argument("--mxfp4", action="store_true", help="records of that form")
+    parser.add_argument("--form", choices=[form.value for form in WeightForm], default="plain")
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
+    form = WeightForm(args.form)
     config = find_shape(args.shape).config()
     inner = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
     physical, logical = core_counts()
     name, flags = cpu_name_and_flags()
     print(f"{name}, {physical} cores, {logical} threads, {' '.join(flags)}, torch {torch.__version__}")
-    store = make_store(int(config.hidden_size), inner, args.mxfp4)
+    store = make_store(int(config.hidden_size), inner, form)
     words = store._layers[0].view(torch.int64)
     words.sum()
     started = time.perf_counter()
@@ -173,7 +179,7 @@ def main() -> None:
                 line += f"; beside copies {rate / 1e9:.1f} and {copied[0] / 1e9:.1f} GB/s"
             print(line, flush=True)
         lane.close()
-    if not args.no_torch and not args.mxfp4:
+    if not args.no_torch and form is WeightForm.PLAIN:
         torch_rates(store, physical)
 
 

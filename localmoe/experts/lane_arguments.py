@@ -20,6 +20,9 @@ from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
 from localmoe.kernels.cpu.products import KINDS, activations_kind
 from localmoe.kernels.mailbox import Mailbox, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
+from localmoe.kernels.weight_forms import WeightForm
+
+_BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12}
 
 
 def worker_arguments(
@@ -41,15 +44,19 @@ def worker_arguments(
         attention: what describes its jobs, where such come.
     """
     layout = box.layout
-    coded = store.layouts[0].mxfp4
-    assert not coded or store.dtype == torch.bfloat16, "of which MXFP4's numbers are"
-    transposed = store.layouts[0].transposed and not coded
+    form = store.layouts[0].form
+    plain = form is WeightForm.PLAIN
+    assert plain or store.dtype == torch.bfloat16, "of which MXFP4's numbers are, and BF12's"
+    transposed = store.layouts[0].transposed and plain
+    if form is WeightForm.BF12:
+        assert not (store.layouts[0].transposed or activation.interleaved), "gate's rows come before up's"
+        assert dtype in (torch.bfloat16, torch.float32), "float16 has no room for 2^64 times them"
     sizes = [each.inner for each in store.layouts]
     shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
     pairs, entries = layout.num_pairs, layout.entries
     x_kind = activations_kind(dtype == torch.bfloat16, transposed)
     word = word_type(store.dtype)(0)
-    scratch_rows = 2 * TILE_ROWS if coded else 4
+    scratch_rows = 4 if plain else 2 * TILE_ROWS
     scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
     if attention is not None:
         scratch = max(scratch, 2 * control.ATTEND_ROWS * control.ATTEND_POSITIONS // scratch_rows)
@@ -68,14 +75,20 @@ def worker_arguments(
         np.zeros(pairs, dtype=np.int32),
         np.zeros((2, entries + 1), dtype=np.int64),
         np.zeros(entries, dtype=np.int64),
-        np.zeros(threads * most_blocks_ahead(layout.hidden, coded), dtype=np.int64),
+        np.zeros(threads * most_blocks_ahead(layout.hidden, _BITS[form]), dtype=np.int64),
         np.zeros((threads, scratch_rows, scratch), dtype=np.float32),
-        *((None, None, word) if coded else (word, None, None) if transposed else (None, word, None)),
+        *_words_of(form, transposed, word),
         dense,
         *((None, None) if attention is None else (attention.words, attention.factors)),
         np.arange(max(layout.tokens, control.ATTEND_ROWS), dtype=np.int32),
         word,
     )
+
+
+def _words_of(form: WeightForm, transposed: bool, word: np.generic) -> tuple[np.generic | None, ...]:
+    """`word` in the place that says what weights are: columned, rowed, coded, packed, see worker."""
+    place = {WeightForm.PLAIN: 1 - transposed, WeightForm.MXFP4: 2, WeightForm.BF12: 3}[form]
+    return tuple(word if i == place else None for i in range(4))
 
 
 def _addresses(store: HostStore, biases: Sequence[Sequence[Tensor | None]]) -> NDArray[np.int64]:

@@ -13,13 +13,14 @@ sys.path[:0] = [str(Path(__file__).parents[level]) for level in (0, 1, 2)]
 import support.without_collector  # noqa: E402, F401
 from test_cpu_lane import Rig  # noqa: E402
 
-from localmoe.kernels.cpu import products  # noqa: E402
+from localmoe.kernels.cpu import bf12_products, products  # noqa: E402
 from localmoe.kernels.cpu.mxfp4_products import _dots  # noqa: E402
+from localmoe.kernels.weight_forms import WeightForm  # noqa: E402
 
 
-def error_of(mxfp4: bool) -> float:
-    hidden = 192 if mxfp4 else 96
-    made = Rig(hidden, 64, mxfp4=mxfp4)
+def error_of(form: WeightForm) -> float:
+    hidden = 96 if form is WeightForm.PLAIN else 192
+    made = Rig(hidden, 64, form=form)
     try:
         jobs = [(expert, [3 * expert, 3 * expert + 1, 3 * expert + 2], 64) for expert in range(4)]
         out = made.lane.compute(1, made.x, jobs).double()
@@ -34,8 +35,9 @@ def error_of(mxfp4: bool) -> float:
 
 
 def main() -> None:
-    errors = [error_of(form == "mxfp4") for form in sys.argv[1:]]
-    code = "".join(code for made in (products.dots, _dots) for code in made.inspect_asm().values())
+    errors = [error_of(WeightForm(form)) for form in sys.argv[1:]]
+    loops = products.dots, _dots, bf12_products._dots
+    code = "".join(code for made in loops for code in made.inspect_asm().values())
     print(json.dumps({"errors": errors, "zmm": "zmm" in code, "ymm": "ymm" in code}))
 
 

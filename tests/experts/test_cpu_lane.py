@@ -24,6 +24,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
+from localmoe.kernels.weight_forms import WeightForm
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 4, 3, 12
 KINDS = [
@@ -40,26 +41,19 @@ class Rig:
 
     def __init__(
         self, hidden: int, inner: int, *, transposed: bool = False, activation: Activation = KINDS[0],
-        biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3, mxfp4: bool = False,
-        compute: torch.dtype | None = None, caller_works: bool = False,
+        biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3,
+        form: WeightForm = WeightForm.PLAIN, compute: torch.dtype | None = None, caller_works: bool = False,
     ) -> None:  # fmt: skip
         """compute: of activations and biases, the weights' own if None."""
         shapes = (2 * inner, hidden), (hidden, inner)
         gate_up, down = (shape[::-1] if transposed else shape for shape in shapes)
         self.activation, self.inner = activation, inner
-        layout = RecordLayout(gate_up, down, transposed, mxfp4)
+        layout = RecordLayout(gate_up, down, transposed, form)
         self.store = HostStore([layout] * LAYERS, EXPERTS, dtype)
         generator = torch.Generator().manual_seed(hidden * inner)
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
-                key = ExpertKey(layer, expert)
-                record = self.store.record(key)
-                if not mxfp4:
-                    record.copy_(torch.randn(record.shape, generator=generator) * hidden**-0.5)
-                    continue
-                for matrix in self.store.mxfp4_views(key):
-                    for memory, low, high in ((matrix.codes, 0, 256), (matrix.scales, 120, 125)):
-                        memory.copy_(torch.randint(low, high, memory.shape, generator=generator))
+                self._fill(ExpertKey(layer, expert), form, generator)
         sizes = (2 * inner, hidden)
         self.biases = [
             tuple(
@@ -74,6 +68,19 @@ class Rig:
             tokens=TOKENS, top_k=TOP_K, threads=threads, pinned=False,
             dtype=compute, caller_works=caller_works,
         )  # fmt: skip
+
+    def _fill(self, key: ExpertKey, form: WeightForm, generator: torch.Generator) -> None:
+        record, scale = self.store.record(key), self.store.layouts[0].hidden ** -0.5
+        if form is WeightForm.PLAIN:
+            record.copy_(torch.randn(record.shape, generator=generator) * scale)
+        elif form is WeightForm.MXFP4:
+            for matrix in self.store.mxfp4_views(key):
+                for memory, low, high in ((matrix.codes, 0, 256), (matrix.scales, 120, 125)):
+                    memory.copy_(torch.randint(low, high, memory.shape, generator=generator))
+        else:
+            for packed in self.store.bf12_views(key):
+                weights = torch.randn(packed.rows, packed.columns, generator=generator) * scale
+                packed.put(0, weights.bfloat16())
 
     def wanted(self, layer: int, expert: int, token: int, share: int) -> Tensor:
         """One pair's row, float64; gate * up is rounded between the products."""
@@ -168,11 +175,16 @@ def test_an_exact_sum_is_exact() -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "inner", "share", "options"),
-    [(130, 72, 71, {}), (130, 72, 71, {"transposed": True}), (192, 128, 64, {"mxfp4": True})],
-    ids=["rows", "columns", "mxfp4"],
+    [
+        (130, 72, 71, {}),
+        (130, 72, 71, {"transposed": True}),
+        (192, 128, 64, {"form": WeightForm.MXFP4}),
+        (192, 128, 64, {"form": WeightForm.BF12}),
+    ],
+    ids=["rows", "columns", "mxfp4", "bf12"],
 )
 def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
-    hidden: int, inner: int, share: int, options: dict[str, bool]
+    hidden: int, inner: int, share: int, options: dict[str, object]
 ) -> None:
     with rig(hidden, inner, **options) as made:
         pairs = [TOP_K * token for token in range(TOKENS)]
@@ -274,15 +286,20 @@ def told(job: int, layer: int, expert: int) -> int:
     return job << JOB_SHIFT | layer << LAYER_SHIFT | expert
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("form", ["rows", "columns", "mxfp4"])
+@pytest.mark.parametrize(
+    ("form", "interleaved"),
+    [*itertools.product(["rows", "columns", "mxfp4"], [False, True]), ("bf12", False)],
+)
 def test_what_is_foretold_changes_no_bit(form: str, interleaved: bool) -> None:
     """Right, wrong, late and senseless words, before jobs and in the middle of them."""
     generator = np.random.default_rng(0)
     activation, transposed = KINDS[4] if interleaved else KINDS[0], form == "columns"
-    hidden, *shares = (192, 128, 64) if form == "mxfp4" else (130, 72, 31)
-    options = {"transposed": transposed, "mxfp4": form == "mxfp4"}
-    with rig(hidden, shares[0], **options, activation=activation, threads=5) as made:
+    in_codes = form in ("mxfp4", "bf12")
+    hidden, *shares = (192, 128, 64) if in_codes else (130, 72, 31)
+    made_of = WeightForm(form) if in_codes else WeightForm.PLAIN
+    with rig(
+        hidden, shares[0], transposed=transposed, form=made_of, activation=activation, threads=5
+    ) as made:
         lane, box = made.lane, made.lane.mailbox
         jobs = [(layer, expert, share) for layer in range(LAYERS) for expert in range(EXPERTS)
                 for share in shares]  # fmt: skip

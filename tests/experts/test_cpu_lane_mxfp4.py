@@ -13,6 +13,7 @@ from test_cpu_lane import KINDS, TOKENS, TOP_K, check_jobs, rig, told
 from localmoe.core.types import ExpertKey
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
 
@@ -32,7 +33,7 @@ def test_every_job_equals_float64(
     options = {"transposed": transposed, "activation": activation, "biased": biased, "threads": threads}
     if compute == torch.float32:
         options |= {"compute": compute, "caller_works": True}
-    with rig(hidden, inner, mxfp4=True, **options) as made:
+    with rig(hidden, inner, form=WeightForm.MXFP4, **options) as made:
         check_jobs(made, data, 64, tolerance)
 
 
@@ -40,7 +41,9 @@ def test_every_job_equals_float64(
 def test_every_code_scale_and_column_is_what_it_is_published_as(interleaved: bool) -> None:
     """One column of x and one inner column at a time: what comes out is a column of down."""
     size, chance = 128, torch.Generator().manual_seed(4)
-    with rig(size, size, mxfp4=True, activation=Activation("relu", interleaved=interleaved)) as made:
+    with rig(
+        size, size, form=WeightForm.MXFP4, activation=Activation("relu", interleaved=interleaved)
+    ) as made:
         gate_up, down = made.store.mxfp4_views(ExpertKey(0, 1))
         one = torch.zeros(2 * size, size, dtype=torch.uint8)  # gate = up = x
         rows = torch.arange(size)
@@ -62,7 +65,7 @@ def test_every_code_scale_and_column_is_what_it_is_published_as(interleaved: boo
 
 
 def test_what_is_read_and_fetched_ahead_is_counted_in_bytes_of_mxfp4() -> None:
-    with rig(192, 128, mxfp4=True, threads=2) as made:
+    with rig(192, 128, form=WeightForm.MXFP4, threads=2) as made:
         lane = made.lane
         lane.compute(1, made.x, [(0, [0], 128), (2, [1], 64)])
         weights = 3 * 192 * (128 + 64)

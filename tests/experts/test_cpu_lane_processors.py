@@ -23,10 +23,10 @@ AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
 @pytest.mark.parametrize(
     ("name", "features", "forms"),
     [
-        ("haswell", AVX2, "16-bit mxfp4"),
-        ("haswell", "", "mxfp4"),
+        ("haswell", AVX2, "plain mxfp4 bf12"),
+        ("haswell", "", "mxfp4 bf12"),
         pytest.param(
-            "skylake-avx512", AVX512, "mxfp4",
+            "skylake-avx512", AVX512, "mxfp4 bf12",
             marks=pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512"),
         ),
     ],

@@ -134,12 +134,13 @@ def swap_if(context: Any, address: Any, expected: Any, value: Any) -> Any:
     return types.boolean(types.int64, types.int64, types.int64), generate
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Code that asks for the line of memory at an address, which need not be one that may be read."""
+def prefetch(builder: Any, address: Any, *, near: bool = True) -> None:
+    """Code that asks for the line of memory at an address, which need not be one that may be read. near: into
+    the first cache, instead of the second one alone."""
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
     function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
-    read, near, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
-    builder.call(function, [builder.inttoptr(address, ir.IntType(8).as_pointer()), read, near, data])
+    read, level, data = (ir.Constant(_I32, number) for number in (0, 3 if near else 2, 1))
+    builder.call(function, [builder.inttoptr(address, ir.IntType(8).as_pointer()), read, level, data])
 
 
 @intrinsic

@@ -6,23 +6,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from localmoe.kernels.cpu.atoms import compiled, held, store, ticks
+from localmoe.kernels.cpu.atoms import compiled, held, store, ticks, value
+from localmoe.kernels.cpu.bf12_products import raised
+from localmoe.kernels.cpu.bf12_vectors import place as bf12_place
 from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_COLUMNS,
     AHEAD_FIRST,
     DONE_BYTES,
-    DOWN_ROWS,
     FETCHED,
     FINISHED,
-    GATE_UP_ROWS,
     STARTED,
     TASKS_A,
     TASKS_B,
+    THREADS,
 )
-from localmoe.kernels.cpu.fetch_ahead import blocks_ahead
+from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, weight_bits
 from localmoe.kernels.cpu.mxfp4_vectors import place
-from localmoe.kernels.cpu.tasks import weight_bytes, wider
+from localmoe.kernels.cpu.tasks import down_size, gate_up_size, weight_bytes
 from localmoe.kernels.mailbox import (
     EXPERT,
     HEAD_ENTRIES,
@@ -39,10 +40,11 @@ from localmoe.kernels.mailbox import (
 def prepare(
     job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any,
     rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any,
-    coded: Any, control: Any,
+    coded: Any, packed: Any, control: Any,
 ) -> None:  # fmt: skip
     """Cut the job into blocks, and convert its activations. Only the job's owner comes here."""
     control[STARTED] = ticks()
+    control[THREADS] = threads
     layer, hidden = head[HEAD_LAYER], x.shape[1]
     if layer < 0:  # of no experts: whoever posted it has cut it
         control[TASKS_A] = control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0
@@ -51,31 +53,33 @@ def prepare(
         return
     inner = sizes[layer]
     num_weights = 0
-    gate_up_size, down_size = GATE_UP_ROWS * wider(columned, coded), DOWN_ROWS * wider(columned, coded)
+    columns, down_rows = gate_up_size(columned, coded, packed), down_size(columned, coded)
     fetched = control[FETCHED]
     control[FETCHED] = NOBODY
     control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0
     for i in range(head[HEAD_ENTRIES]):
         share = entries[SHARE, i]
-        starts[0, i + 1] = starts[0, i] + (share + gate_up_size - 1) // gate_up_size
-        starts[1, i + 1] = starts[1, i] + (hidden + down_size - 1) // down_size
+        starts[0, i + 1] = starts[0, i] + (share + columns - 1) // columns
+        starts[1, i + 1] = starts[1, i] + (hidden + down_rows - 1) // down_rows
         num_weights += 3 * hidden * min(share, inner)  # of gate, up and down
         store(ready.ctypes.data + 8 * i, 0)
         if fetched & NOBODY == entries[EXPERT, i] and (fetched >> LAYER_SHIFT) & NOBODY == layer:
             control[AHEAD_FIRST], control[AHEAD_COLUMNS] = starts[0, i], share
-            most = threads * blocks_ahead(hidden, coded is not None)
+            most = threads * blocks_ahead(hidden, weight_bits(coded, packed))
             control[AHEAD_BLOCKS] = min(starts[0, i + 1] - starts[0, i], most)
     for block in range(control[AHEAD_BLOCKS]):
         store(claims.ctypes.data + 8 * block, 2 * job)
     control[TASKS_A] = starts[0, head[HEAD_ENTRIES]]
     control[TASKS_B] = starts[1, head[HEAD_ENTRIES]]
-    control[DONE_BYTES] += weight_bytes(num_weights, coded)
+    control[DONE_BYTES] += weight_bytes(num_weights, coded, packed)
     for p in range(head[HEAD_PAIRS]):
         rows[p] = pairs[p] // shape[0]
     for t in range(head[HEAD_TOKENS]):
         for k in range(hidden):
             if coded is not None:
                 x[t, place(k, x)] = held(words[t, k], x)
+            elif packed is not None:
+                x[t, bf12_place(k, x)] = raised(value(words[t, k]), words[t, k], x)
             else:
                 x[t, k] = held(words[t, k], x)
     store(base + 8 * FINISHED, 0)

@@ -10,6 +10,7 @@ JOBS, BUSY_TICKS, DONE_BYTES, AHEAD_BYTES = (_LINE * 6 + i for i in range(4))  #
 # what threads fetched ahead last; in the job at hand: the block that its first one is, how many they are, and
 # the columns that the job takes of that expert
 FETCHED, AHEAD_FIRST, AHEAD_BLOCKS, AHEAD_COLUMNS = _LINE * 7, _LINE * 5 + 3, _LINE * 5 + 4, _LINE * 5 + 5
+THREADS = _LINE * 5 + 6  # that draw blocks of the job
 CONTROL_WORDS = _LINE * 8
 
 # places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:
@@ -39,5 +40,5 @@ GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all thr
 DOWN_ROWS = 16
 DENSE_BLOCK = 16  # rows of its matrix
 # times as many columns where weights are transposed, since a block reads a piece of every row, and where they
-# are in MXFP4, for whole strips of tiles
+# are in codes, for whole strips of tiles; DOWN_ROWS of BF12 are one strip, and stay as they are
 WIDER, WIDER_CODES = 8, 2

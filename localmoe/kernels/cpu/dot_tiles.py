@@ -26,6 +26,7 @@ from localmoe.kernels.cpu.vector_loops import (
     load_at,
     loop,
     multiply_add,
+    multiply_add_pairs,
     row_addresses,
     total,
     widened,
@@ -83,10 +84,8 @@ class _Tile:
         return load_at(b, b.add(token, b.shl(k, const(2))), VECTOR, 4)
 
     def _multiply_add(self, weight: Any, x: Any, sums: Any) -> Any:
-        if not self.pairwise:
-            return multiply_add(self.builder, weight, x, sums)
-        kind = ir.FunctionType(VECTOR, [weight.type, x.type, VECTOR])
-        return self.builder.asm(kind, "vdpbf16ps $2, $1, $0", "=v,v,v,0", [weight, x, sums], False)
+        add = multiply_add_pairs if self.pairwise else multiply_add
+        return add(self.builder, weight, x, sums)
 
     def rest(self, k: Any, sums: list[Any]) -> list[Any]:
         """Add one product to every sum, which is a number here."""

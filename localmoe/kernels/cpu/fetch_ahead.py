@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from localmoe.kernels.cpu.atoms import compiled, fetch, load, swap_if
+from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
 from localmoe.kernels.cpu.control import FETCHED, GATE_UP_ROWS, WIDER_CODES
 from localmoe.kernels.cpu.mxfp4_products import codes_of
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
@@ -16,19 +17,27 @@ _THREAD_BYTES = 512 << 10  # for each thread: half of a core's own cache, on sma
 _PAGE = 4096
 
 
-def most_blocks_ahead(hidden: int, in_codes: bool) -> int:
-    """Blocks of gate_up that a thread fetches ahead, of 16-bit weights or of codes in MXFP4."""
-    columns = GATE_UP_ROWS * WIDER_CODES if in_codes else GATE_UP_ROWS
-    return max(1, _THREAD_BYTES // (columns * hidden * (1 if in_codes else 4)))
+def most_blocks_ahead(hidden: int, bits: int) -> int:
+    """Blocks of gate_up that a thread fetches ahead, of weights of so many bits: 16, 12 (BF12), 4 (MXFP4)."""
+    columns = GATE_UP_ROWS * WIDER_CODES if bits < 16 else GATE_UP_ROWS
+    return max(1, _THREAD_BYTES // (columns * hidden * bits // 4))
 
 
 blocks_ahead = compiled(most_blocks_ahead)
 
 
 @compiled
+def weight_bits(coded: Any, packed: Any) -> int:
+    """Of a weight in the codes. coded, packed: see worker."""
+    if packed is not None:
+        return 12
+    return 4 if coded is not None else 16
+
+
+@compiled
 def fetch_ahead(
     me: int, told: int, last: int, posted: int, shape: Any, records: Any, sizes: Any, x: Any, scratch: Any,
-    control: Any, coded: Any,
+    control: Any, coded: Any, packed: Any,
 ) -> None:  # fmt: skip
     """Bring this thread's blocks of the expert that is likely to come into its cache, until a job comes."""
     layer, expert = (told >> LAYER_SHIFT) & NOBODY, told & NOBODY
@@ -37,8 +46,8 @@ def fetch_ahead(
     control[FETCHED] = told
     hidden, inner = x.shape[1], sizes[layer]
     weights = records[0, layer, expert]
-    size = GATE_UP_ROWS if coded is None else GATE_UP_ROWS * WIDER_CODES
-    for step in range(blocks_ahead(hidden, coded is not None)):
+    size = GATE_UP_ROWS if coded is None and packed is None else GATE_UP_ROWS * WIDER_CODES
+    for step in range(blocks_ahead(hidden, weight_bits(coded, packed))):
         first = (me + step * scratch.shape[0]) * size
         count = min(size, inner - first)
         if count <= 0:
@@ -47,6 +56,8 @@ def fetch_ahead(
             row = 2 * first + part * count if shape[1] != 0 else part * inner + first
             if coded is not None:
                 at, end = weights + codes_of(row, hidden), weights + codes_of(row + count, hidden)
+            elif packed is not None:
+                at, end = weights + bf12_codes_of(row, hidden), weights + bf12_codes_of(row + count, hidden)
             else:
                 at, end = weights + 2 * row * hidden, weights + 2 * (row + count) * hidden
             for page in range(at, end, _PAGE):

@@ -18,27 +18,24 @@ from numba import types
 from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import prefetch
-from localmoe.kernels.cpu.mxfp4_vectors import INTS, TOGETHER, WORDS, powers, weights
+from localmoe.kernels.cpu.mxfp4_vectors import powers, weights
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
+from localmoe.kernels.cpu.strip_vectors import INTS, PARTS, TOGETHER, WORDS, activations, store_totals
 from localmoe.kernels.cpu.vector_loops import (
-    F32,
     I8,
-    I32,
     LINE,
-    VECTOR,
     const,
     load_at,
     loop,
     multiply_add,
+    multiply_add_pairs,
     row_addresses,
-    total,
     zeros,
 )
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS
 
 _ROW_BYTES, _TILE_BYTES = 4 * WORDS, 4 * WORDS * TILE_ROWS
 _SCALE_BYTES = 4 * TILE_ROWS  # of two tiles
-_PARTS = max(1, WORDS // LANES)  # vectors of a row
 _AHEAD = 1024  # bytes fetched before they are used
 
 
@@ -63,7 +60,7 @@ class _Tile:
         scales = b.add(self.scales, b.mul(b.lshr(tile, const(1)), const(_SCALE_BYTES)))
         for vector in range(TILE_ROWS // TOGETHER):
             row = vector * TOGETHER
-            for part in range(_PARTS):
+            for part in range(PARTS):
                 place = b.add(at, const(row * _ROW_BYTES + part * 4 * LANES))
                 found = weights(b, load_at(b, place, INTS, 4), self.pairwise)
                 power = powers(b, b.add(scales, const(4 * row)), half, part)
@@ -78,40 +75,16 @@ class _Tile:
         b = self.builder
         width = 2 if self.pairwise else 4
         at = b.add(token, b.mul(tile, const(TILE_COLUMNS * width)))
-        products = None if not self.pairwise else ir.Constant(VECTOR, [0.0] * LANES)
+        products = zeros(1)[0] if self.pairwise else None
         for step, weight in enumerate(weights):
-            x = self._activations(b.add(at, const(4 * (step * WORDS + part * LANES))))
+            x = activations(b, at, step, part, self.pairwise)
             if self.pairwise:
-                kind = ir.FunctionType(VECTOR, [INTS, INTS, VECTOR])
-                code = "vdpbf16ps $2, $1, $0"
-                products = b.asm(kind, code, "=v,v,v,0", [weight, x, products], False)
+                products = multiply_add_pairs(b, weight, x, products)
             elif products is None:
                 products = b.fmul(weight, x)
             else:
                 products = multiply_add(b, weight, x, products)
         return products
-
-    def _activations(self, address: Any) -> Any:
-        """Those of a row's words, for all rows of a vector."""
-        b = self.builder
-        number = I32 if self.pairwise else F32
-        count = min(LANES, WORDS)
-        loaded = load_at(b, address, ir.VectorType(number, count), 4)
-        if count == LANES:
-            return loaded
-        lanes = ir.Constant(INTS, [lane % count for lane in range(LANES)])
-        return b.shuffle_vector(loaded, loaded, lanes)
-
-
-def _row_totals(builder: Any, vector: Any) -> list[Any]:
-    """The sum of each row of a vector."""
-    if TOGETHER == 1:
-        return [total(builder, vector)]
-    parts = [
-        ir.Constant(ir.VectorType(I32, WORDS), list(range(first, first + WORDS)))
-        for first in range(0, LANES, WORDS)
-    ]
-    return [total(builder, builder.shuffle_vector(vector, vector, part)) for part in parts]
 
 
 def _make(tokens: int) -> Any:
@@ -129,12 +102,7 @@ def _make(tokens: int) -> Any:
             inputs = row_addresses(builder, base, pitch, rows, tokens)
             made = _Tile(builder, pairwise, codes, scales, inputs)
             sums = loop(builder, const(0), tiles, 1, zeros(TILE_ROWS // TOGETHER * tokens), made.turn)
-            for i, vector in enumerate(sums):
-                first, token = divmod(i, tokens)
-                for j, number in enumerate(_row_totals(builder, vector)):
-                    row = builder.mul(out_pitch, const(first * TOGETHER + j))
-                    cell = builder.add(builder.add(out, row), const(4 * token))
-                    builder.store(number, builder.inttoptr(cell, F32.as_pointer()))
+            store_totals(builder, sums, tokens, out, out_pitch)
             return ir.Constant(I8, 0)
 
         return types.int8(x, *[types.int64] * 8), generate

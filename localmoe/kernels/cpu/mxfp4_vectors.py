@@ -14,12 +14,10 @@ from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import call_llvm
 from localmoe.kernels.cpu.processor import HAS_AVX2, HAS_AVX512, LANES
+from localmoe.kernels.cpu.strip_vectors import BYTES, INTS, TOGETHER, WORDS, bits_of, halves, unpacked
 from localmoe.kernels.cpu.vector_loops import I8, I16, I32, VECTOR, const, load_at
 from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS
 
-WORDS = 8  # of a row in a tile, of eight columns each
-TOGETHER = max(1, LANES // WORDS)  # rows of a vector
-INTS = ir.VectorType(I32, LANES)
 _WORD_PAIRS = 4
 # whether codes are looked up byte by byte: where vectors have no table of 16 larger numbers
 _BY_BYTES = HAS_AVX2 and not HAS_AVX512
@@ -66,7 +64,7 @@ def weights(builder: Any, words: Any, pairwise: bool) -> list[Any]:
     if pairwise:
         return [_pairs(b, b.lshr(words, _ints(4 * j))) for j in range(_WORD_PAIRS)]
     if _BY_BYTES:
-        return [half for pairs in _byte_pairs(b, words) for half in _halves(b, pairs)]
+        return [half for pairs in _byte_pairs(b, words) for half in halves(b, pairs)]
     return [
         _floats(b, b.lshr(words, _ints(4 * j + 16 * second)) if j + second else words)
         for j in range(_WORD_PAIRS)
@@ -85,7 +83,7 @@ def _pairs(builder: Any, codes: Any) -> Any:
 
 def _byte_pairs(builder: Any, words: Any) -> list[Any]:
     """bfloat16 of all codes, in the order that unpacking bytes leaves them in, see `place`."""
-    b, kind = builder, ir.VectorType(I8, 4 * LANES)
+    b, kind = builder, BYTES
     signed = [_bits(value) >> 16 for value in (*_MAGNITUDES, *(-value for value in _MAGNITUDES))]
     lower, upper = (
         ir.Constant(kind, [number >> shift & 255 for number in signed] * (LANES // 4)) for shift in (0, 8)
@@ -95,20 +93,7 @@ def _byte_pairs(builder: Any, words: Any) -> list[Any]:
         [call_llvm(b, kind, "llvm.x86.avx2.pshuf.b", table, codes) for table in (lower, upper)]
         for codes in of_byte
     ]
-    pairs = []
-    for first in (0, 8):  # byte of 16
-        places = [16 * lane + first + i for lane in range(LANES // 4) for i in range(8)]
-        order = [place + 4 * LANES * which for place in places for which in range(2)]
-        mask = ir.Constant(ir.VectorType(I32, 4 * LANES), order)
-        pairs += [b.bitcast(b.shuffle_vector(low, high, mask), INTS) for low, high in found]
-    return pairs
-
-
-def _halves(builder: Any, pairs: Any) -> list[Any]:
-    """float32 of both halves of bfloat16 pairs."""
-    b = builder
-    halves = b.shl(pairs, _ints(16)), b.and_(pairs, _ints(0xFFFF0000))
-    return [b.bitcast(half, VECTOR) for half in halves]
+    return [unpacked(b, low, high, first) for first in (0, 8) for low, high in found]
 
 
 def _floats(builder: Any, codes: Any) -> Any:
@@ -134,27 +119,13 @@ def place(context: Any, column: Any, x: Any) -> Any:
     pairwise = x.dtype == types.uint16
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        def bits(number: Any, first: int, count: int, up: int = 0) -> Any:
-            found = builder.and_(builder.lshr(number, const(first)), const((1 << count) - 1))
-            return builder.shl(found, const(up))
-
-        def joined(*parts: Any) -> Any:
-            whole = const(0)
-            for part in parts:
-                whole = builder.or_(whole, part)
-            return whole
-
         c = arguments[0]
-        word = bits(c, 3, 3)
-        if pairwise:
-            inside = joined(bits(c, 1, 2, 4), bits(word, 0, 3, 1), bits(c, 0, 1))
+        if pairwise:  # from the lowest bit on
+            inside = bits_of(builder, c, (0, 1), (3, 3), (1, 2))
         elif not _BY_BYTES:
-            inside = joined(bits(c, 1, 2, 4), bits(c, 0, 1, 3), word)
+            inside = bits_of(builder, c, (3, 3), (0, 1), (1, 2))
         else:
-            nibble = joined(bits(c, 1, 2), bits(c, 0, 1, 2))
-            byte = joined(bits(nibble, 1, 2), bits(word, 0, 1, 2))  # of eight that are unpacked together
-            vector = joined(bits(word, 1, 1, 2), bits(nibble, 0, 1, 1), bits(byte, 0, 1))
-            inside = joined(bits(vector, 0, 3, 3), bits(word, 2, 1, 2), bits(byte, 1, 2))
+            inside = bits_of(builder, c, (0, 1), (3, 1), (5, 1), (2, 1), (1, 1), (4, 1))
         return builder.or_(builder.and_(c, const(-TILE_COLUMNS)), inside)
 
     return types.int64(types.int64, x), generate

@@ -173,15 +173,23 @@ def gate_up_rows(
 
 
 @compiled
+def activated(
+    gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any
+) -> Any:
+    """Inner column i of a pair from its two sums, in float32."""
+    if bias.shape[0] > 0:
+        gate += value(bias[2 * i if interleaved else i])
+        up += value(bias[2 * i + 1 if interleaved else inner + i])
+    return activate(gate, up, kind, alpha, limit)
+
+
+@compiled
 def finish(
     gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
     out: Any, pair: int, at: int, like: Any,
 ) -> None:  # fmt: skip
-    """Inner column i of a pair, from its two sums, into out[pair, at]. like: see gate_up_rows."""
-    if bias.shape[0] > 0:
-        gate += value(bias[2 * i if interleaved else i])
-        up += value(bias[2 * i + 1 if interleaved else inner + i])
-    out[pair, at] = kept(activate(gate, up, kind, alpha, limit), like, out)
+    """The same, rounded, into out[pair, at]. like: see gate_up_rows."""
+    out[pair, at] = kept(activated(gate, up, i, inner, bias, interleaved, kind, alpha, limit), like, out)
 
 
 @compiled

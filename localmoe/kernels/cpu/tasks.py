@@ -9,6 +9,8 @@ from typing import Any
 from numba import carray
 
 from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_at
+from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
+from localmoe.kernels.cpu.bf12_products import down_bf12, gate_up_bf12
 from localmoe.kernels.cpu.control import (
     DENSE_BIAS,
     DENSE_BLOCK,
@@ -21,6 +23,7 @@ from localmoe.kernels.cpu.control import (
     DOWN_ROWS,
     GATE_UP_ROWS,
     STOP,
+    THREADS,
     WIDER,
     WIDER_CODES,
 )
@@ -38,16 +41,27 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
 
 
 @compiled
-def wider(columned: Any, coded: Any) -> int:
-    """Times as many columns in a block as of 16-bit rows. columned, coded: see worker."""
+def gate_up_size(columned: Any, coded: Any, packed: Any) -> int:
+    """Inner columns of a block. columned, coded, packed: see worker."""
     if columned is not None:
-        return WIDER
-    return WIDER_CODES if coded is not None else 1
+        return GATE_UP_ROWS * WIDER
+    return GATE_UP_ROWS * WIDER_CODES if coded is not None or packed is not None else GATE_UP_ROWS
 
 
 @compiled
-def weight_bytes(weights: int, coded: Any) -> int:
-    """Of so many weights; in MXFP4 without what fills up the last word of scales."""
+def down_size(columned: Any, coded: Any) -> int:
+    """Rows of a block."""
+    if columned is not None:
+        return DOWN_ROWS * WIDER
+    return DOWN_ROWS * WIDER_CODES if coded is not None else DOWN_ROWS
+
+
+@compiled
+def weight_bytes(weights: int, coded: Any, packed: Any) -> int:
+    """Of so many weights; in MXFP4 without what fills up the last word of scales, in BF12 without what is
+    beside the codes."""
+    if packed is not None:
+        return weights * 3 // 2
     return weights // 2 + weights // 32 if coded is not None else 2 * weights
 
 
@@ -55,7 +69,7 @@ def weight_bytes(weights: int, coded: Any) -> int:
 def gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
-    columned: Any, rowed: Any, coded: Any,
+    columned: Any, rowed: Any, coded: Any, packed: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[0], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
@@ -64,7 +78,7 @@ def gate_up_task(
     record = records[0, layer, expert]
     bias_at = records[1, layer, expert]
     bias = carray(words_at(bias_at, words), (2 * width if bias_at != 0 else 0,))
-    block = GATE_UP_ROWS * wider(columned, coded)
+    block = gate_up_size(columned, coded, packed)
     first = (task - starts[0, i]) * block
     last = min(first + block, entries[SHARE, i])
     if columned is not None:
@@ -84,6 +98,14 @@ def gate_up_task(
             record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
+    if packed is not None:
+        # where threads keep pace with each other, this one's next block
+        after = first + block * load(base + 8 * THREADS)
+        after = after if after < entries[SHARE, i] else first
+        gate_up_bf12(
+            record, bias, hidden, width, shape[2], numbers[0], numbers[1], first, last, after,
+            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
+        )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
 
 
@@ -91,6 +113,7 @@ def gate_up_task(
 def down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
     sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
+    packed: Any,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[1], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
@@ -98,7 +121,7 @@ def down_task(
     wanted = starts[0, i + 1] - starts[0, i]
     record = records[0, layer, expert]
     weights_at = record + 4 * width * hidden
-    block = DOWN_ROWS * wider(columned, coded)
+    block = down_size(columned, coded)
     first = (task - starts[1, i]) * block
     last = min(first + block, hidden)
     if columned is None and load(ready.ctypes.data + 8 * i) < wanted:
@@ -106,6 +129,9 @@ def down_task(
         if coded is not None:
             codes = record + width * hidden
             start, end = codes + codes_of(first, width), codes + codes_of(last, width)
+        if packed is not None:
+            codes = record + 2 * bf12_codes_of(width, hidden)
+            start, end = codes + bf12_codes_of(first, width), codes + bf12_codes_of(last, width)
         for at in range(start, end, 64):
             fetch(at)  # other threads still compute its input: memory need not wait for them
     while load(ready.ctypes.data + 8 * i) < wanted:
@@ -125,6 +151,10 @@ def down_task(
         down_rows(weights, bias, width, share, first, last, inner, these, out, scratch)
     if coded is not None:
         down_codes(record, bias, hidden, width, share, first, last, inner, these, out, scratch)
+    if packed is not None:
+        after = first + block * load(base + 8 * THREADS)
+        after = after if after < hidden else first
+        down_bf12(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
 
 
 @compiled

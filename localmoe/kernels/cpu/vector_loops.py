@@ -35,6 +35,11 @@ def load_at(builder: Any, address: Any, kind: Any, align: int) -> Any:
     return loaded
 
 
+def keep_order(builder: Any) -> None:
+    """No instruction, but LLVM moves no load from one side of it to the other."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+
 def row_addresses(builder: Any, base: Any, pitch: Any, rows: Any, count: int) -> list[Any]:
     """Addresses of `count` rows of `pitch` bytes; `rows`: address of their int32 numbers."""
     places = [load_at(builder, builder.add(rows, const(4 * i)), I32, 4) for i in range(count)]
@@ -74,6 +79,12 @@ def loop(
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once where the processor can."""
     return builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+
+
+def multiply_add_pairs(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """c and the products of bfloat16 pairs, two for each lane, see processor.HAS_BF16_DOTS."""
+    kind = ir.FunctionType(VECTOR, [a.type, b.type, VECTOR])
+    return builder.asm(kind, "vdpbf16ps $2, $1, $0", "=v,v,v,0", [a, b, c], False)
 
 
 def widened(builder: Any, words: Any, is_bfloat: bool) -> Any:

@@ -41,7 +41,6 @@ from localmoe.kernels.cpu.control import (
     BUSY_TICKS,
     DENSE,
     FINISHED,
-    GATE_UP_ROWS,
     HOLD,
     JOBS,
     OWNER,
@@ -52,7 +51,7 @@ from localmoe.kernels.cpu.control import (
     TICKET,
 )
 from localmoe.kernels.cpu.fetch_ahead import claim, fetch_ahead
-from localmoe.kernels.cpu.tasks import dense_task, down_task, gate_up_task, weight_bytes, wider
+from localmoe.kernels.cpu.tasks import dense_task, down_task, gate_up_size, gate_up_task, weight_bytes
 from localmoe.kernels.mailbox import HEAD_LAYER, HEAD_TOKENS
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ def _work(
     head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
     ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
-    dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
+    packed: Any, dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
 ) -> int:  # fmt: skip
     """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0; where
     `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not it was
@@ -88,8 +87,9 @@ def _work(
         scratch: float32 (threads, 4, n).
         dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
             neither such a job comes nor a product with float32 weights.
-        columned, rowed, coded: a word of the weights' kind (see atoms.value) if they are 16-bit and
-            transposed, 16-bit and not, or in MXFP4; None for the others, whose code is not compiled.
+        columned, rowed, coded, packed: a word of the weights' kind (see atoms.value) if they are 16-bit and
+            transposed, 16-bit and not, in MXFP4, or in BF12; None for the others, whose code is not
+            compiled.
 
     Returns:
         STOPPED or PARKED.
@@ -102,8 +102,8 @@ def _work(
         if job > last:
             _job(
                 me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, dense, attend,
-                factors, steps, like, control,
+                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed, dense,
+                attend, factors, steps, like, control,
             )  # fmt: skip
             last = job
             quiet = ticks()
@@ -115,7 +115,7 @@ def _work(
             continue
         if columned is None and load(foretold) != told:
             told = load(foretold)
-            fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control, coded)
+            fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control, coded, packed)
             continue
         waited = ticks() - quiet
         if waited > park_ticks and load(base + 8 * HOLD) == 0:
@@ -142,15 +142,15 @@ def _withdraw(ticket: int, job: int) -> None:
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, dense: Any,
-    attend: Any, factors: Any, steps: Any, like: Any, control: Any,
+    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, packed: Any,
+    dense: Any, attend: Any, factors: Any, steps: Any, like: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
         _withdraw(base + 8 * TICKET, job)
         prepare(
             job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
-            scratch.shape[0], columned, rowed, coded, control,
+            scratch.shape[0], columned, rowed, coded, packed, control,
         )  # fmt: skip
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
     begun = False
@@ -165,16 +165,17 @@ def _job(
             return
         if not begun:  # first what this thread has in its cache
             begun = True
-            columns, size = 0, GATE_UP_ROWS * wider(columned, coded)
+            columns, size = 0, gate_up_size(columned, coded, packed)
             for block in range(me, control[AHEAD_BLOCKS], scratch.shape[0]):
                 if claim(claims, block, job):
                     columns += min(size, control[AHEAD_COLUMNS] - block * size)
                     gate_up_task(
                         control[AHEAD_FIRST] + block, base, head, entries, pairs, words, shape, numbers,
                         records, sizes, x, inner, rows, starts, ready, scratch[me], columned, rowed, coded,
+                        packed,
                     )  # fmt: skip
             if columns > 0:
-                add(base + 8 * AHEAD_BYTES, weight_bytes(columns * 2 * x.shape[1], coded))
+                add(base + 8 * AHEAD_BYTES, weight_bytes(columns * 2 * x.shape[1], coded, packed))
             continue
         drawn = ticket & _DRAWN
         if drawn >= control[TASKS_A] + control[TASKS_B]:
@@ -189,7 +190,7 @@ def _job(
                 continue
             gate_up_task(
                 task, base, head, entries, pairs, words, shape, numbers, records, sizes, x, inner, rows,
-                starts, ready, scratch[me], columned, rowed, coded,
+                starts, ready, scratch[me], columned, rowed, coded, packed,
             )  # fmt: skip
         else:
             if head[HEAD_LAYER] == DENSE:
@@ -200,7 +201,7 @@ def _job(
             else:
                 down_task(
                     drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
-                    inner, starts, ready, scratch[me], columned, rowed, coded,
+                    inner, starts, ready, scratch[me], columned, rowed, coded, packed,
                 )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
                 if head[HEAD_LAYER] >= 0:
@@ -225,7 +226,7 @@ def _entry(sources: int, *, kept: bool) -> Any:
 def _sources() -> int:
     """A number that changes with any file that the compiled code comes from."""
     folder = Path(__file__).parent
-    above = [folder.parent / name for name in ("mailbox.py", "mxfp4_tiles.py")]
+    above = [folder.parent / name for name in ("mailbox.py", "mxfp4_tiles.py", "bf12_tiles.py")]
     files = [*sorted(folder.glob("*.py")), *above]
     return zlib.crc32(b"".join(file.read_bytes() for file in files))
 

@@ -1,0 +1,124 @@
+"""Dot products of a strip of 16 rows of a matrix in BF12 (kernels.bf12_tiles) with one, two or four tokens at
+once, in one pass over the strip, from its first byte to its last: memory is fastest that way, also where not
+all sums stay in registers.
+
+Weights are not decoded to memory, nor multiplied by their rows' scales: sums are. A weight's bytes are a
+bfloat16 near the smallest there are, so activations are kept RAISED, for products that are far from both ends
+of float32, and lie as vectors of weights want them, see bf12_vectors.place. Products are exact, sums float32;
+a token's sum is the same whatever other tokens are with it. Strays are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, UP
+from localmoe.kernels.cpu.atoms import prefetch
+from localmoe.kernels.cpu.bf12_vectors import RAISED, TILE_BYTES, weights
+from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
+from localmoe.kernels.cpu.strip_vectors import PARTS, TOGETHER, WORDS, activations, store_totals
+from localmoe.kernels.cpu.vector_loops import (
+    F32,
+    I8,
+    LINE,
+    const,
+    keep_order,
+    load_at,
+    loop,
+    multiply_add,
+    multiply_add_pairs,
+    row_addresses,
+    zeros,
+)
+
+_ROW_BYTES = 4 * WORDS  # of a plane
+_VECTORS, _LINES = TILE_ROWS // TOGETHER, TILE_BYTES // LINE
+_AHEAD = 4  # tiles fetched before they are used
+
+
+class _Tile:
+    """Writes the code of a strip's tiles. codes, following: addresses of the first one's, and of what is read
+    after the last one's. tokens: addresses of rows of x."""
+
+    def __init__(
+        self, builder: Any, pairwise: bool, codes: Any, following: Any, tiles: Any, tokens: list[Any]
+    ) -> None:
+        self.builder = builder
+        self.pairwise = pairwise
+        self.codes = codes
+        self.following = following
+        self.tiles = tiles
+        self.tokens = tokens
+
+    def turn(self, tile: Any, sums: list[Any]) -> list[Any]:
+        """Add a tile's products to the sums, one vector for TOGETHER rows and a token."""
+        b = self.builder
+        at, wanted = b.add(self.codes, b.mul(tile, const(TILE_BYTES))), self._wanted_after(tile)
+        width = TILE_COLUMNS * (2 if self.pairwise else 4)
+        inputs = [b.add(token, b.mul(tile, const(width))) for token in self.tokens]
+        add = multiply_add_pairs if self.pairwise else multiply_add
+        for vector in range(_VECTORS):
+            keep_order(b)  # where registers are few, rows that are begun together lose theirs to each other
+            # a few at a time: many at once wait for each other, and what is computed waits for them; into the
+            # second cache, which has more of them under way than the first one
+            for line in range(vector * _LINES // _VECTORS, (vector + 1) * _LINES // _VECTORS):
+                prefetch(b, b.add(wanted, const(line * LINE)), near=False)
+            for part in range(PARTS):
+                place = b.add(at, const(vector * TOGETHER * _ROW_BYTES + part * 4 * LANES))
+                found = weights(b, place, self.pairwise)
+                for t, token in enumerate(inputs):
+                    i = vector * len(inputs) + t
+                    for step, weight in enumerate(found):
+                        x = activations(b, token, step, part, self.pairwise)
+                        sums[i] = add(b, weight, x, sums[i])
+        return sums
+
+    def _wanted_after(self, tile: Any) -> Any:
+        """Address of the tile that is _AHEAD further on."""
+        b = self.builder
+        ahead = b.add(tile, const(_AHEAD))
+        beyond = b.sub(ahead, self.tiles)
+        inside = b.add(self.codes, b.mul(ahead, const(TILE_BYTES)))
+        outside = b.add(self.following, b.mul(beyond, const(TILE_BYTES)))
+        return b.select(b.icmp_signed("<", beyond, const(0)), inside, outside)
+
+
+def _factors(builder: Any, scales: Any) -> list[tuple[Any, Any]]:
+    """What each row's sums are multiplied by; first what makes them moderate. scales: address."""
+    rest = ir.Constant(F32, UP / RAISED)
+    return [(rest, load_at(builder, builder.add(scales, const(4 * r)), F32, 4)) for r in range(TILE_ROWS)]
+
+
+def _make(tokens: int) -> Any:
+    @intrinsic
+    def tile(
+        context: Any, x: Any, codes: Any, scales: Any, following: Any, base: Any, pitch: Any, rows: Any,
+        tiles: Any, out: Any, out_pitch: Any,
+    ) -> Any:  # fmt: skip
+        pairwise = x.dtype == types.uint16
+        if pairwise and not HAS_BF16_DOTS:
+            raise TypeError("this processor wants activations in float32")
+
+        def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+            codes, scales, following, base, pitch, rows, tiles, out, out_pitch = arguments[1:]
+            inputs = row_addresses(builder, base, pitch, rows, tokens)
+            made = _Tile(builder, pairwise, codes, following, tiles, inputs)
+            sums = loop(builder, const(0), tiles, 1, zeros(_VECTORS * tokens), made.turn)
+            factors = _factors(builder, scales)
+            store_totals(builder, sums, tokens, out, out_pitch, factors)
+            return ir.Constant(I8, 0)
+
+        return types.int8(x, *[types.int64] * 9), generate
+
+    return tile
+
+
+# tile(x, codes, scales, following, base, pitch, rows, tiles, out, out_pitch): out[r][t] = row r of the strip
+# . token t. x: an array, for its dtype alone. codes, scales, following: addresses of the strip's, and of what
+# is read next. base, pitch: x's address and its bytes a row. rows: address of int32 rows of x. tiles: of 64
+# columns, the first ones. out, out_pitch: address of float32 (16, at least tokens) and its bytes a row.
+bf12_dots_1, bf12_dots_2, bf12_dots_4 = _make(1), _make(2), _make(4)
