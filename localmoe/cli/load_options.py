@@ -35,6 +35,11 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         "that is less",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--no-packing",
+        action="store_true",
+        help="keep bfloat16 experts in 16 bits a weight; default: in 12, without loss, where that can be",
+    )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
 
 
@@ -113,6 +118,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = DEFAULTS.policy) ->
         draft_dir=args.draft,
         draft_bits=DEFAULTS.draft_bits if args.draft_bits is None else args.draft_bits,
         emulated_link_bytes_per_s=args.emulated_link,
+        pack_experts=not args.no_packing,
         device=args.device,
         dtype=args.dtype,
     )

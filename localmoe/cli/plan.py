@@ -9,6 +9,7 @@ from localmoe.cli.load_options import engine_config
 from localmoe.cli.model_rows import size_rows
 from localmoe.cli.output import print_json, print_pairs
 from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
 from localmoe.engine.planning import prepare_model
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
@@ -52,7 +53,7 @@ def run_plan(args: argparse.Namespace) -> None:
         f"{footprint.name} ({footprint.architecture})",
         [
             *size_rows(footprint),
-            ("Host RAM for experts", format_bytes(plan.host_bytes)),
+            ("Host RAM for experts", format_bytes(plan.host_bytes) + _form(footprint)),
             ("Device", str(prepared.compute.device)),
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
@@ -66,6 +67,11 @@ def run_plan(args: argparse.Namespace) -> None:
             *_predictions(limits),
         ],
     )
+
+
+def _form(footprint: ModelFootprint) -> str:
+    """In which they are kept, if it is not the checkpoint's own."""
+    return ", packed into 12 bits a weight without loss" if footprint.keeps_bf12 else ""
 
 
 def _slots(plan: MemoryPlan) -> list[tuple[str, object]]:

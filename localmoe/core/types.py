@@ -27,7 +27,7 @@ class ModelFootprint:
         num_experts: routed experts a MoE layer.
         experts_per_token: experts that the router picks (top-k).
         expert_params: parameters of one routed expert (weights; biases stay with the shared part).
-        expert_bytes: one routed expert in its host record, as 16-bit (or original) weights, or in MXFP4.
+        expert_bytes: one routed expert in its host record, as 16-bit (or original) weights, or in codes.
         shared_params: parameters of everything else (attention, norms, embeddings, routers, shared
             experts, biases).
         shared_bytes: bytes of the same in the checkpoint's dtype.
@@ -37,6 +37,8 @@ class ModelFootprint:
         hidden_size, vocab_size: dimensions that size the workspace.
         can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
+        bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
+            weight, without loss; 0 of others.
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
@@ -58,6 +60,7 @@ class ModelFootprint:
     vocab_size: int
     can_rollback: bool
     mxfp4_expert_bytes: int = 0
+    bf12_expert_bytes: int = 0
     linear_params: int = 0
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
@@ -67,13 +70,24 @@ class ModelFootprint:
         """Whether experts are kept in MXFP4, in host records and slots alike."""
         return self.expert_bytes == self.mxfp4_expert_bytes
 
-    def in_mxfp4(self) -> ModelFootprint:
-        """The same with experts kept as they are published, if that is in MXFP4."""
-        return replace(self, expert_bytes=self.mxfp4_expert_bytes) if self.mxfp4_expert_bytes else self
+    @property
+    def keeps_bf12(self) -> bool:
+        """Whether experts are packed into twelve bits a weight, likewise."""
+        return self.expert_bytes == self.bf12_expert_bytes
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether slots hold what records hold, whatever is computed in."""
+        return self.keeps_mxfp4 or self.keeps_bf12
+
+    def in_codes(self, *, packing: bool = True) -> ModelFootprint:
+        """The same with experts kept as they are published, if that is in MXFP4, or packed."""
+        packed = self.bf12_expert_bytes if packing else 0
+        return replace(self, expert_bytes=self.mxfp4_expert_bytes or packed or self.expert_bytes)
 
     def in_16_bits(self) -> ModelFootprint:
-        """The same with experts decoded, if they are kept in MXFP4."""
-        return replace(self, expert_bytes=2 * self.expert_params) if self.keeps_mxfp4 else self
+        """The same with experts decoded, if they are kept in codes."""
+        return replace(self, expert_bytes=2 * self.expert_params) if self.keeps_codes else self
 
     @property
     def total_experts(self) -> int:

@@ -124,7 +124,7 @@ def make_runner(
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout
         activation = _activation(skeleton, layer)
-        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, activation, layout.mxfp4)
+        shape = ExpertShape(layout.hidden, layout.inner, layout.transposed, activation, layout.form)
         shapes.append(shape)
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     stage, block = None, min(stage_block(shape) for shape in shapes)
@@ -141,7 +141,7 @@ def make_runner(
     cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
-        context=context, draft=form_of(draft), mxfp4=shapes[0].mxfp4, lane=lane is not None,
+        context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
         synthetic=synthetic,
     )  # fmt: skip
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -29,9 +30,10 @@ from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
 from localmoe.engine.live import LiveView
-from localmoe.engine.loading import EngineParts, assemble, new_memory, out_of_memory
+from localmoe.engine.loading import EngineParts, new_memory, out_of_memory
 from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
+from localmoe.engine.packing import load_parts
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.stepping import make_stepper
 from localmoe.engine.switching import apply_switches
@@ -81,9 +83,8 @@ class Engine(AbstractContextManager["Engine"]):
                 read.
         """
         config = config or EngineConfig()
-        prepared = prepare_model(model, config)
-        encoder = prepared.source.encoder()
-        return cls(assemble(prepared, config, progress=progress, cancel=cancel), config, encoder)
+        prepare = partial(prepare_model, model)
+        return cls(*load_parts(prepare, config, progress=progress, cancel=cancel))
 
     @classmethod
     def load_shape(
@@ -103,9 +104,8 @@ class Engine(AbstractContextManager["Engine"]):
         """
         config = config or EngineConfig()
         shape = find_shape(shape) if isinstance(shape, str) else shape
-        prepared = prepare_shape(shape, config, synthetic or SyntheticSettings())
-        encoder = prepared.source.encoder()
-        return cls(assemble(prepared, config, progress=progress, cancel=cancel), config, encoder)
+        prepare = partial(prepare_shape, shape, synthetic=synthetic or SyntheticSettings())
+        return cls(*load_parts(prepare, config, progress=progress, cancel=cancel))
 
     @property
     def _loaded(self) -> EngineParts:

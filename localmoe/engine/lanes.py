@@ -124,7 +124,7 @@ def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch
     from localmoe.kernels.gpu.routed_experts import split_quantum
 
     layouts = store.layouts
-    quanta = [split_quantum(layout.inner, layout.mxfp4) for layout in layouts]
+    quanta = [split_quantum(layout.inner, layout.form) for layout in layouts]
     activations = [detect_activation(experts.module) for experts in skeleton.experts]
     interleaved = [activation is not None and activation.interleaved for activation in activations]
     rests = RestBlock(layouts, interleaved, quanta, store.dtype, device)

@@ -29,6 +29,8 @@ def log_loaded(info: EngineInfo, plan: MemoryPlan, footprint: ModelFootprint) ->
 
 def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     """How a budget is divided."""
+    if footprint.keeps_bf12:
+        _LOG.info("experts are packed into 12 bits a weight, without loss")
     if plan.in_place:
         _LOG.info(
             "RAM: experts %s, computed there; shared weights %s, draft %s, KV cache %s, workspace %s",
@@ -81,3 +83,8 @@ def log_answer(reason: str, stats: GenerationStats) -> None:
     if stats.stall_s is not None:
         parts.append(f"waited {stats.stall_s:.2f} s")
     _LOG.info("answer ended (%s): %s", reason, ", ".join(parts))
+
+
+def log_unpackable(name: str, reason: str) -> None:
+    """A load begins again, with experts in 16 bits."""
+    _LOG.warning("the experts of %s cannot be packed (%s): they are loaded in 16 bits", name, reason)

@@ -15,7 +15,7 @@ from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
-from localmoe.model.footprint import can_keep_mxfp4
+from localmoe.model.footprint import can_keep_mxfp4, can_pack
 from localmoe.model.random_weights import (
     STORED_DTYPE,
     fill_random,
@@ -59,6 +59,13 @@ class RandomSource:
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """As the real model is published."""
         return can_keep_mxfp4(skeleton, self.stored_dtype)
+
+    def can_pack(self, skeleton: Skeleton) -> bool:
+        """Normal weights have few strays."""
+        return can_pack(skeleton, self.stored_dtype)
+
+    def never_pack(self) -> None:
+        """Other seeds may."""
 
     def load_weights(
         self,

@@ -123,7 +123,7 @@ def _missing_stamp(prepared: PreparedModel, config: EngineConfig) -> CompiledSta
 
     stamp = stamp_of(
         prepared.skeleton.model.config, compute.dtype, compute.device,
-        mxfp4=prepared.skeleton.experts[0].layout.mxfp4,
+        form=prepared.skeleton.experts[0].layout.form,
         context=prepared.plan.context, draft=_draft_form(prepared, config),
         lane=lane_is_likely(prepared, config), synthetic=prepared.synthetic,
     )  # fmt: skip

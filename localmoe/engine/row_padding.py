@@ -39,7 +39,7 @@ def row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
         for layer, experts in enumerate(skeleton.experts)
         if (layer == 0 or experts.layout != layout) and not prepared.plan.in_place
     ]
-    views = [view for layer in layers for view in store.views(ExpertKey(layer, 0))]
+    views = [view for layer in layers for view in store.weights(ExpertKey(layer, 0))]
     matrices = [view.to(device=compute.device, dtype=compute.dtype) for view in views]
     situation = _what_decides(prepared, matrices)
     known = FILE.read().get(situation)

@@ -15,6 +15,7 @@ import torch
 from localmoe.chat.prompt import Encoder, PromptEncoder
 from localmoe.core.draft_config import DraftForm, DraftSettings, GptqSettings
 from localmoe.core.errors import DraftError
+from localmoe.core.remembered import Remembered
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.default_drafts import default_form, default_places
 from localmoe.engine.draft_layers import DraftLayers
@@ -30,7 +31,7 @@ from localmoe.engine.end_tokens import find_end_tokens
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.model.footprint import can_keep_mxfp4, checkpoint_dtype
+from localmoe.model.footprint import can_keep_mxfp4, can_pack, checkpoint_dtype
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
@@ -38,6 +39,10 @@ from localmoe.model.weight_reader import stored_dtype
 from localmoe.quant.base_check import DraftBase
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.mxfp4 import parameter_of
+
+_UNPACKABLE = Remembered(
+    "unpackable.json", "localmoe unpackable experts 1", "models", "which experts cannot be packed"
+)
 
 
 class ModelSource(Protocol):
@@ -56,6 +61,12 @@ class ModelSource(Protocol):
 
     def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
         """Whether experts are published in MXFP4 and can be kept so."""
+
+    def can_pack(self, skeleton: Skeleton) -> bool:
+        """Whether experts can be kept in BF12, as far as is known before they are read."""
+
+    def never_pack(self) -> None:
+        """Remember that they cannot."""
 
     def has_wide_matrices(self) -> bool:
         """Whether matrices are stored in more than `stored_dtype` holds."""
@@ -138,6 +149,21 @@ class CheckpointSource:
         """If all of them are, in shapes that records can have."""
         stored = sum(bool(parameter_of(name)) for name in self.checkpoint.tensors)
         return can_keep_mxfp4(skeleton, self.stored_dtype) and stored == 2 * len(skeleton.experts)
+
+    def can_pack(self, skeleton: Skeleton) -> bool:
+        """By shapes, and what an earlier load has found."""
+        return can_pack(skeleton, self.stored_dtype) and self._identity not in _UNPACKABLE.read()
+
+    def never_pack(self) -> None:
+        """In localmoe's home."""
+        _UNPACKABLE.keep(self._identity, self.name)
+
+    @property
+    def _identity(self) -> str:
+        """Of these files."""
+        files = {header.file for header in self.checkpoint.tensors.values()}
+        newest = max((file.stat().st_mtime_ns for file in files), default=0)
+        return f"{self.checkpoint.folder} {self.checkpoint.total_bytes} {newest}"
 
     def has_wide_matrices(self) -> bool:
         """By their headers."""

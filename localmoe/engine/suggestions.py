@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.types import ModelFootprint
+from localmoe.experts.records import RecordLayout
 
 NUM_PROPOSED = 3
 _FAST_ENOUGH = 5.0  # tokens/s, about what people read at
@@ -29,13 +30,16 @@ def _suggestion(
     vocabulary: int, linear_params: int, file_bytes: int | None = None, mxfp4_expert_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. file_bytes: of an expert as it is published; None: as those."""
+    inner = expert_params // (3 * hidden)
+    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False)
+    packed = layout.bf12_bytes if layout.fits_bf12 and not mxfp4_expert_bytes else 0
     footprint = ModelFootprint(
         name=repo_id, architecture=architecture, num_layers=layers, num_experts=experts,
         experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
         shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=True, mxfp4_expert_bytes=mxfp4_expert_bytes,
-        linear_params=linear_params,
+        bf12_expert_bytes=packed, linear_params=linear_params,
     )  # fmt: skip
     num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))

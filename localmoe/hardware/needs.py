@@ -80,7 +80,7 @@ def device_needs(
 
     positions = kv_positions(context)
     unpacked_bytes = footprint.expert_params * compute_bytes
-    slot_bytes = footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked_bytes
+    slot_bytes = footprint.expert_bytes if footprint.keeps_codes else unpacked_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
     chunk = DEVICE_PREFILL_CHUNK if whole_passes else PREFILL_CHUNK
     tokens = max(min(chunk, context), max_window)

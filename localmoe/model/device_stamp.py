@@ -11,6 +11,7 @@ import transformers
 from localmoe.core.draft_config import DraftForm
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.synthetic import SyntheticModel
 
 # of a config: what names things, and what is read on the host only
@@ -24,7 +25,7 @@ def stamp_of(
     *,
     context: int,
     draft: DraftForm | None,
-    mxfp4: bool,
+    form: WeightForm,
     lane: bool,
     synthetic: SyntheticModel | None,
 ) -> CompiledStamp:
@@ -35,7 +36,7 @@ def stamp_of(
         dtype: that passes compute in.
         context: positions of the cache.
         draft: form of the low-bit draft; None without one.
-        mxfp4: whether experts are read as codes.
+        form: of the experts' records.
         lane: whether the CPU computes experts.
         synthetic: routes in the routers' place, from tensors of other strides.
     """
@@ -46,7 +47,7 @@ def stamp_of(
         "dtype": str(dtype),
         "context": context,
         "draft": None if draft is None else [draft.bits, draft.group_size, draft.codebook],
-        "mxfp4": mxfp4,
+        "form": form.value,
         "lane": lane,
         "routed": synthetic is not None and synthetic.settings.routing is not None,
     }

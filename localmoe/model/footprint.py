@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal
 from weakref import ReferenceType, ref
 
@@ -17,6 +18,7 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.activations import detect_activation
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
@@ -61,6 +63,7 @@ def measure_footprint(
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
+        bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
     )
 
@@ -78,6 +81,17 @@ def can_keep_mxfp4(skeleton: Skeleton, stored: torch.dtype) -> bool:
     weights in bfloat16, of which the kernel makes what it multiplies those with."""
     fits = stored == torch.bfloat16 and all(experts.layout.fits_mxfp4 for experts in skeleton.experts)
     return fits and is_packed(skeleton.config.to_dict())
+
+
+def can_pack(skeleton: Skeleton, stored: torch.dtype) -> bool:
+    """Whether experts can be kept in BF12, as far as shapes and this machine tell: of bfloat16, not published
+    in other codes, and with gate's rows before up's."""
+    if stored != torch.bfloat16 or is_packed(skeleton.config.to_dict()) or find_spec("numba") is None:
+        return False
+    activations = (detect_activation(experts.module) for experts in skeleton.experts)
+    if any(activation is None or activation.interleaved for activation in activations):
+        return False
+    return all(experts.layout.fits_bf12 for experts in skeleton.experts)
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:

@@ -45,6 +45,7 @@ def load_weights(
         CheckpointError: tensors are missing, have another shape, or cannot be read.
         HardwareError: the driver refuses to pin.
         LoadCancelledError: `cancel` was set.
+        UnpackableError: experts were to be packed and cannot be.
     """
     if cancel is not None and cancel.is_set():
         raise LoadCancelledError("Loading the model was cancelled.")

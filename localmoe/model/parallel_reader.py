@@ -21,6 +21,7 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
 from localmoe.model.weight_reader import WeightReader, stored_dtype
 from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode_into
@@ -29,6 +30,7 @@ MAX_THREADS = 8
 PIECE_BYTES = 16 << 20  # at most, of a read straight into its place: cancelling waits for one a thread
 STAGED_BYTES = 4 << 20  # at most, of a read through a buffer, of which each thread has one
 DECODED_BYTES = 1 << 20  # at most, of weights that are made of MXFP4 at once: they stay in a core's cache
+PACKED_BYTES = 1 << 20  # the same of weights that are packed
 _POLL_S = 0.05  # between looks at `cancel` while nothing finishes
 
 
@@ -81,7 +83,22 @@ class BlocksPiece:
         return self.num_blocks * (BLOCK_BYTES + 1)
 
 
-AnyPiece: TypeAlias = Piece | BlocksPiece
+@dataclass(frozen=True, slots=True)
+class PackedPiece:
+    """Stored elements from `first_element` on, all of a matrix that is kept in BF12."""
+
+    header: TensorHeader
+    first_element: int
+    target: Bf12Matrix
+    layer: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.target.rows * self.target.columns * stored_dtype(self.header).itemsize
+
+
+AnyPiece: TypeAlias = Piece | BlocksPiece | PackedPiece
 
 
 def split_read(
@@ -130,8 +147,8 @@ def read_pieces(
     """Read all pieces; `finished` is called after each, in the calling thread. No thread outlives the call.
 
     Raises:
-        CheckpointError: a file cannot be read. LoadCancelledError: `cancel` was set. Whatever `finished`
-            raises.
+        CheckpointError: a file cannot be read. LoadCancelledError: `cancel` was set. UnpackableError: a
+            matrix cannot be packed. Whatever `finished` raises.
     """
     ordered = sorted(pieces, key=lambda piece: (piece.header.file, piece.header.offset, piece.first_element))
     work = _Work(deque(ordered), SimpleQueue(), threading.Event())
@@ -194,6 +211,8 @@ def _read(reader: WeightReader, piece: AnyPiece, staging: Tensor) -> Tensor:
     """Read one piece; returns the buffer to use for the next."""
     if isinstance(piece, BlocksPiece):
         return _read_blocks(reader, piece, staging)
+    if isinstance(piece, PackedPiece):
+        return _read_packed(reader, piece, staging)
     stored = stored_dtype(piece.header)
     if _is_direct(piece.target, stored):
         reader.read_part(piece.header, piece.first_element, piece.target)
@@ -217,6 +236,20 @@ def _read_blocks(reader: WeightReader, piece: BlocksPiece, staging: Tensor) -> T
         decode_into(blocks.view(rows, -1, BLOCK_BYTES), scales, piece.target[first : first + rows])
     else:
         piece.target.put(first, blocks.view(rows, -1), scales)
+    return staging
+
+
+def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> Tensor:
+    """Some strips of rows after the other, so that they are packed while a core's cache holds them."""
+    stored, columns = stored_dtype(piece.header), piece.target.columns
+    row_bytes = columns * stored.itemsize
+    rows = max(1, PACKED_BYTES // row_bytes // TILE_ROWS) * TILE_ROWS
+    staging = _at_least(rows * row_bytes, staging)
+    for first in range(0, piece.target.rows, rows):
+        count = min(rows, piece.target.rows - first)
+        part = staging[: count * row_bytes].view(stored).view(count, columns)
+        reader.read_part(piece.header, piece.first_element + first * columns, part)
+        piece.target.put(first, part.to(torch.bfloat16))
     return staging
 
 

@@ -5,8 +5,9 @@ the device. transformers' own conversion mapping says so, so no architecture is 
 from __future__ import annotations
 
 import copy
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +26,10 @@ from localmoe.core.errors import CheckpointError
 from localmoe.core.types import ExpertKey
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
+from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
-from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_read
+from localmoe.model.parallel_reader import AnyPiece, PackedPiece, split_blocks, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
@@ -121,7 +123,12 @@ class Placement:
             return
         target = self._experts[key]
         for expert in range(self._store.num_experts):
-            self._weights(key, target, expert).copy_(tensor[expert])
+            if self._store.layouts[target.layer].bf12:
+                matrices = self._packed(target, expert)
+                for matrix, rows in zip(matrices, tensor[expert].chunk(len(matrices)), strict=True):
+                    matrix.put(0, rows.to(torch.bfloat16).contiguous())
+            else:
+                self._weights(key, target, expert).copy_(tensor[expert])
         self._elements[key] = tensor.numel()
 
     def _place(self, header: TensorHeader, tensors: Mapping[str, TensorHeader]) -> None:
@@ -142,8 +149,13 @@ class Placement:
             raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
         if key in self._experts:  # (E, ...) in the checkpoint as in the module
             for expert in range(self._store.num_experts):
+                size = math.prod(expected[1:])
+                if self._store.layouts[self._experts[key].layer].bf12:
+                    packed = self._packed(self._experts[key], expert)
+                    self._read_packed(key, header, expert, 0, packed, expert * size)
+                    continue
                 view = self._weights(header.name, self._experts[key], expert)
-                self._read_expert(key, header, expert, 0, view, expert * view.numel())
+                self._read_expert(key, header, expert, 0, view, expert * size)
         else:
             self._reads[key, -1, -1] = list(split_read(header, self._make(key)))
 
@@ -163,6 +175,9 @@ class Placement:
                 f"Tensor {header.name} names no expert of this model: download the model again."
             )
         target, slab = self._experts[key], converter.source_patterns.index(pattern)
+        if self._store.layouts[target.layer].bf12:
+            self._place_packed(key, header, expert, slab, converter)
+            return
         view = self._weights(header.name, target, expert)
         if len(operations) == 2:
             dim = converter.operations[1].dim - 1  # without the expert dimension
@@ -171,6 +186,21 @@ class Placement:
         if tuple(header.shape) != tuple(view.shape):
             raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, view.shape)
         self._read_expert(key, header, expert, slab, view, 0)
+
+    def _place_packed(
+        self, key: str, header: TensorHeader, expert: int, slab: int, converter: WeightConverter
+    ) -> None:
+        """All of an expert's matrices of this parameter, or the one that a slab is."""
+        packed = self._packed(self._experts[key], expert)
+        if len(converter.operations) == 2:
+            slabs = len(converter.source_patterns)
+            if converter.operations[1].dim != 1 or slabs != len(packed):
+                raise UnpackableError(f"{key} is made of {slabs} slabs")
+            packed = packed[slab : slab + 1]
+        expected = sum(matrix.rows for matrix in packed), packed[0].columns
+        if tuple(header.shape) != expected:
+            raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
+        self._read_packed(key, header, expert, slab, packed, 0)
 
     def _place_blocks(self, key: str, blocks: TensorHeader, scales: TensorHeader | None) -> None:
         """A parameter of all experts in MXFP4, whose blocks lie along a row: the sum's dimension."""
@@ -196,6 +226,24 @@ class Placement:
                 f"Tensor {name} has weights that {self._folder} has in MXFP4 too: download the model again."
             )
         return self._store.views(ExpertKey(target.layer, expert))[target.part]
+
+    def _packed(self, target: ExpertTarget, expert: int) -> Sequence[Bf12Matrix]:
+        """gate and up, or down alone, of an expert."""
+        gate, up, down = self._store.bf12_views(ExpertKey(target.layer, expert))
+        return (gate, up) if target.part == 0 else (down,)
+
+    def _read_packed(
+        self, key: str, header: TensorHeader, expert: int, slab: int, packed: Sequence[Bf12Matrix], first: int
+    ) -> None:
+        """first: the element of the tensor that the first matrix begins with."""
+        place, layer = (key, expert, slab), self._experts[key].layer
+        pieces: list[AnyPiece] = []
+        for matrix in packed:
+            pieces.append(PackedPiece(header, first, matrix, layer))
+            first += matrix.rows * matrix.columns
+        if place not in self._reads:
+            self._elements[key] += sum(matrix.rows * matrix.columns for matrix in packed)
+        self._reads[place] = pieces
 
     def _read_expert(
         self, key: str, header: TensorHeader, expert: int, slab: int, view: Tensor, first_element: int

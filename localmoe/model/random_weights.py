@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from localmoe.core.errors import LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.records import RecordLayout
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
@@ -27,6 +29,7 @@ STORED_DTYPE = torch.bfloat16
 SPREAD = 0.02  # standard deviation of all random weights
 _SHIFT_BYTES = 128  # between the beginnings of two experts in the random block: a cache line and more
 _MAX_THREADS = 16
+_DRAWN_EXPERTS = 8
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
 
@@ -42,7 +45,8 @@ def fill_random(
 ) -> None:
     """Shared weights: matrices normal(0, 0.02), norms 1, biases 0, drawn on `device`. Experts: all are
     windows of one normal(0, 0.02) block at places of their own, so filling costs a copy; in MXFP4 their codes
-    are, each alike likely.
+    are, each alike likely; packed, an expert is one of a few that are drawn, its strips in an order of its
+    own.
 
     Raises:
         LoadCancelledError: `cancel` was set.
@@ -87,6 +91,9 @@ def _fill_records(
     cancel: threading.Event | None,
 ) -> None:
     assert store.dtype == STORED_DTYPE, "a record of weights begins after a whole number of them"
+    if store.layouts[0].bf12:
+        _fill_packed(store, generator, progress, cancel)
+        return
     shifts = store.num_layers * store.num_experts * _SHIFT_BYTES // store.word.itemsize
     block = torch.empty(store.largest_record + shifts, dtype=store.word, device=device)
     if store.word == torch.uint8:
@@ -105,6 +112,51 @@ def _fill_records(
             for matrix in store.mxfp4_views(key):
                 matrix.scales.fill_(_MXFP4_SCALE)
 
+    _fill_all(store, fill, progress, cancel)
+
+
+def _fill_packed(
+    store: HostStore,
+    generator: torch.Generator,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> None:
+    """Layers may differ in shape, so each shape has drawn experts of its own."""
+    drawn: dict[RecordLayout, list[Tensor]] = {}
+    for layout in dict.fromkeys(store.layouts):
+        drawn[layout] = [_drawn_record(layout, generator) for _ in range(_DRAWN_EXPERTS)]
+
+    def fill(layer: int, expert: int) -> None:
+        layout, number = store.layouts[layer], layer * store.num_experts + expert
+        which, turn = number % _DRAWN_EXPERTS, number // _DRAWN_EXPERTS
+        record, source = store.record(ExpertKey(layer, expert)), drawn[layout][which]
+        for to, matrix in zip(layout.bf12_views(record), layout.bf12_views(source), strict=True):
+            strips = len(matrix.codes)
+            for parts in zip(to.by_strip, matrix.by_strip, strict=True):
+                new, old = (part.numpy() for part in parts)
+                at = turn % strips
+                # without the GIL, so the threads share the first touch of the pages
+                np.copyto(new[: strips - at], old[at:])
+                np.copyto(new[strips - at :], old[:at])
+
+    _fill_all(store, fill, progress, cancel)
+
+
+def _drawn_record(layout: RecordLayout, generator: torch.Generator) -> Tensor:
+    record = torch.zeros(layout.bf12_bytes, dtype=torch.uint8)
+    for matrix in layout.bf12_views(record):
+        weights = torch.empty(matrix.rows, matrix.columns, dtype=STORED_DTYPE, device=generator.device)
+        matrix.put(0, weights.normal_(0.0, SPREAD, generator=generator).cpu())
+    return record
+
+
+def _fill_all(
+    store: HostStore,
+    fill: Callable[[int, int], None],
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> None:
+    """fill(layer, expert) for all, by several threads."""
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         for layer in range(store.num_layers):
             if cancel is not None and cancel.is_set():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.model.materialise import float32_names, rebuild_buffers
 from localmoe.model.random_weights import SPREAD
-from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_mxfp4_records
+from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
 
 _LAYER = re.compile(r"^(.*?\.)(\d+)((?:\..*)?)$")
 _LEAST_ROUTED = 2  # MoE layers: rows of tables may be aligned otherwise from the second one on
@@ -68,7 +68,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     cut = skeleton_from_config(config, dtype, what)
     if layer_kinds(cut) != kinds[:depth]:
         raise UnsupportedModelError(f"{what} has layers of other kinds.")
-    return with_mxfp4_records(cut) if skeleton.experts[0].layout.mxfp4 else cut
+    return with_records(cut, skeleton.experts[0].layout.form)
 
 
 def _cut(text: Any, layers: int, depth: int) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import is_packed
 
 _RECURRENT_LAYER_TYPES = {
@@ -56,9 +57,9 @@ class Skeleton:
         return self.config.get_text_config()
 
 
-def with_mxfp4_records(skeleton: Skeleton) -> Skeleton:
-    """The same, its experts kept in MXFP4."""
-    layouts = [replace(experts.layout, mxfp4=True) for experts in skeleton.experts]
+def with_records(skeleton: Skeleton, form: WeightForm) -> Skeleton:
+    """The same, its experts kept in a form."""
+    layouts = [replace(experts.layout, form=form) for experts in skeleton.experts]
     pairs = zip(skeleton.experts, layouts, strict=True)
     return replace(skeleton, experts=tuple(replace(experts, layout=layout) for experts, layout in pairs))
 

@@ -35,10 +35,11 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.kernels import mxfp4_tiles
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.footprint import can_keep_mxfp4, measure_footprint
 from localmoe.model.shapes import ModelShape, find_shape
-from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_mxfp4_records
+from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
 
 CPU = torch.device("cpu")
 INNER, HIDDEN = 192, 128
@@ -68,7 +69,7 @@ def kept(folder: Path) -> tuple[Skeleton, HostStore]:
     source = CheckpointSource.open(str(folder))
     skeleton = source.skeleton(torch.bfloat16)
     assert source.can_keep_mxfp4(skeleton)
-    skeleton = with_mxfp4_records(skeleton)
+    skeleton = with_records(skeleton, WeightForm.MXFP4)
     return skeleton, source.load_weights(skeleton, CPU, progress=None, cancel=None)
 
 
@@ -221,7 +222,7 @@ def test_whether_it_fits_is_told_by_what_is_kept(folders: tuple[Path, Path]) -> 
     shape = RandomSource(find_shape("gpt-oss-20b"), SyntheticSettings())
     skeleton = shape.skeleton(torch.bfloat16)
     assert shape.can_keep_mxfp4(skeleton)
-    layout = with_mxfp4_records(skeleton).experts[0].layout
+    layout = with_records(skeleton, WeightForm.MXFP4).experts[0].layout
     assert known.footprint.mxfp4_expert_bytes == layout.num_bytes(torch.bfloat16)
 
 
@@ -234,7 +235,7 @@ def test_random_weights_spread_as_others_do() -> None:
     source = RandomSource(shape, SyntheticSettings())
     skeleton = skeleton_from_config(shape.config(), torch.bfloat16, "it")
     assert source.can_keep_mxfp4(skeleton)
-    store = source.load_weights(with_mxfp4_records(skeleton), CPU, progress=None, cancel=None)
+    store = source.load_weights(with_records(skeleton, WeightForm.MXFP4), CPU, progress=None, cancel=None)
     weights = [store.weights(ExpertKey(1, expert))[0].float() for expert in range(2)]
     assert all(0.015 < float(matrix.std()) < 0.03 for matrix in weights)
     assert not torch.equal(*weights)

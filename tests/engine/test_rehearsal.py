@@ -38,6 +38,7 @@ from localmoe.experts.lane_code import LaneCode
 from localmoe.kernels.gpu import compiled_stamp
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.gpu.launch import CompilingStopped
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model import device_stamp
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.device_runner import DeviceRunner
@@ -303,7 +304,7 @@ def test_a_loaded_model_has_the_stamp_that_was_looked_for_before(
     config = prepared.skeleton.model.config
     device_stamp.stamp_of(
         config, torch.float16, torch.device("cpu"),
-        context=prepared.plan.context, draft=form, mxfp4=False, lane=False, synthetic=None,
+        context=prepared.plan.context, draft=form, form=WeightForm.PLAIN, lane=False, synthetic=None,
     )  # fmt: skip
     assemble(prepared, CONFIG, progress=None, cancel=None).close()
     assert len(asked) == 2 and asked[0] == asked[1]
