@@ -62,7 +62,7 @@ def measure(shape: str, way: str, args: argparse.Namespace, rate: float) -> None
     """One line."""
     config = EngineConfig(
         device="cpu", draft_length=0, context=args.context, lanes=_WAYS[way],  # type: ignore[arg-type]
-        cpu_threads=args.threads if way == "in place" else None,
+        cpu_threads=args.threads if way == "in place" else None, pack_experts=not args.no_packing,
     )  # fmt: skip
     before, started = psutil.Process().memory_info().rss, time.perf_counter()
     try:
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=3)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, help="in place; default: PyTorch's")
+    parser.add_argument("--no-packing", action="store_true", help="experts in 16 bits")
     parser.add_argument("--pytorch-threads", type=int, help="in place; default: one")
     parser.add_argument("--spin-us", type=float, help="for which the lane's threads look out for a job")
     args = parser.parse_args()

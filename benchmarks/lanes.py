@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--lanes", default="auto")
     parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--no-strict", action="store_true")
+    parser.add_argument("--no-packing", action="store_true", help="experts in 16 bits")
     parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "cpu", "off"])
     parser.add_argument("--complete", nargs="*", default=["on"], choices=["on", "off"])
     args = parser.parse_args()
@@ -224,6 +225,7 @@ def main() -> None:
     config = EngineConfig(
         device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
         cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0,
+        pack_experts=not args.no_packing,
     )  # fmt: skip
     started = time.perf_counter()
     with Engine.load_shape(args.shape, config, settings) as engine:

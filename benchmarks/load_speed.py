@@ -1,8 +1,8 @@
 """How fast do weights reach the expert records, against reading the files alone? Both with the same threads.
 
-Writes a Qwen2-MoE checkpoint of random bytes, one tensor an expert or fused, or a gpt-oss one whose experts
-are in MXFP4 (records are then 3.8 times as large as what is read), and times, with the files in the page
-cache and without:
+Writes a Qwen2-MoE checkpoint of normal weights, one tensor a matrix of an expert or fused, of which records
+are copies, or packed on the way; or a gpt-oss one whose experts are in MXFP4 (records are then 3.8 times as
+large as what is read). It times, with the files in the page cache and without:
 
     read     the files into one buffer a thread that is used again and again: no memory is touched first
     fill     the files into fresh memory of the same size, without looking at what is in them
@@ -38,13 +38,14 @@ import transformers
 
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.loader import load_weights
 from localmoe.model.parallel_reader import num_threads
-from localmoe.model.skeleton import build_skeleton
+from localmoe.model.skeleton import build_skeleton, with_records
 
 HIDDEN, INNER, EXPERTS = 2048, 1408, 60
 OSS_WIDTH, OSS_EXPERTS = 2880, 32
-LAYOUTS = ("experts", "fused", "mxfp4")
+LAYOUTS = ("experts", "fused", "packed", "mxfp4")
 FILE_BYTES = 4 << 30
 CHUNK_BYTES = 4 << 20
 Shapes = dict[str, list[int]]
@@ -58,10 +59,11 @@ def write_checkpoint(folder: Path, gib: float, layout: str) -> Checkpoint:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     shapes: dict[str, list[int]] = {}
-    stored = {"experts": published, "fused": lambda name, shape: {name: shape}, "mxfp4": in_blocks}[layout]
+    stored = {"fused": lambda name, shape: {name: shape}, "mxfp4": in_blocks}.get(layout, published)
     for name, parameter in model.named_parameters():
         shapes |= stored(name, list(parameter.shape))
-    write_files(folder, shapes)
+    weights = torch.randn(32 << 20).mul_(0.02).to(torch.bfloat16).view(torch.uint8)
+    write_files(folder, shapes, None if layout == "mxfp4" else weights.numpy().tobytes())
     return Checkpoint.open(folder)
 
 
@@ -197,9 +199,13 @@ def drop_cache(files: tuple[Path, ...]) -> None:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def time_load(checkpoint: Checkpoint, device: torch.device, *, pin: bool, pin_after: bool) -> float:
+def time_load(
+    checkpoint: Checkpoint, device: torch.device, *, packed: bool, pin: bool, pin_after: bool
+) -> float:
     """Seconds of `load_weights` alone, without the skeleton."""
     skeleton = build_skeleton(checkpoint, torch.bfloat16)
+    if packed:
+        skeleton = with_records(skeleton, WeightForm.BF12)
     start = time.perf_counter()
     store: HostStore = load_weights(skeleton, checkpoint, device=device, pin=pin)
     if pin_after:
@@ -212,7 +218,7 @@ def time_load(checkpoint: Checkpoint, device: torch.device, *, pin: bool, pin_af
 
 
 def measure(
-    checkpoint: Checkpoint, device: torch.device, args: argparse.Namespace, *, cold: bool
+    checkpoint: Checkpoint, device: torch.device, args: argparse.Namespace, *, packed: bool, cold: bool
 ) -> dict[str, float]:
     """Best rates in bytes a second, by what was timed."""
     total = sum(file.stat().st_size for file in checkpoint.files)
@@ -242,7 +248,7 @@ def measure(
     actions = {"read": lambda: read_files(checkpoint.files, None), "fill": fill}
     for name, (pin, after) in loads.items():
         actions[name] = lambda pin=pin, after=after: time_load(  # type: ignore[misc]
-            checkpoint, device, pin=pin, pin_after=after
+            checkpoint, device, packed=packed, pin=pin, pin_after=after
         )
     if not cold:
         read_files(checkpoint.files, None)
@@ -274,7 +280,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as place:
             checkpoint = write_checkpoint(Path(place) / "model", args.gib, layout)
             for cold in (False, True):
-                rates = measure(checkpoint, device, args, cold=cold)
+                rates = measure(checkpoint, device, args, packed=layout == "packed", cold=cold)
                 results.append({"layout": layout, "cold": cold, "bytes": checkpoint.total_bytes, **rates})
                 if not args.json:
                     where = "from disk" if cold else "from the page cache"

@@ -89,7 +89,7 @@ def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) ->
 def footprint_of(shape: str) -> ModelFootprint:
     source = RandomSource(find_shape(shape), SyntheticSettings())
     skeleton = source.skeleton(source.stored_dtype)
-    return measure_footprint(shape, source.stored_dtype, skeleton).in_mxfp4()
+    return measure_footprint(shape, source.stored_dtype, skeleton).in_codes()
 
 
 def compare_rules(tokens: int) -> None:

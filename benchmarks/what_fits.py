@@ -1,0 +1,95 @@
+"""The table of the README: what models need of RAM and VRAM, and how many of their experts cards hold, by the
+planner; nothing is loaded or measured.
+
+    python benchmarks/what_fits.py [--no-packing] [--context 4096]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import torch
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import BudgetError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
+from localmoe.core.units import format_bytes
+from localmoe.engine.planning import plan_packed
+from localmoe.engine.settings import ComputeSettings
+from localmoe.hardware.facts import Gpu, Hardware
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.shapes import SHAPES
+from localmoe.model.skeleton import skeleton_from_config
+
+GIB = 1 << 30
+CARDS_GIB = (8, 12, 16, 24)
+NAMES = {
+    "olmoe-1b-7b": "OLMoE-1B-7B", "qwen1.5-moe-a2.7b": "Qwen1.5-MoE-A2.7B",
+    "deepseek-v2-lite": "DeepSeek-V2-Lite", "gpt-oss-20b": "gpt-oss-20b, in MXFP4",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B", "phi-3.5-moe": "Phi-3.5-MoE", "mixtral-8x7b": "Mixtral-8x7B",
+}  # fmt: skip
+COMPUTE = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
+
+
+def usable(card_gib: int) -> int:
+    """What driver and display leave: they take a twentieth, 512 MiB at least."""
+    return card_gib * GIB - max(512 << 20, card_gib * GIB // 20)
+
+
+def plan(footprint: ModelFootprint, budget: int, config: EngineConfig) -> MemoryPlan:
+    """Of a computer with any amount of RAM.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    gpu = Gpu(0, "a card", 80 * GIB, 80 * GIB, 0, (9, 0), None, None, None, None)
+    computer = Hardware((gpu,), "", "", 8, 16, (), 512 * GIB, 500 * GIB, 500 * GIB, 0.0, "Linux", "3.12", "2")
+    config = replace(config, vram_budget_bytes=budget)
+    return plan_packed(
+        footprint, config, COMPUTE, 2, can_pack=footprint.bf12_expert_bytes > 0, has_draft=True,
+        hardware=computer,
+    )[1]  # fmt: skip
+
+
+def least(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """The smallest budget."""
+    try:
+        plan(footprint, 1 << 20, config)
+    except BudgetError as error:
+        assert error.budget_bytes is not None
+        return error.budget_bytes
+    raise AssertionError("a mebibyte is too little for all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-packing", action="store_true")
+    parser.add_argument("--context", type=int, default=4096)
+    args = parser.parse_args()
+    config = EngineConfig(context=args.context, draft_length=0, pack_experts=not args.no_packing)
+    for name, title in NAMES.items():
+        skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
+        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_codes(packing=False)
+        shares = []
+        for card in CARDS_GIB:
+            try:
+                found = plan(footprint, usable(card), config)
+                shares.append(f"{min(100.0, 100 * found.num_slots / footprint.total_experts):.0f}")
+            except BudgetError:
+                shares.append("-")
+        smallest = least(footprint, config)
+        tight = plan(footprint, smallest, config)
+        draft = "has none"
+        if not footprint.keeps_mxfp4:
+            draft = format_bytes(least(footprint, replace(config, draft_length=4)))
+        print(
+            f"| {title} | {format_bytes(tight.host_bytes)} | {format_bytes(smallest)} | {draft} | "
+            f"{' / '.join(shares)} % |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
