@@ -150,6 +150,8 @@ def _cost(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, t: Tex
     if status.footprint is None or status.load_s <= 0:
         return t("Apply loads {size} again.", size=size)
     footprint = status.footprint
+    if footprint.keeps_bf12:  # packed of what was read
+        footprint = footprint.in_16_bits()
     weight_bytes = footprint.expert_bytes / max(1, footprint.expert_params)
     seconds = status.load_s * facts.num_bytes / max(1.0, footprint.total_params * weight_bytes)
     return t(

@@ -93,7 +93,8 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     requests = _requests(plan.prompts, plan.max_new_tokens)
     answers = len(requests) * (2 if engine.plan.drafting else 1)
     about = _about(engine, "what-if")
-    footprint, context, cpu = engine.footprint, engine.plan.context, engine.info().cpu_bytes_per_s
+    footprint = engine.footprint.in_codes()  # as a GPU keeps experts
+    context, cpu = engine.plan.context, engine.info().cpu_bytes_per_s
 
     def answered(done: int) -> None:
         stage = "Recording which experts the model uses: answer {done} of {answers}"
@@ -103,7 +104,8 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     observed = observe(engine, requests, about["model"], stop=job.stop, on_answer=answered)
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
-    stored_bytes = max(1, footprint.expert_bytes // footprint.expert_params)
+    plain = footprint.in_16_bits()
+    stored_bytes = max(1, plain.expert_bytes // plain.expert_params)
     for number, name in enumerate(plan.cards):
         card = find_card(name)
         share = 0.6 + 0.4 * number / len(plan.cards)

@@ -34,6 +34,7 @@ def load_parts(
         return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder
     except UnpackableError as error:
         log_unpackable(prepared.source.name, str(error))
-    prepared.source.never_pack()
+        if error.lasting:
+            prepared.source.never_pack()
     config = replace(config, pack_experts=False)
     return assemble(prepare(config), config, progress=progress, cancel=cancel), config, encoder

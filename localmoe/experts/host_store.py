@@ -102,18 +102,20 @@ class HostStore:
         """gate, up and down of one in BF12."""
         return self.layouts[key.layer].bf12_views(self.record(key))
 
-    def weights(self, key: ExpertKey, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """(gate_up, down) of one expert in the orientation of the model's module, to read; codes decoded.
-        device: where what is packed may be unpacked."""
+    def weights(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
+        """(gate_up, down) of one expert in the orientation of the model's module, to read; codes decoded."""
+        return self.matrix(key, 0), self.matrix(key, 1)
+
+    def matrix(self, key: ExpertKey, part: int) -> Tensor:
+        """One of the two: gate_up is part 0, down is 1."""
         layout = self.layouts[key.layer]
         if layout.form is WeightForm.PLAIN:
-            return self.views(key)
+            return self.views(key)[part]
         if layout.bf12:
-            record = self.record(key) if device is None else self.record(key).to(device)
-            gate, up, down = (matrix.take() for matrix in layout.bf12_views(record))
-            return torch.cat((gate, up)), down
-        gate_up, down = (_decoded(matrix).to(self.dtype) for matrix in self.mxfp4_views(key))
-        return (gate_up.T, down.T) if layout.transposed else (gate_up, down)
+            gate, up, down = self.bf12_views(key)
+            return down.take() if part else torch.cat((gate.take(), up.take()))
+        matrix = _decoded(self.mxfp4_views(key)[part]).to(self.dtype)
+        return matrix.T if layout.transposed else matrix
 
     def pin(self) -> None:
         """Register the records with the CUDA driver, in place; layers that are registered stay so.

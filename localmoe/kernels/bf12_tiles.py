@@ -37,7 +37,12 @@ NOWHERE = -1  # place of a stray that is none; it and those behind it in a strip
 
 
 class UnpackableError(Exception):
-    """A matrix cannot be packed: its model keeps its 16 bits."""
+    """A matrix cannot be packed: its model keeps its 16 bits. lasting: it is the matrix that does not allow
+    it."""
+
+    def __init__(self, reason: str, *, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
 
 
 def can_be_tiled(rows: int, columns: int) -> bool:
@@ -122,7 +127,7 @@ class Bf12Matrix:
         assert first_row % TILE_ROWS == 0 == len(weights) % TILE_ROWS, f"rows {first_row}, {len(weights)}"
         loops = _loops()
         if loops is None:
-            raise UnpackableError("numba does not work here")
+            raise UnpackableError("numba does not work here", lasting=False)
         codes, words = self.codes.numpy().view(np.uint32), weights.view(torch.int16).numpy().view(np.uint16)
         bits = self.values.view(torch.int32).numpy()
         if not loops.pack_rows(first_row, words, codes, self.scales.numpy(), self.places.numpy(), bits):

@@ -37,17 +37,16 @@ class StoredLayer:
         self._layout = experts.layout
         self._store = store
         self._layer = layer
-        self._device = device
         biases = (getattr(experts.module, name, None) for name in ("gate_up_proj_bias", "down_proj_bias"))
         self._gate_up_bias, self._down_bias = (None if b is None else b.to(device) for b in biases)
 
     def gate_up(self, expert: int) -> Tensor:
         """(2I, H), rows in the module's own order."""
-        return self._plain(self._store.weights(ExpertKey(self._layer, expert), self._device)[0])
+        return self._plain(self._store.matrix(ExpertKey(self._layer, expert), 0))
 
     def down(self, expert: int) -> Tensor:
         """(H, I)."""
-        return self._plain(self._store.weights(ExpertKey(self._layer, expert), self._device)[1])
+        return self._plain(self._store.matrix(ExpertKey(self._layer, expert), 1))
 
     def _plain(self, matrix: Tensor) -> Tensor:
         return matrix.T.contiguous() if self._layout.transposed else matrix

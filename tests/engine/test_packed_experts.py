@@ -25,6 +25,8 @@ from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hardware.facts import Hardware
+from localmoe.kernels import bf12_tiles
+from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.random_weights import SPREAD
 from localmoe.model.skeleton import with_records
@@ -142,3 +144,20 @@ def test_random_experts_are_packed_and_all_differ() -> None:
     experts = [torch.cat([part.flatten() for part in store.weights(key)]).float() for key in keys]
     assert all(0.9 * SPREAD < float(expert.std()) < 1.1 * SPREAD for expert in experts)
     assert len({expert.numpy().tobytes() for expert in experts}) == len(experts)
+
+
+def test_without_numba_nothing_is_packed_and_nothing_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bf12_tiles, "_loops", lambda: None)
+    folder = write_model(tmp_path / "model", tiny_model("mixtral", dtype=torch.bfloat16))
+    source = CheckpointSource.open(str(folder))
+    skeleton = with_records(source.skeleton(torch.bfloat16), WeightForm.BF12)
+    with pytest.raises(UnpackableError, match="numba") as refused:
+        source.load_weights(skeleton, CPU, progress=None, cancel=None)
+    assert not refused.value.lasting
+    config = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
+    with caplog.at_level(logging.WARNING, logger="localmoe"), Engine.load(str(folder), config) as engine:
+        assert engine.prepared.skeleton.experts[0].layout.form is WeightForm.PLAIN
+    assert "numba does not work here" in caplog.text
+    assert source.can_pack(source.skeleton(torch.bfloat16))
