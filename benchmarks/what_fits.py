@@ -16,7 +16,7 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
-from localmoe.engine.planning import plan_packed
+from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.model.footprint import measure_footprint
@@ -47,10 +47,7 @@ def plan(footprint: ModelFootprint, budget: int, config: EngineConfig) -> Memory
     gpu = Gpu(0, "a card", 80 * GIB, 80 * GIB, 0, (9, 0), None, None, None, None)
     computer = Hardware((gpu,), "", "", 8, 16, (), 512 * GIB, 500 * GIB, 500 * GIB, 0.0, "Linux", "3.12", "2")
     config = replace(config, vram_budget_bytes=budget)
-    return plan_packed(
-        footprint, config, COMPUTE, 2, can_pack=footprint.bf12_expert_bytes > 0, has_draft=True,
-        hardware=computer,
-    )[1]  # fmt: skip
+    return divide_memory(footprint, config, COMPUTE, 2, hardware=computer)
 
 
 def least(footprint: ModelFootprint, config: EngineConfig) -> int:
@@ -71,7 +68,9 @@ def main() -> None:
     config = EngineConfig(context=args.context, draft_length=0, pack_experts=not args.no_packing)
     for name, title in NAMES.items():
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
-        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_codes(packing=False)
+        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_codes(
+            packing=config.pack_experts
+        )
         shares = []
         for card in CARDS_GIB:
             try:

@@ -39,6 +39,7 @@ class ModelFootprint:
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
+        expert_form: in which experts are counted here: "plain", "mxfp4" or "bf12".
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
@@ -61,6 +62,7 @@ class ModelFootprint:
     can_rollback: bool
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
+    expert_form: str = "plain"
     linear_params: int = 0
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
@@ -68,12 +70,12 @@ class ModelFootprint:
     @property
     def keeps_mxfp4(self) -> bool:
         """Whether experts are kept in MXFP4, in host records and slots alike."""
-        return self.expert_bytes == self.mxfp4_expert_bytes
+        return self.expert_form == "mxfp4"
 
     @property
     def keeps_bf12(self) -> bool:
         """Whether experts are packed into twelve bits a weight, likewise."""
-        return self.expert_bytes == self.bf12_expert_bytes
+        return self.expert_form == "bf12"
 
     @property
     def keeps_codes(self) -> bool:
@@ -82,12 +84,17 @@ class ModelFootprint:
 
     def in_codes(self, *, packing: bool = True) -> ModelFootprint:
         """The same with experts kept as they are published, if that is in MXFP4, or packed."""
-        packed = self.bf12_expert_bytes if packing else 0
-        return replace(self, expert_bytes=self.mxfp4_expert_bytes or packed or self.expert_bytes)
+        if self.mxfp4_expert_bytes:
+            return replace(self, expert_bytes=self.mxfp4_expert_bytes, expert_form="mxfp4")
+        if packing and self.bf12_expert_bytes:
+            return replace(self, expert_bytes=self.bf12_expert_bytes, expert_form="bf12")
+        return self
 
     def in_16_bits(self) -> ModelFootprint:
         """The same with experts decoded, if they are kept in codes."""
-        return replace(self, expert_bytes=2 * self.expert_params) if self.keeps_codes else self
+        if not self.keeps_codes:
+            return self
+        return replace(self, expert_bytes=2 * self.expert_params, expert_form="plain")
 
     @property
     def total_experts(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place
+from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
 from localmoe.hub.http_errors import TransientError
@@ -72,8 +74,11 @@ def local_facts(model: str) -> ModelFacts:
     checkpoint = Checkpoint.open(found.folder)
     stored = checkpoint_dtype(checkpoint)
     skeleton = build_skeleton(checkpoint, stored)
+    footprint = measure_footprint(found.name, stored, skeleton)
+    if not CheckpointSource(found, checkpoint).can_pack(skeleton):  # as a load may have found
+        footprint = replace(footprint, bf12_expert_bytes=0)
     return ModelFacts(
-        footprint=measure_footprint(found.name, stored, skeleton),
+        footprint=footprint,
         weight_bytes=stored.itemsize,
         num_bytes=checkpoint.total_bytes,
         unsuited=why_not_in_kernels(skeleton),

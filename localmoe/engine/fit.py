@@ -17,7 +17,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
-from localmoe.engine.planning import plan_packed
+from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
@@ -58,13 +58,11 @@ def fit_model(
         compute = replace(
             compute, in_place=may_compute_in_place(config, compute, stored) and not facts.unsuited_in_place
         )
-        by_codes = compute.whole_passes or compute.in_place
-        footprint = facts.footprint.in_codes(packing=False) if by_codes else facts.footprint
-        footprint, plan = plan_packed(
-            footprint, config, compute, facts.weight_bytes, hardware=hardware, has_draft=facts.has_draft,
-            can_pack=by_codes and footprint.bf12_expert_bytes > 0,
-        )  # fmt: skip
-        facts = replace(facts, footprint=footprint)
+        if compute.whole_passes or compute.in_place:
+            facts = replace(facts, footprint=facts.footprint.in_codes(packing=config.pack_experts))
+        plan = divide_memory(
+            facts.footprint, config, compute, facts.weight_bytes, hardware=hardware, has_draft=facts.has_draft
+        )
     except BudgetError as error:
         return Fit(
             False, str(error), device, budget_bytes=error.budget_bytes, better_context=error.context,

@@ -3,15 +3,13 @@ hardware.plan's."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import BudgetError, ConfigError, DraftingRefusedError, UnsupportedModelError
+from localmoe.core.errors import ConfigError, DraftingRefusedError, UnsupportedModelError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
@@ -99,9 +97,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     )
     in_place = may_be_in_place and config.vram_budget_bytes is None
     compute = replace(compute, in_place=in_place)
-    by_codes = compute.whole_passes or in_place
-    if by_codes and source.can_keep_mxfp4(skeleton):
-        skeleton = with_records(skeleton, WeightForm.MXFP4)
+    if compute.whole_passes or in_place:
+        skeleton = with_records(skeleton, _form(skeleton, source, config))
     linears = _keep_linears(skeleton, source, compute)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
@@ -110,54 +107,26 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     draft = source.draft_form(config.draft_dir)
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    if not source.can_pack(skeleton):
+        footprint = replace(footprint, bf12_expert_bytes=0)
     if compute.in_place and linears is None:  # all take what is computed in
         footprint = replace(footprint, linear_params=0)
     if draft_model is not None:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
-    footprint, plan = plan_packed(
-        footprint, config, compute, source.stored_dtype.itemsize, has_draft=source.has_draft(),
-        can_pack=by_codes and source.can_pack(skeleton),
-    )  # fmt: skip
-    if footprint.keeps_bf12:
-        skeleton = with_records(skeleton, WeightForm.BF12)
+    plan = divide_memory(
+        footprint, config, compute, source.stored_dtype.itemsize, has_draft=source.has_draft()
+    )
     return PreparedModel(
         source, skeleton, footprint, compute, plan, synthetic, draft_model, linears, may_be_in_place
     )
 
 
-def plan_packed(
-    footprint: ModelFootprint,
-    config: EngineConfig,
-    compute: ComputeSettings,
-    stored_bytes: int,
-    *,
-    can_pack: bool,
-    has_draft: bool,
-    hardware: Hardware | None = None,
-) -> tuple[ModelFootprint, MemoryPlan]:
-    """The plan with experts packed, if they can be and that is faster: a GPU that has room for all of them in
-    16 bits multiplies with those sooner than it unpacks. The footprint says which it is.
-
-    Args:
-        footprint: with experts in 16 bits, or in MXFP4. Others: as `divide_memory`.
-
-    Raises:
-        BudgetError, DraftingRefusedError: as `divide_memory`.
-    """
-    divide = partial(
-        divide_memory, config=config, compute=compute, stored_bytes=stored_bytes, hardware=hardware,
-        has_draft=has_draft,
-    )  # fmt: skip
-    packed = footprint.in_codes() if can_pack and config.pack_experts else footprint
-    if not packed.keeps_bf12:
-        return footprint, divide(footprint)
-    if not compute.in_place:
-        with suppress(BudgetError):
-            plan = divide(footprint)
-            if plan.num_slots >= footprint.total_experts:
-                return footprint, plan
-    return packed, divide(packed)
+def _form(skeleton: Skeleton, source: ModelSource, config: EngineConfig) -> WeightForm:
+    """In which kernels read experts. No budget decides it: sums with strays end in another order."""
+    if source.can_keep_mxfp4(skeleton):
+        return WeightForm.MXFP4
+    return WeightForm.BF12 if config.pack_experts and source.can_pack(skeleton) else WeightForm.PLAIN
 
 
 def _keep_linears(skeleton: Skeleton, source: ModelSource, compute: ComputeSettings) -> HostLinears | None:

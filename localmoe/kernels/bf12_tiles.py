@@ -125,7 +125,10 @@ class Bf12Matrix:
             UnpackableError: there is no room for a strip's strays, or numba does not work here.
         """
         assert first_row % TILE_ROWS == 0 == len(weights) % TILE_ROWS, f"rows {first_row}, {len(weights)}"
-        loops = _loops()
+        try:
+            loops = _loops()
+        except Exception as error:  # numba's compiler may fail in any way
+            raise UnpackableError(f"numba fails: {error!r}", lasting=False) from error
         if loops is None:
             raise UnpackableError("numba does not work here", lasting=False)
         codes, words = self.codes.numpy().view(np.uint32), weights.view(torch.int16).numpy().view(np.uint16)

@@ -64,6 +64,7 @@ def measure_footprint(
         can_rollback=skeleton.can_rollback,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
+        expert_form=layout.form.value,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
     )
 

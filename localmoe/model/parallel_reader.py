@@ -21,6 +21,7 @@ from torch import Tensor
 from localmoe.core.errors import LoadCancelledError
 from localmoe.hardware.cpu import core_counts
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
 from localmoe.model.weight_reader import WeightReader, stored_dtype
@@ -85,17 +86,20 @@ class BlocksPiece:
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """Stored elements from `first_element` on, all of a matrix that is kept in BF12."""
+    """Stored elements from `first_element` on: so many rows, whole strips, of a matrix that is kept in
+    BF12."""
 
     header: TensorHeader
     first_element: int
     target: Bf12Matrix
+    first_row: int
+    num_rows: int
     layer: int
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return self.target.rows * self.target.columns * stored_dtype(self.header).itemsize
+        return self.num_rows * self.target.columns * stored_dtype(self.header).itemsize
 
 
 AnyPiece: TypeAlias = Piece | BlocksPiece | PackedPiece
@@ -134,6 +138,20 @@ def split_blocks(
         yield BlocksPiece(blocks, scales, first_byte, target, start, count, columns, layer)
 
 
+def split_packed(
+    header: TensorHeader, first_element: int, target: Bf12Matrix, layer: int
+) -> Iterator[PackedPiece]:
+    """A read of a matrix that is packed on the way.
+
+    Raises:
+        CheckpointError: localmoe does not read this dtype.
+    """
+    rows = max(1, PIECE_BYTES // (target.columns * stored_dtype(header).itemsize) // STRIP) * STRIP
+    for start in range(0, target.rows, rows):
+        count = min(rows, target.rows - start)
+        yield PackedPiece(header, first_element + start * target.columns, target, start, count, layer)
+
+
 def num_threads() -> int:
     """Readers at a time: one a core, but at least two, as a disk answers several questions faster."""
     return max(2, min(MAX_THREADS, core_counts()[1]))
@@ -168,6 +186,7 @@ def read_pieces(
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+        work.let_go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +211,12 @@ class _Work:
                     self.results.put(piece)
         except BaseException as error:  # raised again by the thread that waits
             self.results.put(error)
+
+    def let_go(self) -> None:
+        """Of what nobody waits for: an error's frames would keep all records of a failed load."""
+        self.waiting.clear()
+        while not self.results.empty():
+            self.results.get()
 
     def next_result(self, cancel: threading.Event | None) -> AnyPiece:
         """The next piece that is read, as long as nothing went wrong."""
@@ -240,16 +265,16 @@ def _read_blocks(reader: WeightReader, piece: BlocksPiece, staging: Tensor) -> T
 
 
 def _read_packed(reader: WeightReader, piece: PackedPiece, staging: Tensor) -> Tensor:
-    """Some strips of rows after the other, so that they are packed while a core's cache holds them."""
+    """Some strips after the other, so that they are packed while a core's cache holds them."""
     stored, columns = stored_dtype(piece.header), piece.target.columns
     row_bytes = columns * stored.itemsize
-    rows = max(1, PACKED_BYTES // row_bytes // TILE_ROWS) * TILE_ROWS
+    rows = max(1, PACKED_BYTES // row_bytes // STRIP) * STRIP
     staging = _at_least(rows * row_bytes, staging)
-    for first in range(0, piece.target.rows, rows):
-        count = min(rows, piece.target.rows - first)
+    for first in range(0, piece.num_rows, rows):
+        count = min(rows, piece.num_rows - first)
         part = staging[: count * row_bytes].view(stored).view(count, columns)
         reader.read_part(piece.header, piece.first_element + first * columns, part)
-        piece.target.put(first, part.to(torch.bfloat16))
+        piece.target.put(piece.first_row + first, part.to(torch.bfloat16))
     return staging
 
 

@@ -29,7 +29,7 @@ from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
-from localmoe.model.parallel_reader import AnyPiece, PackedPiece, split_blocks, split_read
+from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
@@ -239,7 +239,7 @@ class Placement:
         place, layer = (key, expert, slab), self._experts[key].layer
         pieces: list[AnyPiece] = []
         for matrix in packed:
-            pieces.append(PackedPiece(header, first, matrix, layer))
+            pieces += split_packed(header, first, matrix, layer)
             first += matrix.rows * matrix.columns
         if place not in self._reads:
             self._elements[key] += sum(matrix.rows * matrix.columns for matrix in packed)

@@ -29,7 +29,7 @@ STORED_DTYPE = torch.bfloat16
 SPREAD = 0.02  # standard deviation of all random weights
 _SHIFT_BYTES = 128  # between the beginnings of two experts in the random block: a cache line and more
 _MAX_THREADS = 16
-_DRAWN_EXPERTS = 8
+_DRAWN_EXPERTS, _DRAWN_BYTES = 8, 512 << 20  # that are drawn at most, but two of any size
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
 
@@ -124,11 +124,14 @@ def _fill_packed(
     """Layers may differ in shape, so each shape has drawn experts of its own."""
     drawn: dict[RecordLayout, list[Tensor]] = {}
     for layout in dict.fromkeys(store.layouts):
-        drawn[layout] = [_drawn_record(layout, generator) for _ in range(_DRAWN_EXPERTS)]
+        drawn[layout] = []
+        for _ in range(max(2, min(_DRAWN_EXPERTS, _DRAWN_BYTES // layout.bf12_bytes))):
+            _check(cancel)
+            drawn[layout].append(_drawn_record(layout, generator))
 
     def fill(layer: int, expert: int) -> None:
         layout, number = store.layouts[layer], layer * store.num_experts + expert
-        which, turn = number % _DRAWN_EXPERTS, number // _DRAWN_EXPERTS
+        turn, which = divmod(number, len(drawn[layout]))
         record, source = store.record(ExpertKey(layer, expert)), drawn[layout][which]
         for to, matrix in zip(layout.bf12_views(record), layout.bf12_views(source), strict=True):
             strips = len(matrix.codes)
@@ -140,6 +143,11 @@ def _fill_packed(
                 np.copyto(new[strips - at :], old[:at])
 
     _fill_all(store, fill, progress, cancel)
+
+
+def _check(cancel: threading.Event | None) -> None:
+    if cancel is not None and cancel.is_set():
+        raise LoadCancelledError("Loading the model was cancelled.")
 
 
 def _drawn_record(layout: RecordLayout, generator: torch.Generator) -> Tensor:
@@ -159,8 +167,7 @@ def _fill_all(
     """fill(layer, expert) for all, by several threads."""
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         for layer in range(store.num_layers):
-            if cancel is not None and cancel.is_set():
-                raise LoadCancelledError("Loading the model was cancelled.")
+            _check(cancel)
             for _ in threads.map(fill, [layer] * store.num_experts, range(store.num_experts)):
                 pass
             if progress is not None:

@@ -57,7 +57,8 @@ def predict_machine(
         copy_s=footprint.expert_bytes / rates.link_bytes_per_s,
         draft_token_s=shared_s + draft_experts / read_rate + layers * _LAYER_S,
         layer_s=shared_s / layers + _LAYER_S,
-        expert_s=(footprint.expert_bytes if footprint.keeps_codes else unpacked) / read_rate,
+        # what is packed takes as long as unpacked weights would: more for one token, less for many
+        expert_s=(footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked) / read_rate,
         step_s=_STEP_S,
         whole_passes=whole_passes,
         lane=lane,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.engines import ask
 from support.shapes import tiny_shape
 from support.tiny_models import CONTEXT, tiny_model, write_model
+from torch import Tensor
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.synthetic import SyntheticSettings
@@ -24,9 +29,10 @@ from localmoe.engine.planning import PreparedModel
 from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import ComputeSettings
 from localmoe.engine.sources import CheckpointSource
+from localmoe.experts.host_store import HostStore
 from localmoe.hardware.facts import Hardware
 from localmoe.kernels import bf12_tiles
-from localmoe.kernels.bf12_tiles import UnpackableError
+from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.random_weights import SPREAD
 from localmoe.model.skeleton import with_records
@@ -78,14 +84,15 @@ def as_on_a_gpu(
 
 
 def test_a_gpu_has_room_for_more_experts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy = as_on_a_gpu(folder, monkeypatch, draft_length=0)
-    assert roomy.skeleton.experts[0].layout.form is WeightForm.PLAIN  # which is faster where all fit
+    roomy = as_on_a_gpu(folder, monkeypatch, draft_length=0, pack_experts=False)
     plan = roomy.plan
     tight = plan.total_bytes - plan.slot_bytes * (plan.num_slots - plan.num_slots // 2)
     packed = as_on_a_gpu(folder, monkeypatch, tight, draft_length=0)
     plain = as_on_a_gpu(folder, monkeypatch, tight, draft_length=0, pack_experts=False)
     assert packed.plan.num_slots > plain.plan.num_slots == plan.num_slots // 2
     layout = packed.skeleton.experts[0].layout
+    roomy = as_on_a_gpu(folder, monkeypatch, draft_length=0)
+    assert roomy.skeleton.experts[0].layout == layout, "bits depend on no budget"
     assert layout.form is WeightForm.BF12 and plain.skeleton.experts[0].layout.form is WeightForm.PLAIN
     assert packed.footprint.expert_bytes == packed.plan.slot_bytes == layout.bf12_bytes
     assert (
@@ -161,3 +168,48 @@ def test_without_numba_nothing_is_packed_and_nothing_remembered(
         assert engine.prepared.skeleton.experts[0].layout.form is WeightForm.PLAIN
     assert "numba does not work here" in caplog.text
     assert source.can_pack(source.skeleton(torch.bfloat16))
+
+
+def test_records_as_large_as_those_of_16_bits_are_told_apart(tmp_path: Path) -> None:
+    model = tiny_model("mixtral", dtype=torch.bfloat16, hidden_size=64, intermediate_size=64)
+    folder = write_model(tmp_path / "model", model)
+    config = EngineConfig(device="cpu", context=CONTEXT, draft_length=0)
+    forms, answers = [], []
+    for pack in (True, False):
+        with Engine.load(str(folder), replace(config, pack_experts=pack)) as engine:
+            forms.append(engine.prepared.skeleton.experts[0].layout.form)
+            assert engine.footprint.keeps_bf12 == pack
+            assert engine.footprint.expert_bytes == 24576
+            answers.append(ask(engine, "one two three", 8).tokens)
+    assert forms == [WeightForm.BF12, WeightForm.PLAIN] and answers[0] == answers[1]
+
+
+def test_readers_that_fail_together_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits sees one error; what the others' frames hold goes too."""
+    folder = write_model(tmp_path / "model", tiny_model("mixtral", dtype=torch.bfloat16))
+    both = threading.Barrier(2)
+
+    def fail(matrix: Bf12Matrix, first_row: int, weights: Tensor) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(10)
+        raise UnpackableError("as it were")
+
+    monkeypatch.setattr(Bf12Matrix, "put", fail)
+    monkeypatch.setattr("localmoe.model.parallel_reader.num_threads", lambda: 2)
+    stores: list[weakref.ref[Tensor]] = []
+    making = HostStore.__init__
+
+    def noted(store: HostStore, *arguments: Any) -> None:
+        making(store, *arguments)
+        stores.extend(weakref.ref(layer) for layer in store._layers)
+
+    monkeypatch.setattr(HostStore, "__init__", noted)
+    source = CheckpointSource.open(str(folder))
+    skeleton = with_records(source.skeleton(torch.bfloat16), WeightForm.BF12)
+    gc.disable()
+    try:
+        with suppress(UnpackableError):
+            source.load_weights(skeleton, CPU, progress=None, cancel=None)
+        assert len(stores) == 3 and all(store() is None for store in stores)
+    finally:
+        gc.enable()

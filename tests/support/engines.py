@@ -24,11 +24,8 @@ ROOMY = 8 << 30  # a budget in which every test model fits with all its experts
 
 def budget_for_slots(model: str, num_slots: int, **config: Any) -> int:
     """The VRAM budget in which exactly `num_slots` experts find room beside everything else."""
-    budget = ROOMY
-    for _ in range(2):  # where all fit they may be larger
-        _, plan = plan_model(model, EngineConfig(**{**config, "vram_budget_bytes": budget}))
-        budget = plan.total_bytes + plan.slot_bytes * (num_slots - plan.num_slots)
-    return budget
+    _, plan = plan_model(model, EngineConfig(**{**config, "vram_budget_bytes": ROOMY}))
+    return plan.total_bytes + plan.slot_bytes * (num_slots - plan.num_slots)
 
 
 def load_with_slots(model: str | Path, num_slots: int, **config: Any) -> Engine:
