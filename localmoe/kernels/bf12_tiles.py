@@ -31,8 +31,10 @@ WORD_BYTES = 4
 TILE_WORDS = TILE_ROWS * TILE_COLUMNS * PLANES // 8
 UP = 2.0**112  # from a weight's bytes, taken for a bfloat16, to the weight in units of its row's scale
 _PLANE_ROW_BYTES = TILE_COLUMNS // 2
-_WEIGHTS_A_STRAY = 1024  # there is room for more than one in so many; a normal distribution has one in 5,000
-_SPARE_STRAYS = 8  # so that narrow strips are not refused for a handful
+# There is room for more than one in so many: a normal distribution has one in 6,000 to 7,000, Student's with
+# three degrees of freedom one in 1,200 to 2,000 (benchmarks/packing_strays.py).
+_WEIGHTS_A_STRAY = 512
+_STRAYS_AT_ONCE = 16  # that a GPU reads
 NOWHERE = -1  # place of a stray that is none; it and those behind it in a strip are not looked at
 
 
@@ -56,9 +58,9 @@ def code_bytes(rows: int, columns: int) -> int:
 
 
 def stray_room(columns: int) -> int:
-    """Strays that a strip may have: 32, or a multiple of 64."""
-    wanted = TILE_ROWS * columns // _WEIGHTS_A_STRAY + _SPARE_STRAYS
-    return 32 if wanted <= 32 else -(-wanted // 64) * 64
+    """Strays that a strip may have, a multiple of 16; a handful more than its share, for narrow strips."""
+    wanted = TILE_ROWS * columns // _WEIGHTS_A_STRAY + _STRAYS_AT_ONCE
+    return -(-wanted // _STRAYS_AT_ONCE) * _STRAYS_AT_ONCE
 
 
 def side_words(rows: int, columns: int) -> int:
