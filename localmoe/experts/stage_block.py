@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from localmoe.experts.records import RecordLayout
+from localmoe.kernels import bf12_tiles
 from localmoe.kernels.mxfp4_tiles import code_bytes, scale_bytes
 from localmoe.kernels.stage import PARTS, STAGE_WORDS, TURNS, StageView
+from localmoe.kernels.weight_forms import WeightForm
 
 STAGE_BYTES = 6 << 20  # what PCIe 5 brings while attention takes 110 us
-_WORD_BYTES = 4  # of records in MXFP4
+_WORD_BYTES = 4  # of records of codes
 
 
 class StageBlock:
@@ -23,8 +25,8 @@ class StageBlock:
         self, layouts: Sequence[RecordLayout], block: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """layouts: of each MoE layer, all of one form. block: inner columns that are copied at a time, see
-        routed_experts.stage_block. dtype: of weights that are not in MXFP4."""
-        word = torch.int32 if layouts[0].mxfp4 else dtype
+        routed_experts.stage_block. dtype: of weights that are no codes."""
+        word = dtype if layouts[0].form is WeightForm.PLAIN else torch.int32
         sizes = [_pieces(layout, block) for layout in layouts]
         blocks = [
             min(STAGE_BYTES // (sum(pair) * word.itemsize), layout.inner // block)
@@ -61,9 +63,10 @@ class StageBlock:
 
 
 def _pieces(layout: RecordLayout, block: int) -> tuple[int, int]:
-    """Elements of a block's gate and up; in MXFP4, where these alternate, words of codes and of scales."""
+    """Elements of a block's gate and up, in BF12 words of their codes; in MXFP4, where these alternate, words
+    of codes and of scales."""
     if not layout.mxfp4:
-        return block * layout.hidden, block * layout.hidden
+        return (_elements(layout, block),) * 2
     shape = 2 * block, layout.hidden
     return code_bytes(*shape) // _WORD_BYTES, scale_bytes(*shape) // _WORD_BYTES
 
@@ -71,5 +74,12 @@ def _pieces(layout: RecordLayout, block: int) -> tuple[int, int]:
 def _second_at(layout: RecordLayout) -> int:
     """Elements before the second piece of column 0 in a record."""
     if not layout.mxfp4:
-        return layout.inner * layout.hidden
+        return _elements(layout, layout.inner)
     return sum(code_bytes(*shape) for shape in layout.rows) // _WORD_BYTES
+
+
+def _elements(layout: RecordLayout, rows: int) -> int:
+    """Of so many of gate's rows."""
+    if layout.form is WeightForm.BF12:
+        return bf12_tiles.code_bytes(rows, layout.hidden) // _WORD_BYTES
+    return rows * layout.hidden

@@ -23,11 +23,12 @@ class StageView:
         layer: number of the MoE layer.
         block: inner columns that are copied at a time. columns: that there is room for, the last ones of an
             expert.
-        sizes: elements of a block's two pieces: gate's rows and up's, or both's codes and scales.
+        sizes: elements of a block's two pieces: gate's rows and up's (in BF12 their codes), or both's codes
+            and scales.
         places: of elements in a record, where the pieces of the first column are that there is room for.
         behind: elements from where the first piece would begin with column 0, if all of them were in
             `memory`, to where the second one would.
-        memory: 16-bit numbers, or words of records in MXFP4, flat: all first pieces, then all second ones.
+        memory: 16-bit numbers, or words of records of codes, flat: all first pieces, then all second ones.
         words: int64 (STAGE_WORDS,): the expert that was foretold last, as layer << LAYER_SHIFT | expert, or
             -1; how often something was foretold; how often that was when a layer last began. What is
             foretold is copied until the next layer begins.

@@ -27,14 +27,11 @@ _PAIRS = tl.constexpr(
 
 
 @triton.jit
-def code_places(n, C: tl.constexpr, BK: tl.constexpr):
-    """Where the first planes' words (N, BK / 8) of rows n are, for columns 0 to BK; those from column c on,
-    a multiple of 64, are 6 c words further."""
+def code_places(n, C: tl.constexpr):
+    """Where the first plane's words (N, 8) of rows n are, of columns 0 to 64; those of columns from c on, a
+    multiple of 64, are 6 c words further."""
     at = n // _STRIP * (C // 64 * _TILE) + n % _STRIP * _WORDS
-    j = tl.arange(0, BK // 8)
-    if BK == 64:
-        return at[:, None] + j[None, :]
-    return at[:, None] + (j // _WORDS * _TILE + j % _WORDS)[None, :]
+    return at[:, None] + tl.arange(0, _WORDS)[None, :]
 
 
 @triton.jit

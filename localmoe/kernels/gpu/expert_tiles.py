@@ -99,18 +99,19 @@ def _mxfp4_tile(
 
 @triton.jit
 def _bf12_gate_up(
-    a_rows, ok, words, keep, strip, R: tl.constexpr, C: tl.constexpr, S: tl.constexpr,
+    a_rows, ok, words, to_up, record, keep, strip, R: tl.constexpr, C: tl.constexpr, S: tl.constexpr,
     KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Products with a strip of 16 rows of gate and of up, matrices (R, C) in BF12: float32 (BM, BN) each.
-    With KEEP what is read is written to its slot. a_rows: pointers (BM,) to rows of the other factor. S:
-    strays that a strip may have."""
+    With KEEP what is read is written to its slot. a_rows: pointers (BM,) to rows of the other factor. to_up:
+    words from gate's codes to up's; what lies beside the codes is read of `record`. S: strays that a strip
+    may have."""
     UP: tl.constexpr = R * C // 8 * 3
     SIDE: tl.constexpr = 3 * UP  # behind the codes of all three
     BESIDE: tl.constexpr = R + R // 8 * S
     n = strip * BN + tl.arange(0, BN)
-    at = bf12.code_places(n, C, BK)
-    side, kept = words + SIDE, keep + SIDE
+    at = bf12.code_places(n, C)
+    side, kept = record + SIDE, keep + SIDE
     p, v = bf12.load_strays(side, kept, strip, 0, R, S, KEEP)
     q, w = bf12.load_strays(side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP)
     a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
@@ -121,7 +122,7 @@ def _bf12_gate_up(
         here, there = words + at + start * 6, keep + at + start * 6
         x, y, z = bf12.load_words(here, there, KEEP)
         gate = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), gate, PTX)
-        x, y, z = bf12.load_words(here + UP, there + UP, KEEP)
+        x, y, z = bf12.load_words(here + to_up, there + UP, KEEP)
         up = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), up, PTX)
     gate = bf12.scaled(gate, side, kept, n, KEEP)
     up = bf12.scaled(up, side + BESIDE, kept + BESIDE, n, KEEP)
@@ -139,7 +140,7 @@ def _bf12_down(
     """Likewise with a strip of one matrix. skipped: columns that are left out, a multiple of BK. SIDE: words
     from its codes to what lies beside."""
     n = strip * BN + tl.arange(0, BN)
-    at = bf12.code_places(n, C, BK)
+    at = bf12.code_places(n, C)
     side, kept = words + SIDE, keep + SIDE
     p, v = bf12.load_strays(side, kept, strip, 0, R, S, KEEP)
     a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
@@ -154,15 +155,18 @@ def _bf12_down(
 
 @triton.jit
 def gate_up(
-    x, x_stride, rows, ok, w, behind, keep, nb,
+    x, x_stride, rows, ok, w, behind, record, keep, nb,
     H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr,
     INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """As `_gate_up_tile`, of a record in any form. behind: elements from gate's weights to up's, or in MXFP4
-    from both's codes to their scales. STRAYS: of a strip in BF12."""
+    from both's codes to their scales. record: all of it, where `w` may be a part elsewhere. STRAYS: of a
+    strip in BF12."""
     if FORM == BF12:
-        gate, up = _bf12_gate_up(x + rows * x_stride, ok, w, keep, nb, I, H, STRAYS, KEEP, PTX, BM, BN, BK)
+        gate, up = _bf12_gate_up(
+            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, STRAYS, KEEP, PTX, BM, BN, BK
+        )
     elif FORM == MXFP4:
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
         S: tl.constexpr = 3 * I * H // 8  # behind both matrices' codes

@@ -71,6 +71,7 @@ class Launch:
 
 # in BF12: tiles as they lie, so that each load is of whole lines of memory
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
+_STRIPS_AHEAD = 4  # that are copied ahead at a time, so that many bytes are on their way
 
 
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
@@ -103,11 +104,11 @@ def split_quantum(inner: int, form: WeightForm) -> int:
 
 
 def stage_block(shape: ExpertShape) -> int:
-    """Inner columns that are copied ahead at a time, as gate_up reads them; 0: its records do not come in
-    such pieces."""
-    if shape.bf12:
-        return 0
+    """Inner columns that are copied ahead at a time, as some of gate_up's programs read them; 0: its records
+    do not come in such pieces."""
     block, interleaved = gate_up_launch(shape, 1).block_n, shape.activation.interleaved
+    if shape.bf12:
+        return _STRIPS_AHEAD * block
     if shape.mxfp4:
         return block if interleaved else 0
     scattered = shape.transposed or interleaved or block * shape.hidden % (8 * PARTS) != 0
@@ -179,7 +180,8 @@ def run_groups(
     launch(
         gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
-        words, *_stage_arguments(groups.stage), TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
+        words, *_stage_arguments(groups.stage, blocks.block_n),
+        TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, FORM=form, PTX=ptx,
         STRAYS=strays,
@@ -237,12 +239,12 @@ def combine(
     return result
 
 
-def _stage_arguments(stage: StageView | None) -> tuple[object, ...]:
-    """staged, memory, progress, blocks, place of the first pieces, `behind`."""
+def _stage_arguments(stage: StageView | None, block_n: int) -> tuple[object, ...]:
+    """staged, memory, progress, blocks, programs that one is for, place of the first pieces, `behind`."""
     if stage is None:
-        return (None, None, None, 0, 0, 0)
-    blocks = stage.columns // stage.block
-    return (stage.staged, stage.memory, stage.progress, blocks, stage.places[0], stage.behind)
+        return (None, None, None, 0, 1, 0, 0)
+    blocks, shared = stage.columns // stage.block, stage.block // block_n
+    return (stage.staged, stage.memory, stage.progress, blocks, shared, stage.places[0], stage.behind)
 
 
 def _lane_arguments(lane: LaneView | None) -> tuple[object, ...]:

@@ -19,15 +19,15 @@ from localmoe.kernels.gpu.waiting import begin_experts, end_experts
 def gate_up_kernel(
     x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, inner,
     words_at, staged, stage, progress,
-    BLOCKS: tl.constexpr, FIRST_AT: tl.constexpr, BEHIND: tl.constexpr, TURNS: tl.constexpr,
-    PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
+    BLOCKS: tl.constexpr, SHARED: tl.constexpr, FIRST_AT: tl.constexpr, BEHIND: tl.constexpr,
+    TURNS: tl.constexpr, PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
     KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, FORM: tl.constexpr, PTX: tl.constexpr,
     STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at: where records are codes, an aligned pointer to words of anything; else None. FORM, STRAYS: of
-    the records, see expert_tiles."""
+    """words_at: where records are codes, an aligned pointer to words of anything; else None. SHARED: programs
+    that a block of the stage is for. FORM, STRAYS: of the records, see expert_tiles."""
     wait_for_previous(DEPENDENT)
     if clock is not None:
         begin_experts(clock)
@@ -43,12 +43,14 @@ def gate_up_kernel(
         wait_for_copy(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
-        # from gate's weights to up's, or from both's codes to their scales
-        in_record: tl.constexpr = 3 * I * H // 8 if FORM == MXFP4 else I if TRANSPOSED else I * H
+        anchor = x if FORM == PLAIN else words_at
+        record = record_at(anchor, address)
+        # from gate's weights to up's, or from both's codes to their scales, behind all codes
+        in_record: tl.constexpr = 3 * I * H // 8 if FORM != PLAIN else I if TRANSPOSED else I * H
         behind = in_record
         if staged is not None:
             behind = tl.full([], in_record, tl.int64)
-            turn = blocks - 1 - nb
+            turn = (blocks - 1 - nb) // SHARED
             if turn < BLOCKS:
                 address, behind = source_of_block(
                     address, tl.load(experts + tile), staged, stage, progress, turn, in_record, FIRST_AT,
@@ -56,7 +58,6 @@ def gate_up_kernel(
                 )  # fmt: skip
             behind = tl.multiple_of(behind, 8)
         landing = tl.load(landings + tile)
-        anchor = x if FORM == PLAIN else words_at
         w, keep = record_at(anchor, address), record_at(anchor, landing)
         n = nb * BN + tl.arange(0, BN)
         first = begin
@@ -67,16 +68,17 @@ def gate_up_kernel(
             rows = (pair // K).to(tl.int64)
             if (landing != 0) & (first == begin):
                 gate, up = gate_up(
-                    x, x_stride, rows, ok, w, behind, keep, nb,
+                    x, x_stride, rows, ok, w, behind, record, keep, nb,
                     H, I, FORM, TRANSPOSED, INTERLEAVED, True, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()  # from here on this program's part is read from the slot
                 w = keep
+                record = keep
                 if staged is not None:
                     behind = tl.multiple_of(tl.full([], in_record, tl.int64), 8)
             else:
                 gate, up = gate_up(
-                    x, x_stride, rows, ok, w, behind, keep, nb,
+                    x, x_stride, rows, ok, w, behind, record, keep, nb,
                     H, I, FORM, TRANSPOSED, INTERLEAVED, False, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:

@@ -250,7 +250,7 @@ def groups_of(
 
 def routed() -> None:
     """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; likewise those in MXFP4;
-    packed ones beside the CPU, and of prompts."""
+    packed ones likewise, and of prompts."""
     lane, residency, stage = lane_of(9, 60, 4)
     x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
     shape, live, shares = (
@@ -262,8 +262,10 @@ def routed() -> None:
         groups = groups_of(index, live, residency, *both)
         routed_experts(x, groups, index, shares, live, live, shape, 60, lane=both[0])
     packed = replace(shape, form=WeightForm.BF12)
-    for view, rows in ((lane, 16), (None, 64)):
-        groups = groups_of(index, live, residency, view, None)
+    _, _, ahead = lane_of(9, 60, 4, replace(QWEN, form=WeightForm.BF12), 64)
+    copy_ahead(ahead, residency)
+    for view, part, rows in ((lane, None, 16), (None, ahead, 16), (None, None, 64)):
+        groups = groups_of(index, live, residency, view, part)
         routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
