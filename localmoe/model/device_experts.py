@@ -82,7 +82,7 @@ class DeviceRoutedExperts:
         self._gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
         self._down_bias: Tensor | None = getattr(module, "down_proj_bias", None)
         # a streamed prompt's experts and their addresses, group after group
-        self._groups = Mirror(2 * state.memory.store.num_experts, state.window.start.device)
+        self._groups = Mirror(4 * state.memory.store.num_experts, state.window.start.device)
 
     def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, H), (T, K), (T, K) -> (T, H)."""
@@ -137,14 +137,15 @@ class DeviceRoutedExperts:
         done = self._state.memory.block.done
         begin = 0
         for group in stream.layer(self._layer):
-            middle, end = begin + len(group.experts), begin + 2 * len(group.experts)
-            self._groups.host[begin:middle], self._groups.host[middle:end] = group.experts, group.addresses
-            experts, addresses = self._groups.upload(begin, end).view(2, -1)
-            begin = end
-            nothing = torch.zeros_like(addresses)
-            groups = Groups(
-                pairs, bounds[experts], bounds[experts + 1], experts.int(), addresses, nothing, nothing
-            )
+            count = len(group.experts)
+            room = count + count % 2  # whole 16 bytes: for what lies otherwise Triton has another kernel
+            end = begin + room + count
+            host = self._groups.host[begin:end]
+            host[:count], host[room:] = group.experts, group.addresses
+            words = self._groups.upload(begin, end)
+            begin += 2 * room
+            experts, addresses = words[:count], words[room:]
+            groups = Groups(pairs, bounds[experts], bounds[experts + 1], experts.int(), addresses)
             run_groups(
                 hidden, groups, top_k, done, self._shape, inner, out,
                 self._gate_up_bias, self._down_bias, _STREAM_ROWS,

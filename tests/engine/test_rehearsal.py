@@ -389,6 +389,7 @@ def counted(kind, method, key):
 
 counted(DevicePasses, "prepare", "prepare")
 counted(DevicePasses, "compile", "compile")
+counted(DevicePasses, "stream", "stream")
 counted(Rehearsal, "wait", "wait")
 shape = find_shape(name)
 changes = {"num_hidden_layers": layers}
@@ -400,12 +401,15 @@ for start in range(2):
     told.clear()
     with Engine.load_shape(shape, config, SyntheticSettings(parse_routing("uniform"), 0.9, 0.9)) as engine:
         compiled = engine._loaded.runner.issue.compiled
-        for event in engine.stream(GenerationRequest(prompt_token_ids=tuple(range(20)), max_new_tokens=4)):
-            pass
+        for tokens in (20, 300):
+            prompt = tuple(range(tokens))
+            for event in engine.stream(GenerationRequest(prompt_token_ids=prompt, max_new_tokens=4)):
+                pass
     rehearsed = told["wait"][-1][0]
     assert compiled and rehearsed == (start == 0), (compiled, told["wait"])
     assert ("compile" in told) == (start == 0), "only the twin is gone through, once"
     assert told["prepare"][0][1] == [], told["prepare"]
+    assert told["stream"] and not any(kernels for _, kernels in told["stream"]), told["stream"]
 """
 
 

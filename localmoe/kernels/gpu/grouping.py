@@ -37,8 +37,9 @@ class Groups:
         begin, end: int32 (A,), the tile's range in `pairs`; empty for unused tiles.
         expert: int32 (A,).
         address: int64 (A,), of the weights.
-        ticket: int64 (A,), the copy to wait for, or 0.
-        landing: int64 (A,), slot that the weights are also written to while they are read, or 0.
+        ticket: int64 (A,), the copy to wait for, or 0; None: all are here.
+        landing: int64 (A,), slot that the weights are also written to while they are read, or 0; None: none
+            is.
         skipped: int32 (A,), inner columns that the CPU computes instead, from 0 on; None where there is no
             CPU lane.
         stage: where a part of one expert may lie ahead of need; None where nothing is brought there.
@@ -50,8 +51,8 @@ class Groups:
     end: Tensor
     expert: Tensor
     address: Tensor
-    ticket: Tensor
-    landing: Tensor
+    ticket: Tensor | None = None
+    landing: Tensor | None = None
     skipped: Tensor | None = None
     stage: StageView | None = None
     clock: Tensor | None = None

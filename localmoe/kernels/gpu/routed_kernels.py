@@ -26,7 +26,8 @@ def gate_up_kernel(
     STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at: where records are codes, an aligned pointer to words of anything; else None. SHARED: programs
+    """tickets, landings: None where nothing is waited for, or lands. words_at: where records are codes, an
+    aligned pointer to words of anything; else None. SHARED: programs
     that a block of the stage is for. FORM, STRAYS: of the records, see expert_tiles."""
     wait_for_previous(DEPENDENT)
     if clock is not None:
@@ -40,7 +41,8 @@ def gate_up_kernel(
             if (nb + 1) * BN <= tl.load(skips + tile):
                 end = begin  # the CPU computes these columns
     if begin < end:
-        wait_for_copy(done, tl.load(tickets + tile))
+        if tickets is not None:
+            wait_for_copy(done, tl.load(tickets + tile))
         dtype: tl.constexpr = x.dtype.element_ty
         address = tl.load(addresses + tile)
         anchor = x if FORM == PLAIN else words_at
@@ -57,7 +59,9 @@ def gate_up_kernel(
                     BEHIND, TURNS, PARTS, NUMBER_SHIFT,
                 )  # fmt: skip
             behind = tl.multiple_of(behind, 8)
-        landing = tl.load(landings + tile)
+        landing = tl.full([], 0, tl.int64)
+        if landings is not None:
+            landing = tl.load(landings + tile)
         w, keep = record_at(anchor, address), record_at(anchor, landing)
         n = nb * BN + tl.arange(0, BN)
         first = begin
@@ -66,7 +70,10 @@ def gate_up_kernel(
             ok = m < end
             pair = tl.load(pairs + m, mask=ok, other=0)
             rows = (pair // K).to(tl.int64)
-            if (landing != 0) & (first == begin):
+            lands = False
+            if landings is not None:
+                lands = (landing != 0) & (first == begin)
+            if lands:
                 gate, up = gate_up(
                     x, x_stride, rows, ok, w, behind, record, keep, nb,
                     H, I, FORM, TRANSPOSED, INTERLEAVED, True, PTX, STRAYS, BM, BN, BK,
@@ -107,7 +114,9 @@ def down_kernel(
     nb = tl.program_id(0) % blocks
     begin, end = tl.load(begins + tile), tl.load(ends + tile)
     if begin < end:  # gate_up has waited for the copy
-        address, landing = tl.load(addresses + tile), tl.load(landings + tile)
+        address, landing = tl.load(addresses + tile), tl.full([], 0, tl.int64)
+        if landings is not None:
+            landing = tl.load(landings + tile)
         anchor = inner if FORM == PLAIN else words_at
         # gate_up's weights
         behind: tl.constexpr = 2 * I * H if FORM == PLAIN else I * H // 4 if FORM == MXFP4 else 3 * I * H // 4
@@ -123,7 +132,10 @@ def down_kernel(
             m = first + tl.arange(0, BM)
             ok = m < end
             pair = tl.load(pairs + m, mask=ok, other=0).to(tl.int64)
-            if (landing != 0) & (first == begin):
+            lands = False
+            if landings is not None:
+                lands = (landing != 0) & (first == begin)
+            if lands:
                 acc = down(
                     inner, pair, ok, w, keep, nb, skipped, SPLIT,
                     H, I, FORM, TRANSPOSED, True, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,

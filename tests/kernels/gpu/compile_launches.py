@@ -248,6 +248,11 @@ def groups_of(
         JITFunction.run = compiling
 
 
+def as_streamed(groups: Groups) -> Groups:
+    """Of a long prompt, whose experts are all here."""
+    return replace(groups, ticket=None, landing=None)
+
+
 def routed() -> None:
     """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; likewise those in MXFP4;
     packed ones likewise, and of prompts."""
@@ -266,6 +271,7 @@ def routed() -> None:
     copy_ahead(ahead, residency)
     for view, part, rows in ((lane, None, 16), (None, ahead, 16), (None, None, 64)):
         groups = groups_of(index, live, residency, view, part)
+        groups = as_streamed(groups) if rows == 64 else groups
         routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
@@ -275,7 +281,7 @@ def routed() -> None:
         (replace(oai, form=WeightForm.MXFP4), 64),
     ):  # of MXFP4 16 rows are what lanes have
         routed_experts(
-            x, groups, index, shares, live, live, shape, 32,
+            x, as_streamed(groups) if rows == 64 else groups, index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
         )  # fmt: skip
     lane, residency, stage = lane_of(9, 32, 4, OAI, 64)
