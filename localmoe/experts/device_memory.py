@@ -158,17 +158,21 @@ class DeviceExpertMemory(SlotTable):
         if not self._stale and not self.may_copy:
             return  # nothing can be missing, so no score matters either
         self._stale = False
-        self._landing.deal(self._free)
+        self._landing.deal(self._free, self.held())
         free = self._landing.addresses(self._slot_address)
         here, at = self._slot_of != FREE, self._slot_address[self._slot_of]
         self.block.upload(here, at, self._ticket, free, self._room()[0])
 
     def open_behind(self) -> None:
         """Open the pass that comes right behind the one that is open, in stream order. Nothing is copied for
-        it; its scores are those of what was known before the open one. Raises as `open_pass` does."""
+        it; its scores are those of what was known before the open one. What that one brings into slots goes
+        last. Raises as `open_pass` does."""
         self._count_open()
         if self.may_copy:
-            self.block.upload_scores(self._room()[0])
+            scores = self._room()[0]
+            known = scores[np.isfinite(scores)]
+            scores[self._slot_of == FREE] = known.max() + 1 if known.size else 0.0
+            self.block.upload_scores(scores)
 
     def _count_open(self) -> None:
         if self._closed:

@@ -81,8 +81,15 @@ class PrefillStream:
             self._read.update(dict.fromkeys(slots, mark))
 
     def close(self) -> None:
-        """What the ring holds stays; its unused slots are free again."""
-        self._memory.give_back([slot for slot in self._ring if slot not in self._owner])
+        """The ring's slots are free again, but for what a layer may hold by its share: most of them are the
+        last layer's, and passes to come deal free ones to the layers that have fewest."""
+        memory = self._memory
+        share = -(-memory.slots.num_slots // memory.store.num_layers)
+        for slot, key in list(self._owner.items()):
+            if memory.held()[key.layer] > share:
+                memory.leave(key)
+                del self._owner[slot]
+        memory.give_back([slot for slot in self._ring if slot not in self._owner])
 
 
 class DryStream:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from localmoe.experts.landing import LANDING_SLOTS
 from localmoe.kernels.mirror import Mirror
 from localmoe.kernels.residency import CLOCK_WORDS, ON_HOST, WAITED_NS, ResidencyView
 
-LANDING_SLOTS = 16  # free slots that one layer may fill with its misses in one pass
 _LONGEST_NS = 2**31 - 1
 
 

@@ -92,20 +92,29 @@ class SlotTable:
         return int(self._slot_address[self._slot_of[key]])
 
     def reserve(self, count: int) -> list[int]:
-        """`count` slots, or as many as there are: free ones, then those of the lowest scores, which leave; at
-        last even those that the policy wants to keep. The caller fills or returns them."""
-        scores, _ = self._room()
+        """`count` slots, or as many as there are: free ones, then of the layers that hold most those of the
+        lowest scores, which leave; at last even those that the policy wants to keep. The caller fills or
+        returns them."""
         taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        here = np.argwhere(self._slot_of != FREE)
-        order = np.argsort(scores[here[:, 0], here[:, 1]], kind="stable")
-        for pair in here[order[: count - len(taken)]].tolist():
+        layers, experts = np.nonzero(self._slot_of != FREE)
+        scores = self._room()[0][layers, experts]
+        order = np.lexsort((scores, layers))
+        layers, experts, scores = layers[order], experts[order], scores[order]
+        gone = np.arange(len(layers)) - np.searchsorted(layers, layers)  # of the layer, before this one goes
+        order = np.lexsort((scores, gone - self.held()[layers], np.isinf(scores)))[: count - len(taken)]
+        for pair in zip(layers[order].tolist(), experts[order].tolist(), strict=True):
             taken.append(self.leave(ExpertKey(*pair)))
         return taken
 
     def free_slot_for(self, layer: int, share: int) -> int | None:
         """A free slot, while the layer holds fewer than `share`."""
-        held = int((self._slot_of[layer] != FREE).sum())
+        held = np.count_nonzero(self._slot_of[layer] != FREE)
         return self._free.pop() if self._free and held < share else None
+
+    def held(self) -> NDArray[np.int64]:
+        """(L,): slots of each layer."""
+        held: NDArray[np.int64] = np.count_nonzero(self._slot_of != FREE, axis=1)
+        return held
 
     def give_back(self, slots: list[int]) -> None:
         """Slots that hold nothing."""

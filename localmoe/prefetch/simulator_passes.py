@@ -23,11 +23,10 @@ from localmoe.core.events import (
     TokenRouted,
 )
 from localmoe.core.types import ExpertKey
+from localmoe.experts.landing import dealt
 from localmoe.experts.queue import CopyQueue
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of, tokens_of
-
-LANDING_SLOTS = 16  # free slots that one layer may fill in one pass
 
 
 class PassMemory:
@@ -198,10 +197,13 @@ class PassMemory:
         """A window's pass is over."""
 
     def _landing(self) -> list[int]:
-        """Free slots that each layer may fill: dealt in turn."""
-        offered = min(self.free, self._machine.num_layers * LANDING_SLOTS)
-        layers = self._machine.num_layers
-        return [offered // layers + (layer < offered % layers) for layer in range(layers)]
+        """Free slots that each layer may fill."""
+        num_layers = self._machine.num_layers
+        if not self.free:
+            return [0] * num_layers
+        layers, _ = dealt(self._here.sum(axis=1), self.free)
+        counts: list[int] = np.bincount(layers, minlength=num_layers).tolist()
+        return counts
 
     def _keep(
         self,

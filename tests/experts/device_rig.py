@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -170,8 +171,9 @@ class PlainMemory:
     def reserve(self, count: int, scores: NDArray[np.float32]) -> int:
         self.queue.clear()
         count = min(count, self.free + len(self.here))
-        order = sorted(self.here, key=lambda k: (np.inf if k in self.guarded else scores[k], k))
-        for key in order[: max(0, count - self.free)]:
-            self.leave(key)
+        for _ in range(count - self.free):
+            held = Counter(key.layer for key in self.here)
+            score = {key: np.inf if key in self.guarded else scores[key] for key in self.here}
+            self.leave(min(self.here, key=lambda k: (score[k] == np.inf, -held[k.layer], score[k], k)))
         self.reserved += count
         return count

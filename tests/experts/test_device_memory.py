@@ -270,15 +270,15 @@ def test_a_copy_that_is_not_complete_is_late_and_is_not_given_away() -> None:
 
 
 def test_what_a_pass_misses_fills_free_slots_and_then_replaces() -> None:
-    rig = rig_with(K(0, 5), slots=2)
+    rig = rig_with(K(0, 5), K(1, 0), slots=3)
     rig.memory.open_pass()
     log, _ = rig.play([[[0, 1, 2]], [[-1, -1, -1]]], 1)
     assert log[0].tolist() == [MISS_KEPT, MISS_REPLACED | 5 << 8, MISS, 0, 0, 0]
     rig.memory.close_pass(log)
     rig.check()
-    assert rig.resident == {K(0, 0), K(0, 1)}
+    assert rig.resident == {K(0, 0), K(0, 1), K(1, 0)}
     counters = rig.memory.counters()
-    assert (counters.h2d_bytes, counters.prefetched, counters.wasted) == (4 * RECORD_BYTES, 1, 1)
+    assert (counters.h2d_bytes, counters.prefetched, counters.wasted) == (5 * RECORD_BYTES, 2, 1)
     rig.memory.open_pass()
     log, _ = rig.play([[[0, 1, 2]], [[-1, -1, -1]]], 1)
     assert log[0].tolist()[:3] == [HIT, HIT, MISS]
@@ -292,6 +292,10 @@ def test_free_slots_are_offered_to_all_layers_in_turn_and_each_only_once() -> No
     assert len({*offered[0], *offered[1]}) == 5
     on_device = rig.block.view(0).landing
     assert (on_device[:3] != 0).all() and (on_device[3:] == 0).all()
+    rig = rig_with(K(0, 0), K(0, 3), slots=5)
+    rig.memory.open_pass()
+    offered = [[a for a in rig.block.view(layer).landing.tolist() if a] for layer in (0, 1)]
+    assert [len(part) for part in offered] == [1, 2], "to those that have fewest"
 
 
 def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened_after_the_end() -> None:
@@ -307,7 +311,8 @@ def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened
     after = rig.block.view(0)
     for tensor, then in zip((after.address, after.ticket, after.landing), table, strict=True):
         assert torch.equal(tensor, then)
-    assert after.score.tolist() == [3.0] + [np.inf] * 5  # as the host knows it; 0 has gone in the meantime
+    # as the host knows it; 0 has gone in the meantime, and what has come goes last
+    assert after.score.tolist() == [3.0, np.inf] + [4.0] * 4
     second, _ = rig.play([[[2, 0]], [[-1, -1]]], 1)
     assert [second[0, 0] & 0xFF, second[0, 2] & 0xFF] == [MISS, HIT]  # nothing may go for 0
     rig.memory.close_pass(first)
@@ -317,6 +322,19 @@ def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened
     rig.memory.close()
     with pytest.raises(TransferError):
         rig.memory.open_behind()
+
+
+def test_what_one_pass_brought_makes_room_in_the_next_one_behind_it() -> None:
+    rig = rig_with(K(0, 0), slots=1)
+    rig.memory.open_pass()
+    first, _ = rig.play([[[2, 2]], [[-1, -1]]], 1)
+    rig.memory.open_behind()
+    second, _ = rig.play([[[4, 4]], [[-1, -1]]], 1)
+    assert [second[0, 4] & 0xFF, second[0, 4] >> 8] == [MISS_REPLACED, 2]
+    rig.memory.close_pass(first)
+    rig.memory.close_pass(second)
+    assert rig.resident == {K(0, 4)}
+    rig.check()
 
 
 def test_reserving_takes_free_slots_then_the_lowest_scores_then_even_what_should_stay() -> None:
