@@ -2,11 +2,11 @@
 
 python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
-Rows are those of docs/log.md ("experts that the CPU has a part in come into slots"): an H100, nothing
-drafted, on-demand, with the rates of that run; of uniform routing without completing, or the mean where
-that made no difference. "popular" is synthetic_engine's. Prints tok/s and hit rates,
-measured and predicted, and by how much these differ; with --rules instead, what is predicted if experts that
-are split are never completed, always, and as the engine decides, with each kind of routing.
+Rows are those of docs/log.md ("experts that the CPU has a part in come into slots" and "packed experts on a
+quiet machine"): H100s, nothing drafted, on-demand, with the rates of those runs; of uniform routing without
+completing, or the mean where that made no difference. "popular" is synthetic_engine's. Prints tok/s and hit
+rates, measured and predicted, and by how much these differ; with --rules instead, what is predicted if
+experts that are split are never completed, always, and as the engine decides, with each kind of routing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,18 @@ Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """resident: share of the experts in slots. cpu: bytes a second while it is busy."""
+    """resident: share of the experts in slots. cpu: bytes a second while it is busy. packed: experts of
+    bfloat16 were."""
 
     shape: str
     resident: float
     cpu: float
     measured: Measured
+    packed: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}{', packed' if self.packed else ''}, {100 * self.resident:.0f} % in slots"
 
 
 ROWS = (
@@ -61,6 +67,11 @@ ROWS = (
         "uniform": (98.6, 0.42), "sticky:0.5": (111.1, 0.609), "sticky:0.66": (142.3, 0.732),
         POPULAR: (147.0, 0.759),
     }),
+    Row("qwen1.5-moe-a2.7b", 0.66, 96e9, {
+        "uniform": (180.9, 0.668), "sticky:0.5": (187.5, 0.773), "sticky:0.66": (212.0, 0.843),
+        "sticky:0.8": (249.8, 0.902), POPULAR: (243.7, 0.887),
+    }, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.04, 98e9, {"uniform": (91.4, 0.039)}, packed=True),
     Row("deepseek-v2-lite", 0.49, 92e9, {"uniform": (71.7, 0.493), "sticky:0.66": (97.7, 0.712)}),
     Row("qwen3-30b-a3b", 0.23, 90e9, {"uniform": (38.3, 0.233), "sticky:0.66": (55.9, 0.546)}),
 )  # fmt: skip
@@ -86,10 +97,10 @@ def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) ->
     return stats.tokens_per_s or 0.0, stats.hit_rate or 0.0
 
 
-def footprint_of(shape: str) -> ModelFootprint:
-    source = RandomSource(find_shape(shape), SyntheticSettings())
+def footprint_of(row: Row) -> ModelFootprint:
+    source = RandomSource(find_shape(row.shape), SyntheticSettings())
     skeleton = source.skeleton(source.stored_dtype)
-    return measure_footprint(shape, source.stored_dtype, skeleton).in_codes()
+    return measure_footprint(row.shape, source.stored_dtype, skeleton).in_codes(packing=row.packed)
 
 
 def compare_rules(tokens: int) -> None:
@@ -99,15 +110,14 @@ def compare_rules(tokens: int) -> None:
         "engine": usual,
     }  # fmt: skip
     for row in ROWS:
-        footprint = footprint_of(row.shape)
+        footprint = footprint_of(row)
         for routing in ROUTING:
             cells = []
             for name, rule in rules.items():
                 setattr(SlotWorth, "link_time", rule)  # noqa: B010
                 speed, hits = predicted(row, routing, footprint, tokens)
                 cells.append(f"{name} {speed:.0f} tok/s ({100 * hits:.0f} %)")
-            where = f"{row.shape}, {100 * row.resident:.0f} % in slots, {routing}"
-            print(f"predicted: {where}: {', '.join(cells)}", flush=True)
+            print(f"predicted: {row.name}, {routing}: {', '.join(cells)}", flush=True)
     setattr(SlotWorth, "link_time", usual)  # noqa: B010
 
 
@@ -121,14 +131,13 @@ def main() -> None:
         return
     off = []
     for row in ROWS:
-        footprint = footprint_of(row.shape)
+        footprint = footprint_of(row)
         for routing, (speed, hits) in row.measured.items():
             said, said_hits = predicted(row, routing, footprint, args.tokens)
             off.append(said / speed - 1)
             print(
-                f"{row.shape}, {100 * row.resident:.0f} % in slots, {routing}: measured {speed:.1f} tok/s "
-                f"({100 * hits:.0f} % hit), predicted {said:.1f} ({100 * said_hits:.0f} %), "
-                f"{100 * off[-1]:+.0f} %",
+                f"{row.name}, {routing}: measured {speed:.1f} tok/s ({100 * hits:.0f} % hit), predicted "
+                f"{said:.1f} ({100 * said_hits:.0f} %), {100 * off[-1]:+.0f} %",
                 flush=True,
             )
     print(f"off by {100 * statistics.mean(abs(share) for share in off):.0f} % in the mean")
