@@ -228,5 +228,5 @@ def test_predicted_passes_are_those_measured_on_an_h200_within_a_fifth() -> None
 def test_cards_are_found_by_name_and_leave_a_reserve() -> None:
     assert find_card("rtx-4060").rates.link_bytes_per_s == pytest.approx(12.6e9, rel=0.01)
     assert find_card("rtx-4090").rates.link_bytes_per_s == pytest.approx(25.2e9, rel=0.01)
-    assert [card.memory_bytes >> 30 for card in CARDS.values()] == [8, 12, 24, 24, 32]
+    assert [card.memory_bytes >> 30 for card in CARDS.values()] == [8, 12, 12, 16, 16, 16, 16, 24, 24, 32]
     assert all(0.9 * card.memory_bytes < card.budget_bytes < card.memory_bytes for card in CARDS.values())
