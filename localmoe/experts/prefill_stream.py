@@ -86,7 +86,8 @@ class PrefillStream:
         memory = self._memory
         share = -(-memory.slots.num_slots // memory.store.num_layers)
         for slot, key in list(self._owner.items()):
-            if memory.held()[key.layer] > share:
+            # of what could not be copied the memory has the slot already
+            if memory.residency()[key] and memory.held()[key.layer] > share:
                 memory.leave(key)
                 del self._owner[slot]
         memory.give_back([slot for slot in self._ring if slot not in self._owner])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -163,6 +164,31 @@ def test_a_pass_that_ends_early_loses_no_slot(num_slots: int, groups: int, seed:
             break
     stream.close()
     rig.check()
+    whole_pass(rig)
+    rig.check()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, ALL), st.integers(0, ALL))
+@example(4, ALL - 2)
+def test_a_copy_that_fails_loses_no_slot(num_slots: int, copies: int) -> None:
+    rig = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
+    copy = rig.transfers.copy
+
+    def failing(record: Tensor, slots: DeviceSlots, slot: int) -> int:
+        if rig.transfers.issued >= copies:
+            raise RuntimeError("the link is gone")
+        return copy(record, slots, slot)
+
+    rig.transfers.copy = failing  # type: ignore[method-assign]
+    stream = PrefillStream(rig.memory)
+    with pytest.raises(RuntimeError) if copies < ALL else nullcontext():
+        for layer in range(LAYERS):
+            for group in stream.layer(layer):
+                read(rig, layer, group)
+    stream.close()
+    rig.check()
+    rig.transfers.copy = copy  # type: ignore[method-assign]
     whole_pass(rig)
     rig.check()
 

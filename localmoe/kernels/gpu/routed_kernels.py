@@ -27,8 +27,8 @@ def gate_up_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """tickets, landings: None where nothing is waited for, or lands. words_at: where records are codes, an
-    aligned pointer to words of anything; else None. SHARED: programs
-    that a block of the stage is for. FORM, STRAYS: of the records, see expert_tiles."""
+    aligned pointer to words of anything; else None. SHARED: programs that a block of the stage is for. FORM,
+    STRAYS: of the records, see expert_tiles."""
     wait_for_previous(DEPENDENT)
     if clock is not None:
         begin_experts(clock)
