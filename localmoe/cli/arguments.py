@@ -50,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     draft = _add(commands, "draft", "build the low-bit draft of a model", json=False)
     _add_model(draft)
     add_draft_options(draft)
+    chat = _add(commands, "chat", "a conversation in the terminal", json=False)
+    _add_model(chat)
+    _add_chat_options(chat)
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
@@ -98,6 +101,14 @@ def _add_pull_options(parser: argparse.ArgumentParser) -> None:
 def _check_pull(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.plan and args.discard:
         parser.error("--plan and --discard exclude each other: leave one out")
+
+
+def _add_chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="of an answer; default: what the context has room for"
+    )
+    _add_answer_options(parser)
 
 
 def _add_generate_options(parser: argparse.ArgumentParser) -> None:

@@ -6,13 +6,13 @@ import argparse
 import sys
 from typing import Any
 
+from localmoe.cli.answer_line import answer_line
 from localmoe.cli.arguments import sampling_config
 from localmoe.cli.load_options import engine_config
-from localmoe.cli.output import ProgressBars, note, number, percent, print_json
+from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.prompts import Prompt, read_prompts
-from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
 from localmoe.core.timeline import check_trace_path, write_trace
 from localmoe.core.types import Message
@@ -94,17 +94,4 @@ def _show(engine: Engine, prompt: Prompt, request: GenerationRequest, *, titled:
         sys.stdout.flush()
     sys.stdout.write("\n")
     assert event is not None, "an answer has at least one event"
-    note(_summary(event.stats, engine))
-
-
-def _summary(stats: GenerationStats, engine: Engine) -> str:
-    parts = [
-        f"{stats.new_tokens} tokens", f"{number(stats.tokens_per_s)} tok/s", f"TTFT {stats.ttft_s:.2f} s",
-        f"hit rate {percent(stats.hit_rate)}", f"accepted {percent(stats.acceptance_rate)}",
-        f"link: {engine.info().link}",
-    ]  # fmt: skip
-    if stats.draft_aside:
-        parts.append("draft laid aside")
-    if stats.approximate:
-        parts.append("APPROXIMATE: by the draft alone")
-    return "[" + ", ".join(parts) + "]"
+    note(answer_line(event.stats, engine.info().link))

@@ -24,6 +24,7 @@ _COMMANDS = {
     "models": ("report", "run_models"),
     "rm": ("report", "run_rm"),
     "draft": ("draft", "run_draft"),
+    "chat": ("chat", "run_chat"),
     "generate": ("generate", "run_generate"),
     "serve": ("serve", "run_serve"),
     "bench": ("bench", "run_bench"),

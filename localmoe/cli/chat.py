@@ -1,0 +1,134 @@
+"""`localmoe chat`: a conversation in the terminal, as over SSH where no browser is. Answers go to stdout, all
+else to stderr; nothing is kept when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from localmoe.chat.reasoning import OPEN, split_reasoning
+from localmoe.cli.answer_line import answer_line
+from localmoe.cli.arguments import sampling_config
+from localmoe.cli.load_options import engine_config
+from localmoe.cli.output import ProgressBars, note
+from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.errors import ConfigError, ContextLengthError
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+
+_HELP = (
+    r"/new begins anew, a \ at the end of a line goes on in the next, Ctrl+C stops an answer, Ctrl+D ends."
+)
+_FIRST, _FURTHER = "> ", "... "
+
+
+def run_chat(args: argparse.Namespace) -> None:
+    """Load, then answer line after line until the input ends.
+
+    Raises:
+        LocalMoeError: for one sentence to the user.
+    """
+    sampling = sampling_config(args)
+    config = engine_config(args, policy=args.policy)
+    with ProgressBars() as progress:
+        engine = Engine.load(args.model, config, progress=progress)
+    with engine:
+        note(f"{engine.info().name} is ready: {_HELP}")
+        conversation = Conversation(engine, args.system or "", sampling, args.max_new_tokens)
+        for line in _questions():
+            if line in ("/new", "/help"):
+                note(_HELP if line == "/help" else "A new conversation.")
+                if line == "/new":
+                    conversation.begin()
+                continue
+            try:
+                conversation.ask(line)
+            except (ConfigError, ContextLengthError) as error:  # of this question; another may be answered
+                note(f"localmoe: {error}")
+
+
+class Conversation:
+    """What has been asked and answered. Thoughts are left out of earlier answers, as the templates of
+    reasoning models expect; a question whose answer has no text is forgotten."""
+
+    def __init__(self, engine: Engine, system: str, sampling: SamplingConfig, most: int | None) -> None:
+        """most: new tokens of an answer; None: as many as the context has room for."""
+        self._engine, self._sampling, self._most = engine, sampling, most
+        self._start = (Message("system", system),) if system.strip() else ()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what has been said."""
+        self.messages: tuple[Message, ...] = self._start
+
+    def ask(self, question: str) -> None:
+        """Print the answer as it is written.
+
+        Raises:
+            ContextLengthError: the conversation has become too long.
+        """
+        messages = (*self.messages, Message("user", question))
+        request = GenerationRequest(messages=messages, sampling=self._sampling, max_new_tokens=self._most)
+        text, stop = "", threading.Event()
+        with _set_by_interrupt(stop):
+            for event in self._engine.stream(request, stop):
+                text += OPEN + event.text if event.opens_reasoning else event.text
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        note(answer_line(event.stats, self._engine.info().link))
+        answer = split_reasoning(text).answer
+        if answer:
+            self.messages = (*messages, Message("assistant", answer))
+
+
+@contextlib.contextmanager
+def _set_by_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Ctrl+C ends what is written at its next step; a second one ends the program."""
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _questions() -> Iterator[str]:
+    """What is typed, or piped in; lines without anything are left out."""
+    lines: list[str] = []
+    line: str | None = ""
+    while line is not None:
+        line = _read(_FURTHER if lines else _FIRST)
+        if line is not None:
+            lines.append(line.removesuffix("\\"))
+        if line is None or not line.endswith("\\"):
+            question, lines = "\n".join(lines).strip(), []
+            if question:
+                yield question
+
+
+def _read(prompt: str) -> str | None:
+    """A line; None at the end of the input."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.rstrip("\r\n") if line else None
+    with contextlib.suppress(ImportError):  # not on Windows: without it a line cannot be edited as in a shell
+        import readline  # noqa: F401
+    try:
+        with contextlib.redirect_stdout(sys.__stdout__):  # for what lets lines be edited
+            return input(prompt)
+    except EOFError:
+        note("")
+        return None

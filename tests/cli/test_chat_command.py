@@ -1,0 +1,148 @@
+"""`localmoe chat`: a conversation by lines, in a pipe and in a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from localmoe.cli.chat import Conversation
+from localmoe.cli.main import main
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def engine() -> object:
+    with Engine.load("demo", EngineConfig(device="cpu", context=256)) as engine:
+        yield engine
+
+
+def greedy(engine: Engine, messages: Sequence[tuple[str, str]], tokens: int) -> str:
+    request = GenerationRequest(
+        messages=tuple(Message(role, text) for role, text in messages),  # type: ignore[arg-type]
+        max_new_tokens=tokens,
+    )
+    return "".join(event.text for event in engine.stream(request))
+
+
+def talk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: str, *options: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    capsys.readouterr()
+    code = main(["chat", "demo", "--device", "cpu", "--context", "256", *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_answers_know_what_was_said_and_a_new_conversation_does_not(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = "Hello\n\n   \nTell me \\\na story\n/help\n/new\nTell me \\\na story"
+    code, out, err = talk(capsys, monkeypatch, typed, "--max-new-tokens", "12")
+    first = greedy(engine, [("user", "Hello")], 12)
+    story = ("user", "Tell me \na story")
+    second = greedy(engine, [("user", "Hello"), ("assistant", first), story], 12)
+    alone = greedy(engine, [story], 12)
+    assert second != alone
+    assert (code, out) == (0, f"{first}\n{second}\n{alone}\n")
+    assert err.count("tok/s") == 3 and "A new conversation." in err and err.count("Ctrl+D") == 2
+
+
+def test_a_system_prompt_stays_in_front(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = "Hello\n/new\nHello\n"
+    code, out, _ = talk(capsys, monkeypatch, typed, "--max-new-tokens", "8", "--system", "You are a cat.")
+    wanted = greedy(engine, [("system", "You are a cat."), ("user", "Hello")], 8)
+    assert (code, out) == (0, f"{wanted}\n{wanted}\n")
+
+
+def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = talk(capsys, monkeypatch, "cat " * 400 + "\nHello\n", "--max-new-tokens", "8")
+    assert (code, out) == (0, greedy(engine, [("user", "Hello")], 8) + "\n")
+    (refusal,) = [line for line in err.splitlines() if line.startswith("localmoe: ")]
+    assert "256" in refusal and "Traceback" not in err
+
+
+class Scripted:
+    """Says what it is told to, with an engine's statistics."""
+
+    def __init__(self, engine: Engine, texts: list[str], opens: bool) -> None:
+        self.info = engine.info
+        request = GenerationRequest(prompt="a", max_new_tokens=1)
+        self._stats = [event.stats for event in engine.stream(request)][-1]
+        self._texts, self._opens = texts, opens
+
+    def stream(self, request: GenerationRequest, stop: threading.Event) -> Iterator[SimpleNamespace]:
+        for number, text in enumerate(self._texts):
+            yield SimpleNamespace(text=text, stats=self._stats, opens_reasoning=self._opens and number == 0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "opens", "kept"),
+    [
+        (["<think>hm", "m</think>", "Yes."], False, "Yes."), (["hmm</think>Y", "es."], True, "Yes."),
+        (["<think>hm"], False, ""), ([""], False, ""), (["Yes.", " <think>"], False, "Yes. <think>"),
+    ],
+)  # fmt: skip
+def test_thoughts_are_forgotten_and_so_is_a_question_without_an_answer(
+    texts: list[str], opens: bool, kept: str, engine: Engine
+) -> None:
+    scripted = Scripted(engine, texts, opens)
+    conversation = Conversation(scripted, "", SamplingConfig(), 8)  # type: ignore[arg-type]
+    conversation.ask("Really?")
+    both = (Message("user", "Really?"), Message("assistant", kept))
+    assert conversation.messages == (both if kept else ())
+
+
+def read_until(terminal: int, wanted: str, seconds: float = 60.0) -> str:
+    text, end = "", time.monotonic() + seconds
+    while not re.search(wanted, text, re.DOTALL):
+        assert time.monotonic() < end, f"no {wanted!r} in {text!r}"
+        if select.select([terminal], [], [], 0.1)[0]:
+            text += os.read(terminal, 4096).decode(errors="replace")
+    return text
+
+
+@pytest.mark.slow
+def test_in_a_terminal_ctrl_c_ends_an_answer_and_the_conversation_goes_on() -> None:
+    ours, theirs = pytest.importorskip("pty").openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localmoe.cli", "chat", "demo", "--device", "cpu", "--temperature", "1.5",
+         "--seed", "3", "--draft-length", "0", "--emulated-link", "20MB/s", "--vram-budget", "72MiB"],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        read_until(ours, "is ready.*> ")
+        os.write(ours, b"Tell me a very long story\r")
+        read_until(ours, r"story\r\n.*\w{3}")
+        process.send_signal(signal.SIGINT)
+        read_until(ours, r"tok/s.*> ")
+        os.write(ours, b"/new\r")
+        read_until(ours, r"A new conversation.*> ")
+        os.write(ours, b"\x04")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
