@@ -1,10 +1,11 @@
 """A job of the CPU lane for each form of weights that is named, compiled for the processor that the
-environment says; prints how far they are from float64, and whether the code has registers of 512 and of 256
-bits."""
+environment says, or kept since it was; prints how far they are from float64, and whether the code has
+registers of 512 and of 256 bits."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,11 +35,28 @@ def error_of(form: WeightForm) -> float:
     return max(errors)
 
 
+def note_of(form: WeightForm) -> Path:
+    """Where the registers of the form's code are noted, as numba does not show code that it kept."""
+    return Path(os.environ["NUMBA_CACHE_DIR"]) / f"registers-{form.value}.json"
+
+
+def registers_of(form: WeightForm) -> dict[str, bool]:
+    """Which ones the form's loops use."""
+    loop = {WeightForm.PLAIN: products.dots, WeightForm.MXFP4: _dots, WeightForm.BF12: bf12_products._dots}
+    if code := "".join(loop[form].inspect_asm().values()):
+        note_of(form).write_text(json.dumps({name: name in code for name in ("zmm", "ymm")}))
+    found: dict[str, bool] = json.loads(note_of(form).read_text())
+    return found
+
+
 def main() -> None:
-    errors = [error_of(WeightForm(form)) for form in sys.argv[1:]]
-    loops = products.dots, _dots, bf12_products._dots
-    code = "".join(code for made in loops for code in made.inspect_asm().values())
-    print(json.dumps({"errors": errors, "zmm": "zmm" in code, "ymm": "ymm" in code}))
+    forms = [WeightForm(form) for form in sys.argv[1:]]
+    if not all(note_of(form).exists() for form in forms):  # also after a run that was cut off
+        for index in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi"):
+            index.unlink()
+    errors = [error_of(form) for form in forms]
+    registers = [registers_of(form) for form in forms]
+    print(json.dumps({"errors": errors, "registers": registers}))
 
 
 if __name__ == "__main__":

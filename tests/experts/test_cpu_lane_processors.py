@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.kept_builds import kept_builds
 
 from localmoe.kernels.cpu.processor import HAS_AVX512
 
@@ -33,12 +34,13 @@ AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
     ids=["avx2", "no look-up", "no bfloat16"],
 )  # fmt: skip
 @pytest.mark.slow
-def test_the_sums_are_right(name: str, features: str, forms: str, tmp_path: Path) -> None:
+def test_the_sums_are_right(name: str, features: str, forms: str, pytestconfig: pytest.Config) -> None:
+    kept = kept_builds(pytestconfig, f"lane-{name}-{'vectors' if features else 'plain'}")
     environment = {
         **os.environ,
         "NUMBA_CPU_NAME": name,
         "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NUMBA_CACHE_DIR": str(kept),
     }
     done = subprocess.run(
         [sys.executable, str(JOB), *forms.split()],
@@ -47,4 +49,5 @@ def test_the_sums_are_right(name: str, features: str, forms: str, tmp_path: Path
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert len(found["errors"]) == len(forms.split()) and max(found["errors"]) < 2e-2
-    assert found["ymm"] and found["zmm"] == ("avx512" in features)
+    for used in found["registers"]:
+        assert used == {"ymm": True, "zmm": "avx512" in features}

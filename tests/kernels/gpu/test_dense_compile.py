@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kept_builds import kept_builds
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -43,10 +44,10 @@ PROMPTS = (89,)  # a relative of 80: the launches with the most shared memory
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """One report a kernel, from a process in which Triton compiles."""
+def compiled(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+    """One report a kernel, from a process in which Triton compiles what it has not kept."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    cache = tmp_path_factory.mktemp("triton")
+    cache = kept_builds(pytestconfig, "dense")
     wishes = [f"{capability}={','.join(names)}" for capability, names in WHOLE.items()]
     wishes += [f"{capability}=prompt,grouping,routed" for capability in PROMPTS]
     done = subprocess.run(

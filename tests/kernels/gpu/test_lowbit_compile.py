@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.kept_builds import kept_builds
 
 pytest.importorskip("triton")
 
@@ -64,10 +65,10 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook
 
 @pytest.mark.slow
 def test_kernels_compile_for_every_generation_with_wide_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kept_builds(pytestconfig, "lowbit")))
     done = subprocess.run(
         [sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
