@@ -49,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.mkdtemp(prefix="localmoe-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["LOCALMOE_HOME"] = home
-    remember_row_paddings(Path(home))
+    # the first home of a run is that of the process that starts the workers, and outlives them
+    remember_row_paddings(Path(os.environ.setdefault("LOCALMOE_TESTS_FIRST_HOME", home)))
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)

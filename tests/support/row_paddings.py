@@ -22,7 +22,8 @@ class RememberedAt(Remembered):
 
 def remember_row_paddings(home: Path) -> None:
     """From now on in this home: to measure them is half of a tiny model's load, and many tests load the same
-    one into a home of their own."""
+    one into a home of their own. Where several processes keep some at once, what one of them has kept may be
+    lost, and is measured again."""
     row_padding.FILE = RememberedAt(*astuple(row_padding.FILE), home)
 
 
