@@ -25,7 +25,7 @@ from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-TOKENS, LAYERS = [5, 17, 5, 40, 17], 2
+TOKENS, LAYERS = [5, 17, 5], 2
 RATES = LaneRates(0.0, 1.0, 0.5, 0.7)  # of one or two that are missing one is shared
 
 
