@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
 from localmoe.chat.reasoning import OPEN, split_reasoning
@@ -17,7 +18,7 @@ from localmoe.cli.answer_line import answer_line
 from localmoe.cli.arguments import sampling_config
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note
-from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
@@ -34,13 +35,17 @@ def run_chat(args: argparse.Namespace) -> None:
     Raises:
         LocalMoeError: for one sentence to the user.
     """
-    sampling = sampling_config(args)
+    opening = (Message("system", args.system),) if (args.system or "").strip() else ()
+    usual = GenerationRequest(
+        messages=(*opening, Message("user", "")), sampling=sampling_config(args),
+        max_new_tokens=args.max_new_tokens,
+    )  # fmt: skip
     config = engine_config(args, policy=args.policy)
     with ProgressBars() as progress:
         engine = Engine.load(args.model, config, progress=progress)
     with engine:
         note(f"{engine.info().name} is ready: {_HELP}")
-        conversation = Conversation(engine, args.system or "", sampling, args.max_new_tokens)
+        conversation = Conversation(engine, usual)
         for line in _questions():
             if line in ("/new", "/help"):
                 note(_HELP if line == "/help" else "A new conversation.")
@@ -57,15 +62,14 @@ class Conversation:
     """What has been asked and answered. Thoughts are left out of earlier answers, as the templates of
     reasoning models expect; a question whose answer has no text is forgotten."""
 
-    def __init__(self, engine: Engine, system: str, sampling: SamplingConfig, most: int | None) -> None:
-        """most: new tokens of an answer; None: as many as the context has room for."""
-        self._engine, self._sampling, self._most = engine, sampling, most
-        self._start = (Message("system", system),) if system.strip() else ()
+    def __init__(self, engine: Engine, usual: GenerationRequest) -> None:
+        """usual: what is asked, but for the question, which is its last message."""
+        self._engine, self._usual = engine, usual
         self.begin()
 
     def begin(self) -> None:
         """Forget what has been said."""
-        self.messages: tuple[Message, ...] = self._start
+        self.messages = self._usual.messages[:-1]
 
     def ask(self, question: str) -> None:
         """Print the answer as it is written.
@@ -74,7 +78,7 @@ class Conversation:
             ContextLengthError: the conversation has become too long.
         """
         messages = (*self.messages, Message("user", question))
-        request = GenerationRequest(messages=messages, sampling=self._sampling, max_new_tokens=self._most)
+        request = replace(self._usual, messages=messages)
         text, stop = "", threading.Event()
         with _set_by_interrupt(stop):
             for event in self._engine.stream(request, stop):

@@ -19,7 +19,7 @@ import pytest
 
 from localmoe.cli.chat import Conversation
 from localmoe.cli.main import main
-from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -83,6 +83,15 @@ def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(
     assert "256" in refusal and "Traceback" not in err
 
 
+def test_what_no_answer_could_be_written_with_is_refused_before_the_load(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "load", lambda *args, **options: pytest.fail("it was loaded"))
+    for options in (("--max-new-tokens", "0"), ("--temperature", "-1")):
+        code, out, err = talk(capsys, monkeypatch, "Hello\n", *options)
+        assert (code, out) == (1, "") and err.startswith("localmoe: ") and len(err.splitlines()) == 1
+
+
 class Scripted:
     """Says what it is told to, with an engine's statistics."""
 
@@ -108,7 +117,7 @@ def test_thoughts_are_forgotten_and_so_is_a_question_without_an_answer(
     texts: list[str], opens: bool, kept: str, engine: Engine
 ) -> None:
     scripted = Scripted(engine, texts, opens)
-    conversation = Conversation(scripted, "", SamplingConfig(), 8)  # type: ignore[arg-type]
+    conversation = Conversation(scripted, GenerationRequest(messages=(Message("user", ""),)))  # type: ignore[arg-type]
     conversation.ask("Really?")
     both = (Message("user", "Really?"), Message("assistant", kept))
     assert conversation.messages == (both if kept else ())
