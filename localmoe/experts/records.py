@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localmoe.kernels import bf12_tiles
 from localmoe.kernels.bf12_tiles import Bf12Matrix
-from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix, can_be_tiled, code_bytes, scale_bytes
+from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, Mxfp4Matrix, can_be_tiled, code_bytes, scale_bytes
 from localmoe.kernels.weight_forms import WeightForm
 
 PAGE_BYTES = 4096
@@ -73,8 +73,10 @@ class RecordLayout:
 
     @property
     def fits_mxfp4(self) -> bool:
-        """Whether such records can be in MXFP4; gate's and up's rows are whole strips of tiles both."""
-        return can_be_tiled(self.inner, self.hidden) and can_be_tiled(self.hidden, self.inner)
+        """Whether such records can be in MXFP4: gate's and up's rows are whole strips of tiles both, and a
+        row is two tiles at least, as what the kernel sums takes two turns (gpu.routed_experts)."""
+        tiled = can_be_tiled(self.inner, self.hidden) and can_be_tiled(self.hidden, self.inner)
+        return tiled and min(self.inner, self.hidden) >= 2 * TILE_COLUMNS
 
     @property
     def mxfp4_bytes(self) -> int:

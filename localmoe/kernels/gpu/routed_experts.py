@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from localmoe.kernels import mxfp4_tiles
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, stray_room
 from localmoe.kernels.gpu.dependent import after_previous
@@ -76,12 +77,11 @@ _STRIPS_AHEAD = 4  # that are copied ahead at a time, so that many bytes are on 
 
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep)."""
-    block_k = _block_k(shape.hidden)
     if shape.bf12:
         return _STRIP
     if shape.mxfp4:
-        return Launch(32, block_k, 2, 5)
-    return Launch(32 if block_k >= 128 else 64, block_k, 2, 4)
+        return Launch(32, _coded_block_k(shape.hidden), 2, 5)
+    return Launch(32 if shape.hidden % 128 == 0 else 64, _block_k(shape.hidden), 2, 4)
 
 
 def down_launch(shape: ExpertShape, rows: int) -> Launch:
@@ -89,7 +89,7 @@ def down_launch(shape: ExpertShape, rows: int) -> Launch:
     if shape.bf12:
         return _STRIP
     if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
-        return Launch(32, _block_k(shape.inner), 2, 5)
+        return Launch(32, _coded_block_k(shape.inner), 2, 5)
     return Launch(64, _block_k(shape.inner), 4, 4)
 
 
@@ -99,7 +99,7 @@ def split_quantum(inner: int, form: WeightForm) -> int:
     if form is WeightForm.BF12:
         return TILE_COLUMNS
     if form is WeightForm.MXFP4:
-        return _block_k(inner)
+        return _coded_block_k(inner)
     return next((quantum for quantum in (64, 16) if inner % quantum == 0), 0)
 
 
@@ -116,8 +116,16 @@ def stage_block(shape: ExpertShape) -> int:
 
 
 def _block_k(length: int) -> int:
-    """The largest block that divides the summed dimension; the last one is masked where none does."""
-    return next((block for block in (128, 64, 32, 16) if length % block == 0), 16)
+    """The largest block that divides the summed dimension, but at most half of it; of 16 the last one is
+    masked where none does. A loop of one turn lets the compiler start the sum from the bias, which it does in
+    some variants of a kernel and not in others."""
+    most = length // 2
+    return next((block for block in (128, 64, 32) if block <= most and length % block == 0), 16)
+
+
+def _coded_block_k(length: int) -> int:
+    """Likewise, of whole tiles of MXFP4."""
+    return max(mxfp4_tiles.TILE_COLUMNS, _block_k(length))
 
 
 def routed_experts(

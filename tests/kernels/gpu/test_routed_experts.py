@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.plain_groups import Row
 from torch import Tensor
 
@@ -18,8 +20,16 @@ from dense_cases import DEVICE, DTYPES, in_nan, poisoned_empty
 from localmoe.experts.records import RecordLayout
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.grouping import group_pairs
-from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts
+from localmoe.kernels.gpu.routed_experts import (
+    ExpertShape,
+    combine,
+    down_launch,
+    gate_up_launch,
+    routed_experts,
+)
+from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS
 from localmoe.kernels.residency import ON_HOST, ResidencyView
+from localmoe.kernels.weight_forms import WeightForm
 
 ON_GPU = DEVICE.type == "cuda"
 HIDDEN, INNER, SLOT_ROOM = 48, 80, 24  # no multiples of a block; weights of a slot that no record fills
@@ -83,19 +93,21 @@ def bench(
     experts: int = 5,
     slots: int = 4,
     dtype: torch.dtype = DTYPES[0],
+    hidden: int = HIDDEN,
+    inner: int = INNER,
 ) -> Bench:
-    gate_up, down = (2 * INNER, HIDDEN), (HIDDEN, INNER)
+    gate_up, down = (2 * inner, hidden), (hidden, inner)
     if transposed:
         gate_up, down = gate_up[::-1], down[::-1]
     layout = RecordLayout(gate_up, down, transposed)
     generator = torch.Generator().manual_seed(1)
-    values = torch.randn(experts, layout.elements, generator=generator) * HIDDEN**-0.5
+    values = torch.randn(experts, layout.elements, generator=generator) * hidden**-0.5
     host = torch.zeros(experts, layout.elements, dtype=dtype, pin_memory=ON_GPU)
     host.copy_(values)
     arena = torch.full((slots, layout.elements + SLOT_ROOM), torch.nan, dtype=dtype, device=DEVICE)
-    biases = [torch.randn(experts, size, generator=generator) for size in (2 * INNER, HIDDEN)]
+    biases = [torch.randn(experts, size, generator=generator) for size in (2 * inner, hidden)]
     found = [bias.to(DEVICE, dtype) if biased else None for bias in biases]
-    return Bench(ExpertShape(HIDDEN, INNER, transposed, activation), layout, host, arena, *found)
+    return Bench(ExpertShape(hidden, inner, transposed, activation), layout, host, arena, *found)
 
 
 def view_of(row: Row) -> ResidencyView:
@@ -221,6 +233,38 @@ def test_a_rows_bits_do_not_depend_on_what_rides_along_nor_on_where_weights_are(
     for at in (0, 13):
         alone = run(made, x[at : at + 1], index[at : at + 1], weights[at : at + 1], 1, view_of(all_here))
         assert torch.equal(alone[0], whole[at])
+
+
+@pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_prompts_kernel_gives_the_bits_of_a_windows(transposed: bool, activation: Activation) -> None:
+    """It waits for no copy, writes to no slot, and has tall tiles. A sum of one block would start from the
+    bias in one of them, and end with it in the other."""
+    made = bench(transposed=transposed, activation=activation, biased=True, experts=3, hidden=64, inner=128)
+    x, (index, weights) = inputs(20, hidden=64), routing(20, 2, 3, seed=6)
+    view, live = view_of(made.row([ON_HOST] * 3, {}, [], 0)), torch.tensor([20], device=DEVICE)
+    window = group_pairs(index, live, view)
+    prompt = replace(window, ticket=None, landing=None)
+    biases = {"gate_up_bias": made.gate_up_bias, "down_bias": made.down_bias}
+    outs = [
+        routed_experts(x, groups, index, weights, live, view.done, made.shape, 3, block_rows=rows, **biases)
+        for groups, rows in ((window, 16), (prompt, 64))
+    ]
+    if ON_GPU:
+        assert torch.equal(*outs)
+    torch.testing.assert_close(*outs)  # the interpreter's products of 16 and of 64 rows differ
+
+
+@given(st.integers(1, 90), st.integers(1, 90))
+def test_what_is_summed_takes_two_turns_at_least(hidden: int, inner: int) -> None:
+    shape = ExpertShape(32 * hidden, 32 * inner, True, OAI)
+    assert 2 * gate_up_launch(shape, 16).block_k <= shape.hidden
+    assert 2 * down_launch(shape, 16).block_k <= shape.inner
+    layout = RecordLayout((shape.hidden, 2 * shape.inner), (shape.inner, shape.hidden), True)
+    if layout.fits_mxfp4:
+        coded = replace(shape, form=WeightForm.MXFP4)
+        assert TILE_COLUMNS <= gate_up_launch(coded, 16).block_k <= shape.hidden // 2
+        assert TILE_COLUMNS <= down_launch(coded, 16).block_k <= shape.inner // 2
 
 
 def test_choices_of_no_expert_add_nothing() -> None:
