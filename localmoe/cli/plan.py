@@ -53,7 +53,9 @@ def run_plan(args: argparse.Namespace) -> None:
         f"{footprint.name} ({footprint.architecture})",
         [
             *size_rows(footprint),
-            ("Host RAM for experts", format_bytes(plan.host_bytes) + _form(footprint)),
+            ("Host RAM", format_bytes(plan.host_bytes)),
+            ("  experts", format_bytes(plan.host_bytes - plan.host_embedding_bytes) + _form(footprint)),
+            *_embedding(plan),
             ("Device", str(prepared.compute.device)),
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
@@ -67,6 +69,11 @@ def run_plan(args: argparse.Namespace) -> None:
             *_predictions(limits),
         ],
     )
+
+
+def _embedding(plan: MemoryPlan) -> list[tuple[str, str]]:
+    found = plan.host_embedding_bytes
+    return [("  input embedding", format_bytes(found))] if found else []
 
 
 def _form(footprint: ModelFootprint) -> str:

@@ -11,7 +11,8 @@ class MemoryPlan:
     """Division of the VRAM budget, in bytes; `total_bytes` never exceeds `budget_bytes`.
 
     Attributes:
-        shared_bytes: attention, norms, embeddings, routers, shared experts (used by draft and target alike).
+        shared_bytes: attention, norms, embeddings, routers, shared experts (used by draft and target alike),
+            but for an input embedding that lies in host RAM.
         draft_bytes: what drafts (INT4 experts of all layers, or another model with its cache); 0 when
             drafting is off.
         kv_bytes: KV cache for `context` tokens (shared by draft and target).
@@ -20,7 +21,8 @@ class MemoryPlan:
         resident_share: num_slots / all routed experts, at most 1.
         drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
         draft_aside: it is, but experts have its device memory for now (engine.draft_place).
-        host_bytes: host RAM for the expert records.
+        host_bytes: host RAM for the expert records, and for an input embedding that lies there.
+        host_embedding_bytes: of host_bytes, the embedding's.
         in_place: experts are computed where their records lie, so that each has its slot there: slots take no
             memory of the budget.
     """
@@ -38,6 +40,7 @@ class MemoryPlan:
     drafting_reason: str
     host_bytes: int
     draft_aside: bool = False
+    host_embedding_bytes: int = 0
     in_place: bool = False
 
     @property

@@ -41,6 +41,8 @@ class ModelFootprint:
             weight, without loss; 0 of others.
         expert_form: in which experts are counted here: "plain", "mxfp4" or "bf12".
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
+        embedding_params: of the shared ones, those of an input embedding that nothing else uses; a pass reads
+            a row a token of them, and they may lie in host RAM.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
     """
@@ -64,6 +66,7 @@ class ModelFootprint:
     bf12_expert_bytes: int = 0
     expert_form: str = "plain"
     linear_params: int = 0
+    embedding_params: int = 0
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
 

@@ -36,6 +36,7 @@ from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
+from localmoe.model.host_embedding import read_from_host
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
 from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
@@ -129,6 +130,8 @@ def _assemble(
     other: OtherDraft | None = None
     store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
+        by_kernel = prepared.compute.whole_passes
+        read_from_host(skeleton, store, prepared.compute.dtype, by_kernel=by_kernel)
         try:
             if prepared.plan.drafting and prepared.draft_model is not None:
                 context = prepared.plan.context

@@ -34,7 +34,8 @@ def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     if plan.in_place:
         _LOG.info(
             "RAM: experts %s, computed there; shared weights %s, draft %s, KV cache %s, workspace %s",
-            format_bytes(plan.host_bytes), format_bytes(plan.shared_bytes), format_bytes(plan.draft_bytes),
+            format_bytes(plan.host_bytes - plan.host_embedding_bytes),
+            format_bytes(plan.shared_bytes + plan.host_embedding_bytes), format_bytes(plan.draft_bytes),
             format_bytes(plan.kv_bytes), format_bytes(plan.workspace_bytes),
         )  # fmt: skip
         return

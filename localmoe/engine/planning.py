@@ -34,6 +34,7 @@ from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import kv_elements_per_token, measure_footprint
+from localmoe.model.host_embedding import own_embedding
 from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, with_records
@@ -100,6 +101,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if compute.whole_passes or in_place:
         skeleton = with_records(skeleton, _form(skeleton, source, config))
     linears = _keep_linears(skeleton, source, compute)
+    if compute.whole_passes or (in_place and not source.has_wide_matrices()):
+        skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
@@ -111,6 +114,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         footprint = replace(footprint, bf12_expert_bytes=0)
     if compute.in_place and linears is None:  # all take what is computed in
         footprint = replace(footprint, linear_params=0)
+    if compute.in_place and skeleton.host_embedding is None:
+        footprint = replace(footprint, embedding_params=0)
     if draft_model is not None:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)

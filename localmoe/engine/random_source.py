@@ -23,7 +23,7 @@ from localmoe.model.random_weights import (
     random_packed_draft,
 )
 from localmoe.model.shapes import ModelShape
-from localmoe.model.skeleton import Skeleton, skeleton_from_config
+from localmoe.model.skeleton import Skeleton, embedding_shape, skeleton_from_config
 from localmoe.model.synthetic import SyntheticModel
 
 
@@ -77,7 +77,7 @@ class RandomSource:
     ) -> HostStore:
         """Raises LoadCancelledError: `cancel` was set."""
         layouts = [experts.layout for experts in skeleton.experts]
-        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE)
+        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE, embedding_shape(skeleton))
         try:
             fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
         except BaseException:

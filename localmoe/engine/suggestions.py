@@ -27,9 +27,11 @@ class Suggestion:
 def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
-    vocabulary: int, linear_params: int, file_bytes: int | None = None, mxfp4_expert_bytes: int = 0,
+    vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
+    mxfp4_expert_bytes: int = 0,
 ) -> Suggestion:  # fmt: skip
-    """16-bit weights throughout. file_bytes: of an expert as it is published; None: as those."""
+    """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
+    published; None: as those."""
     inner = expert_params // (3 * hidden)
     layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False)
     packed = layout.bf12_bytes if layout.fits_bf12 and not mxfp4_expert_bytes else 0
@@ -40,6 +42,7 @@ def _suggestion(
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=True, mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
+        embedding_params=0 if tied else vocabulary * hidden,
     )  # fmt: skip
     num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
@@ -50,13 +53,13 @@ SUGGESTIONS = (
         "ibm-granite/granite-3.1-1b-a400m-instruct", "small and quick", "apache-2.0", "granitemoe",
         layers=24, experts=32, top=8, expert_params=1_572_864, shared_params=126_668_800, kv_bytes=49_152,
         draft_expert_bytes=835_584, context=131_072, hidden=1024, vocabulary=49_155,
-        linear_params=75_497_472,
+        linear_params=75_497_472, tied=True,
     ),
     _suggestion(
         "ibm-granite/granite-3.1-3b-a800m-instruct", "for laptops", "apache-2.0", "granitemoe",
         layers=32, experts=40, top=8, expert_params=2_359_296, shared_params=278_894_592, kv_bytes=65_536,
         draft_expert_bytes=1_253_376, context=131_072, hidden=1536, vocabulary=49_155,
-        linear_params=201_326_592,
+        linear_params=201_326_592, tied=True,
     ),
     _suggestion(
         "allenai/OLMoE-1B-7B-0924-Instruct", "fully open, English", "apache-2.0", "olmoe",

@@ -26,8 +26,10 @@ from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_rows import PackedRows
 from localmoe.kernels.mailbox import Mailbox, MailboxLayout
+from localmoe.model.host_embedding import read_from_host
 from localmoe.model.packed_draft import empty_layer
 from localmoe.model.shallow import fill_alike, shallow_bytes, shallow_skeleton
+from localmoe.model.skeleton import embedding_shape
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
@@ -82,6 +84,7 @@ class Twin:
         with torch.no_grad():
             fill_alike(skeleton, compute.device)
         store = self._store()
+        read_from_host(skeleton, store, compute.dtype, by_kernel=True)
         shape = CacheShape(store.num_layers, store.num_experts, skeleton.experts_per_token, 1)
         scheduler = Scheduler(make_policy("on-demand", shape))
         slots = DeviceSlots(1, 1, compute.dtype, compute.device)  # nothing is copied into it
@@ -113,7 +116,8 @@ class Twin:
     def _store(self) -> HostStore:
         skeleton = self.prepared.skeleton
         layouts = [experts.layout for experts in skeleton.experts]
-        return _OneRecordALayer(layouts, skeleton.num_experts, self.prepared.source.stored_dtype)
+        stored = self.prepared.source.stored_dtype
+        return _OneRecordALayer(layouts, skeleton.num_experts, stored, embedding_shape(skeleton))
 
     def _draft(self) -> list[LowBitExperts] | None:
         if self.draft is None:
@@ -150,11 +154,14 @@ class _NoThreads:
 
 
 class _OneRecordALayer(HostStore):
-    """All experts of a layer are at one address: only addresses are asked for, and systems that promise no
-    memory which they lack would count the rest."""
+    """All experts of a layer are at one address, and all rows of the embedding: only addresses are asked for,
+    and systems that promise no memory which they lack would count the rest."""
 
     def _allocate(self, layout: RecordLayout) -> Tensor:
         return torch.zeros(1, layout.num_bytes(self.dtype), dtype=torch.uint8).expand(self.num_experts, -1)
+
+    def _allocate_embedding(self, rows: int, columns: int) -> Tensor:
+        return torch.zeros(1, columns, dtype=self.dtype).expand(rows, -1)
 
 
 def _one_for_all(rows: PackedRows, device: torch.device) -> PackedRows:

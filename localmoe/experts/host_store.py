@@ -1,4 +1,5 @@
 """All routed experts in host RAM, in the checkpoint's own dtype or form: one page-aligned record an expert.
+The table of the input embedding lies beside them, where it is kept there.
 
 Memory is anonymous mmap (page-aligned, committed when written, in huge pages where the system has them) and,
 for a GPU, registered in place so that copies run at full link speed. Decides nothing about what is copied.
@@ -28,25 +29,42 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import BLOCK_BYTES, decode
 
 _LOG = logging.getLogger(__name__)
+_EMBEDDING = -1  # in a layer's place
 
 
 class HostStore:
     """Records of `num_layers` x `num_experts` experts; `layouts` has one entry a MoE layer. dtype: of the
-    weights, once those of records that are codes are decoded."""
+    weights, once those of records that are codes are decoded.
 
-    def __init__(self, layouts: list[RecordLayout], num_experts: int, dtype: torch.dtype) -> None:
+    Attributes:
+        embedding: (V, H) of `dtype`, the input embedding's; None where that is elsewhere.
+    """
+
+    def __init__(
+        self,
+        layouts: list[RecordLayout],
+        num_experts: int,
+        dtype: torch.dtype,
+        embedding: tuple[int, int] | None = None,
+    ) -> None:
         self.layouts = layouts
         self.num_experts = num_experts
         self.dtype = dtype
         self._registered: dict[int, int] = {}  # layer -> address
         self._shifts: dict[int, int] = {}  # layer -> from its address on the host to that on the device
         self._layers = [self._allocate(layout) for layout in layouts]
+        self.embedding = None if embedding is None else self._allocate_embedding(*embedding)
         self._records: dict[ExpertKey, Tensor] = {}  # that were asked for: to make one takes 5 us
 
     def _allocate(self, layout: RecordLayout) -> Tensor:
         stride = -(-layout.num_bytes(self.dtype) // PAGE_BYTES) * PAGE_BYTES
         memory = _anonymous_memory(stride * self.num_experts)  # kept alive by the tensor
         return torch.frombuffer(memory, dtype=torch.uint8).view(self.num_experts, stride)
+
+    def _allocate_embedding(self, rows: int, columns: int) -> Tensor:
+        num_bytes = rows * columns * self.dtype.itemsize
+        memory = _anonymous_memory(-(-num_bytes // PAGE_BYTES) * PAGE_BYTES)
+        return torch.frombuffer(memory, dtype=self.dtype, count=rows * columns).view(rows, columns)
 
     @property
     def num_layers(self) -> int:
@@ -56,7 +74,8 @@ class HostStore:
     @property
     def num_bytes(self) -> int:
         """Bytes reserved."""
-        return sum(layer.numel() for layer in self._layers)
+        embedding = 0 if self.embedding is None else self.embedding.nbytes
+        return sum(layer.numel() for layer in self._layers) + embedding
 
     @property
     def word(self) -> torch.dtype:
@@ -90,6 +109,12 @@ class HostStore:
         ]
         return np.array(rows, dtype=np.int64).reshape(self.num_layers, self.num_experts)
 
+    @property
+    def embedding_address(self) -> int:
+        """Where kernels find the embedding's table."""
+        assert self.embedding is not None, "it is elsewhere"
+        return self.embedding.data_ptr() + self._shifts.get(_EMBEDDING, 0)
+
     def views(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
         """(gate_up, down) of one expert in plain form, writable."""
         return self.layouts[key.layer].views(self.record(key))
@@ -118,13 +143,15 @@ class HostStore:
         return matrix.T if layout.transposed else matrix
 
     def pin(self) -> None:
-        """Register the records with the CUDA driver, in place; layers that are registered stay so.
+        """Register all of it with the CUDA driver, in place; layers that are registered stay so.
 
         Raises:
             HardwareError: the driver refuses (usually the locked-memory limit).
         """
         for layer in range(self.num_layers):
             self.pin_layer(layer)
+        if self.embedding is not None:
+            self._pin(_EMBEDDING, self.embedding)
 
     def pin_layer(self, layer: int) -> None:
         """Register one layer's records, while other layers may be written. Call it from one thread at a time.
@@ -132,10 +159,12 @@ class HostStore:
         Raises:
             HardwareError: the driver refuses; the store is closed.
         """
+        self._pin(layer, self._layers[layer])
+
+    def _pin(self, layer: int, memory: Tensor) -> None:
         if layer in self._registered:
             return
-        memory = self._layers[layer]
-        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code != 0:
             wanted = format_bytes(self.num_bytes)
             self.close()
@@ -157,6 +186,7 @@ class HostStore:
         self._registered.clear()
         self._shifts.clear()
         self._layers = []
+        self.embedding = None
         self._records = {}
 
     def __enter__(self) -> HostStore:

@@ -9,7 +9,7 @@ Assumptions:
   Real neighbouring tokens share more experts than that, so a real engine can beat these bounds by as much.
 - h is the resident share of experts unless a measured hit rate is given.
 - A step emits A(g) = 1 + a + ... + a^g tokens on average: acceptances are independent.
-- Shared weights are read once a pass, less an input embedding of vocabulary x hidden size, of which one row
+- Shared weights are read once a pass, less an input embedding that nothing else uses, of which one row
   is read. Reading the KV cache, arithmetic, kernel launches and the host cost nothing.
 - Overlapped copies hide behind all other work of the step; copies on demand hide behind nothing.
 """
@@ -137,8 +137,9 @@ class _StepModel:
     def limit(self, draft_length: int, *, overlap: bool = True) -> Limit:
         """The bound with this many drafted tokens a step."""
         model = self.footprint
-        embedding = model.vocab_size * model.hidden_size * self.compute_bytes
-        shared = max(0, self.plan.shared_bytes - embedding)
+        shared = self.plan.shared_bytes
+        if not self.plan.host_embedding_bytes:  # of which one row is read
+            shared -= model.embedding_params * self.compute_bytes
         demanded = model.num_layers * distinct_experts(
             model.num_experts, model.experts_per_token, draft_length + 1
         )

@@ -1,4 +1,5 @@
-"""Device bytes that each part of a model needs, from its footprint. Divides no budget; see plan."""
+"""Bytes that each part of a model needs on the device and in host RAM, from its footprint. Divides no budget;
+see plan."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memo
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """Bytes on the device; `draft_bytes` count only when drafting."""
+    """Bytes on the device; `draft_bytes` count only when drafting. `record_bytes`, `embedding_bytes`: of host
+    RAM."""
 
     shared_bytes: int
     kv_bytes: int
@@ -31,6 +33,13 @@ class DeviceNeeds:
     slot_bytes: int
     min_slots: int
     max_slots: int
+    record_bytes: int
+    embedding_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """In host RAM: the experts' records, and an input embedding that lies there."""
+        return self.record_bytes + self.embedding_bytes
 
     def fixed_bytes(self, *, drafting: bool) -> int:
         """Everything but the slots."""
@@ -70,9 +79,10 @@ def device_needs(
         checkpoint_bytes_per_weight: bytes a weight in the checkpoint, which the footprint's bytes count.
         max_window: most tokens verified in one pass.
         library_bytes: what the matrix library takes for itself.
-        whole_passes: steps run whole on the GPU, in kernels that keep little, and prompts in longer passes.
+        whole_passes: steps run whole on the GPU, in kernels that keep little, and prompts in longer passes;
+            the input embedding lies in host RAM.
         in_place: experts are computed where their host records lie, so a slot takes nothing, and linear
-            layers from the checkpoint's dtype.
+            layers from the checkpoint's dtype, in which the embedding stays too.
     """
 
     def on_device(checkpoint_bytes: int) -> int:
@@ -90,9 +100,14 @@ def device_needs(
     else:
         activations = _activation_bytes(footprint, tokens)
         attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
-    # logits as computed, as float32, and the probabilities of draft and target for sampling
+    # logits as computed, as float32, and the probabilities of draft and target for sampling; where kernels
+    # choose tokens there are but the first, and what the driver keeps of captured graphs takes the rest
     logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
     shared_bytes = on_device(footprint.shared_bytes)
+    embedding_bytes = 0
+    if whole_passes or in_place:
+        shared_bytes -= footprint.embedding_params * compute_bytes
+        embedding_bytes = footprint.embedding_params * checkpoint_bytes_per_weight
     if in_place:  # linear layers keep their dtype
         shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
     return DeviceNeeds(
@@ -103,6 +118,8 @@ def device_needs(
         slot_bytes=0 if in_place else slot_bytes,
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
         max_slots=footprint.total_experts,
+        record_bytes=footprint.total_experts * footprint.expert_bytes,  # in the checkpoint's dtype, or codes
+        embedding_bytes=embedding_bytes,
     )
 
 

@@ -89,7 +89,8 @@ def plan_memory(
         resident_share=num_slots / needs.max_slots,
         drafting=drafted,
         drafting_reason=reason,
-        host_bytes=host_record_bytes(footprint),
+        host_bytes=needs.host_bytes,
+        host_embedding_bytes=needs.embedding_bytes,
         in_place=in_place,
     )
     if host is not None and host.holds_slots:
@@ -136,7 +137,7 @@ def automatic_budget(
     )
     if device == "cpu":
         host = host_room(hardware, device="cpu", held_bytes=held_bytes)
-        room = host.room_bytes - host_record_bytes(footprint)
+        room = host.room_bytes - needs.host_bytes
     else:
         gpu = next((gpu for gpu in hardware.gpus if gpu.index == gpu_index), None)
         if gpu is None:
@@ -148,13 +149,8 @@ def automatic_budget(
     return max(1, min(room, needs.most_bytes(drafting=drafting)))
 
 
-def host_record_bytes(footprint: ModelFootprint) -> int:
-    """Host RAM for the expert records, in the checkpoint's dtype."""
-    return footprint.total_experts * footprint.expert_bytes
-
-
-def check_records(name: str, records: int, host: HostRoom) -> None:
-    """Whether the expert records of a model fit into host RAM.
+def check_records(name: str, records: int, host: HostRoom, beside: str = "") -> None:
+    """Whether the expert records of a model, and what lies beside them, fit into host RAM.
 
     Raises:
         BudgetError: they do not.
@@ -162,7 +158,7 @@ def check_records(name: str, records: int, host: HostRoom) -> None:
     if records > host.room_bytes:
         smaller = f", or use a model whose experts take at most {size_at_most(host.room_bytes)}"
         raise BudgetError(
-            f"The experts of {name} need {format_bytes(records)} of host RAM, and of the "
+            f"The experts{beside} of {name} need {format_bytes(records)} of host RAM, and of the "
             f"{format_bytes(host.available_bytes)} available {format_bytes(host.room_bytes)} may be used "
             f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}."
         )
@@ -177,15 +173,16 @@ def _check_host(
     drafting: bool,
 ) -> None:
     """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
-    records = host_record_bytes(footprint)
-    check_records(footprint.name, records, host)
-    least = needs_at(context=context).least_bytes(drafting=drafting)
+    needs = needs_at(context=context)
+    records, beside = needs.host_bytes, " and the input embedding" if needs.embedding_bytes else ""
+    check_records(footprint.name, records, host, beside)
+    least = needs.least_bytes(drafting=drafting)
     left = host.room_bytes - records
     if host.holds_slots and least > left:
         shorter = _longest_context(left, context, needs_at, drafting=drafting)
         remedy = "use a smaller model" if shorter is None else f"use a context of at most {shorter} tokens"
         raise BudgetError(
-            f"{footprint.name} needs {format_bytes(records)} of RAM for its experts and "
+            f"{footprint.name} needs {format_bytes(records)} of RAM for its experts{beside} and "
             f"{format_bytes(least)} to compute with, and of the {format_bytes(host.available_bytes)} "
             f"available {format_bytes(host.room_bytes)} may be used ({host.reason}): "
             f"close other programs, or {remedy}.",
@@ -196,11 +193,12 @@ def _check_host(
 def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: MemoryPlan) -> None:
     """Whether what the plan takes fits beside the records in the same RAM."""
     left = host.room_bytes - plan.host_bytes
+    beside = " and the input embedding" if plan.host_embedding_bytes else ""
     if plan.total_bytes > left:
         raise BudgetError(
             f"With a memory budget of {format_bytes(plan.budget_bytes)} {footprint.name} would take "
             f"{format_bytes(plan.total_bytes)} of RAM beside {format_bytes(plan.host_bytes)} for its "
-            f"experts, and of the {format_bytes(host.available_bytes)} available "
+            f"experts{beside}, and of the {format_bytes(host.available_bytes)} available "
             f"{format_bytes(host.room_bytes)} may be used ({host.reason}): give a budget of at most "
             f"{size_at_most(left)}, or close other programs.",
             budget_bytes=left,

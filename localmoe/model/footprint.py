@@ -20,6 +20,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.cached_pass import cached_pass
+from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
@@ -66,6 +67,7 @@ def measure_footprint(
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         expert_form=layout.form.value,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
+        embedding_params=embedding_params(skeleton.model),
     )
 
 

@@ -18,7 +18,7 @@ from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.materialise import rebuild_buffers
 from localmoe.model.parallel_reader import AnyPiece, read_pieces, split_read
 from localmoe.model.placement import Conversion, Placement
-from localmoe.model.skeleton import Skeleton
+from localmoe.model.skeleton import Skeleton, embedding_shape
 from localmoe.model.weight_reader import stored_dtype
 
 _PROGRESS_BYTES = 16 << 20
@@ -33,7 +33,8 @@ def load_weights(
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> HostStore:
-    """Fill the skeleton's shared weights on `device` and return the routed experts' host store.
+    """Fill the skeleton's shared weights on `device` and return the routed experts' host store, which has the
+    input embedding's table too if that is to lie there.
 
     The shared weights take the skeleton's dtype, but for modules that the architecture keeps in float32. What
     is missing or of another shape is refused before anything is read.
@@ -50,7 +51,8 @@ def load_weights(
     if cancel is not None and cancel.is_set():
         raise LoadCancelledError("Loading the model was cancelled.")
     layouts = [experts.layout for experts in skeleton.experts]
-    store = HostStore(layouts, skeleton.num_experts, checkpoint_dtype(checkpoint))
+    dtype = checkpoint_dtype(checkpoint)
+    store = HostStore(layouts, skeleton.num_experts, dtype, embedding_shape(skeleton))
     try:
         placement = Placement(skeleton, store, device, checkpoint)
         if not placement.conversions:  # which may make weights of any name

@@ -66,6 +66,7 @@ class Placement:
         """
         self.conversions: dict[str, Conversion] = {}
         self._model = skeleton.model
+        self._embedding = f"{skeleton.host_embedding}.weight"
         self._store = store
         self._device = device
         self._folder = checkpoint.folder
@@ -255,14 +256,18 @@ class Placement:
 
     def _make(self, key: str) -> Tensor:
         """A new parameter or buffer on the device, in the skeleton's dtype, but for modules that the
-        architecture keeps in float32."""
+        architecture keeps in float32; or the store's table."""
         expected = self._meta[key]
         path, _, leaf = key.rpartition(".")
         module = self._model.get_submodule(path)
         dtype = expected.dtype
         if expected.is_floating_point() and self._float32 is not None and self._float32.search(key):
             dtype = torch.float32
-        tensor = torch.empty(expected.shape, dtype=dtype, device=self._device)
+        if key == self._embedding:
+            assert self._store.embedding is not None, "it was to lie there"
+            tensor = self._store.embedding
+        else:
+            tensor = torch.empty(expected.shape, dtype=dtype, device=self._device)
         if leaf in module._buffers:
             module._buffers[leaf] = tensor
         else:

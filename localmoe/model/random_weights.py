@@ -53,12 +53,14 @@ def fill_random(
     """
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
-        _fill_shared(skeleton, device, generator)
+        _fill_shared(skeleton, device, store, generator)
     rebuild_buffers(skeleton.model, device)
     _fill_records(store, device, generator, progress, cancel)
 
 
-def _fill_shared(skeleton: Skeleton, device: torch.device, generator: torch.Generator) -> None:
+def _fill_shared(
+    skeleton: Skeleton, device: torch.device, store: HostStore, generator: torch.Generator
+) -> None:
     experts = {
         f"{module.path}.{name}" for module in skeleton.experts for name in ("gate_up_proj", "down_proj")
     }
@@ -68,6 +70,9 @@ def _fill_shared(skeleton: Skeleton, device: torch.device, generator: torch.Gene
         if name not in experts:
             dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype
             weight = _random_weight(name, empty, device, dtype, generator)
+            if name == f"{skeleton.host_embedding}.weight":
+                assert store.embedding is not None, "it was to lie there"
+                weight = store.embedding.copy_(weight)
             path, _, leaf = name.rpartition(".")
             module = model.get_submodule(path)
             module._parameters[leaf] = nn.Parameter(weight, requires_grad=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     cut = skeleton_from_config(config, dtype, what)
     if layer_kinds(cut) != kinds[:depth]:
         raise UnsupportedModelError(f"{what} has layers of other kinds.")
+    cut = replace(cut, host_embedding=skeleton.host_embedding)
     return with_records(cut, skeleton.experts[0].layout.form)
 
 
@@ -108,8 +110,10 @@ def _weight(name: str, like: Tensor, dtype: torch.dtype, block: Tensor) -> Tenso
 
 
 def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
-    """All parameters but the routed experts' weights."""
-    routed = {
+    """All parameters but what lies in the host's memory: the routed experts' weights, and maybe the input
+    embedding."""
+    host = {
         f"{experts.path}.{name}" for experts in skeleton.experts for name in ("gate_up_proj", "down_proj")
     }
-    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in routed]
+    host.add(f"{skeleton.host_embedding}.weight")
+    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in host]

@@ -42,7 +42,8 @@ class ExpertsModule:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A transformers model on the meta device."""
+    """A transformers model on the meta device. host_embedding: path of the input embedding, if its table is
+    to lie in the host's memory (model.host_embedding)."""
 
     model: Any  # a PreTrainedModel
     config: Any
@@ -50,11 +51,20 @@ class Skeleton:
     num_experts: int
     experts_per_token: int
     can_rollback: bool
+    host_embedding: str | None = None
 
     @property
     def text_config(self) -> Any:
         """The part of the config that describes the language model."""
         return self.config.get_text_config()
+
+
+def embedding_shape(skeleton: Skeleton) -> tuple[int, int] | None:
+    """(V, H) of the table that is to lie in the host's memory; None if there is none."""
+    if skeleton.host_embedding is None:
+        return None
+    module = skeleton.model.get_submodule(skeleton.host_embedding)
+    return module.num_embeddings, module.embedding_dim
 
 
 def with_records(skeleton: Skeleton, form: WeightForm) -> Skeleton:

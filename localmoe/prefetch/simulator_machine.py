@@ -39,8 +39,8 @@ def predict_machine(
         cpu_bytes_per_s: of experts' weights that the CPU computes with; None: it does not.
     """
     layers, read_rate = footprint.num_layers, rates.device_bytes_per_s * _READ_SHARE
-    embedding = footprint.vocab_size * footprint.hidden_size * compute_bytes  # of which one row is read
-    shared_s = max(0, footprint.shared_bytes - embedding) / read_rate
+    embedding = footprint.embedding_params * compute_bytes  # of which one row is read
+    shared_s = (footprint.shared_bytes - embedding) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
     unpacked = footprint.expert_params * compute_bytes
     lane = None

@@ -66,6 +66,7 @@ def measure_sharing(shape: str = SHAPE, context: int = CONTEXT) -> Summary:
         "context": context,
         "shared_experts": shared_experts,
         "other": footprint.shared_bytes - shared_experts,
+        "embedding": weight * footprint.embedding_params,  # of "other"; in host RAM
         "kv": footprint.kv_bytes_per_token * context,
         "workspace": needs.workspace_bytes,
         "target_experts": token_experts * footprint.expert_bytes,
@@ -123,6 +124,12 @@ def sharing_section(figures: Summary, runs: list[Run]) -> Section:
         f"is {percent(_saved(figures, 'draft_all_experts', 3))}: the paper's table counts the experts of "
         "one token for each model (4 of 60 a layer), so that what can be shared is the larger part of it."
     )
+    embedding = value(figures, "embedding")
+    if embedding:
+        section.reasons.append(
+            f"Of the other parameters the input embedding, {gigabytes(embedding)} GB, is counted as in the "
+            "paper; localmoe keeps it in host RAM and reads a row a token."
+        )
     return section
 
 

@@ -67,11 +67,9 @@ class SimulatedBench:
         """Replay the same answers on the cell's policy."""
         assert isinstance(cell.draft_length, int), "can_run comes first"
         footprint = self._footprint
-        needed = (
-            footprint.shared_bytes + self.subject.draft_bytes + cell.num_slots * self.subject.slot_bytes
-            if cell.draft_length
-            else footprint.shared_bytes + cell.num_slots * self.subject.slot_bytes
-        )
+        shared = footprint.shared_bytes - _COMPUTE_BYTES * footprint.embedding_params  # which lie in host RAM
+        draft = self.subject.draft_bytes if cell.draft_length else 0
+        needed = shared + draft + cell.num_slots * self.subject.slot_bytes
         if needed > self._card.budget_bytes:
             room = f"{self._card.budget_bytes / 1e9:.1f} GB that {self._card.name} can give"
             return {"refused": f"{needed / 1e9:.1f} GB do not fit the {room}."}

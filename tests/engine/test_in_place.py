@@ -149,7 +149,7 @@ def test_no_draft_is_built_that_nobody_asked_for(tmp_path: Path) -> None:
 
 
 def test_published_codes_stay_what_they_are(tmp_path: Path) -> None:
-    model = tiny_model("gpt_oss", dtype=torch.bfloat16, hidden_size=64, intermediate_size=128)
+    model = tiny_model("gpt_oss", dtype=torch.bfloat16, hidden_size=128, intermediate_size=128)
     folder = write_mxfp4_model(tmp_path / "gpt-oss", model)
     with load(folder) as packed, load(folder, lanes="vram+link") as decoded:
         assert packed.plan.in_place and not decoded.plan.in_place

@@ -117,7 +117,7 @@ def test_experts_are_planned_as_small_as_they_are_kept(
     found, plan = prepare(folders[0], monkeypatch)
     assert found.footprint.keeps_mxfp4 and found.skeleton.experts[0].layout.mxfp4
     assert found.footprint.expert_bytes == plan.slot_bytes == RECORD_BYTES
-    assert plan.host_bytes == found.footprint.total_experts * RECORD_BYTES
+    assert plan.host_bytes - plan.host_embedding_bytes == found.footprint.total_experts * RECORD_BYTES
     assert not plan.drafting and not plan.draft_bytes and "MXFP4" in plan.drafting_reason
     as_weights, other = prepare(folders[1], monkeypatch)
     assert other.slot_bytes == 2 * as_weights.footprint.expert_params and other.drafting
@@ -212,9 +212,9 @@ def test_whether_it_fits_is_told_by_what_is_kept(folders: tuple[Path, Path]) -> 
         (gpu,), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2"
     )
     facts = local_facts(str(folders[0]))
-    assert fit_model(facts, computer, None).ram_bytes == facts.footprint.total_experts * RECORD_BYTES
-    with_cpu = fit_model(facts, computer, None, EngineConfig(lanes="all"))
-    assert with_cpu.ram_bytes == facts.footprint.total_experts * RECORD_BYTES
+    kept = facts.footprint.total_experts * RECORD_BYTES + 2 * facts.footprint.embedding_params
+    assert fit_model(facts, computer, None).ram_bytes == kept
+    assert fit_model(facts, computer, None, EngineConfig(lanes="all")).ram_bytes == kept
     (known,) = (one.facts for one in SUGGESTIONS if one.repo_id == "openai/gpt-oss-20b")
     computer = replace(computer, ram_total_bytes=32 << 30, ram_available_bytes=28 << 30)
     fit = fit_model(known, computer, None)

@@ -27,6 +27,7 @@ QWEN = ModelFootprint(
     hidden_size=2048,
     vocab_size=151_936,
     can_rollback=True,
+    embedding_params=151_936 * 2048,
 )
 
 MACHINE = Hardware(
@@ -79,4 +80,5 @@ def footprints(draw: st.DrawFn) -> ModelFootprint:
         draft_expert_bytes=expert_params * draw(st.integers(14, 20)) // 32,
         hidden_size=hidden,
         vocab_size=draw(st.integers(100, 300_000)),
+        embedding_params=draw(st.integers(0, shared_params)),
     )

@@ -85,6 +85,16 @@ def test_plain_decoding_on_demand_is_reading_plus_copying() -> None:
     assert limit.tokens_per_s == pytest.approx(1 / (read / 600e9 + copied / 25e9))
 
 
+def test_an_embedding_is_not_read_wherever_it_lies() -> None:
+    made = plan()
+    kept = replace(
+        made,
+        shared_bytes=made.shared_bytes - 2 * QWEN.embedding_params,
+        host_embedding_bytes=2 * QWEN.embedding_params,
+    )
+    assert predict(kept) == predict(made)
+
+
 def test_the_assumed_hit_rate_is_the_resident_share() -> None:
     made = plan()
     assert predict(made).hit_rate == made.resident_share

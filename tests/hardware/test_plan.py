@@ -228,3 +228,24 @@ def test_an_automatic_budget_is_the_same_again_when_the_model_is_loaded(device: 
 def test_an_automatic_budget_for_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
     with pytest.raises(HardwareError, match=r"no CUDA device 0 \(a build without CUDA\)"):
         budget_on(replace(MACHINE, gpu_note="a build without CUDA"))
+
+
+@given(model=footprints(), budget=BUDGETS, context=CONTEXTS, wide=st.booleans())
+def test_an_input_embedding_leaves_its_room_on_a_gpu_to_experts(
+    model: ModelFootprint, budget: int, context: int, wide: bool
+) -> None:
+    shape = {**SHAPE, "compute_bytes": 4 if wide else 2}
+    for layers in ({"whole_passes": True}, {"in_place": True}):
+        without = replace(model, embedding_params=0)
+        here, away = (device_needs(m, context=context, **shape, **layers) for m in (without, model))
+        assert here.shared_bytes - away.shared_bytes == model.embedding_params * shape["compute_bytes"]
+        assert away.host_bytes - here.host_bytes == away.embedding_bytes == 2 * model.embedding_params
+        assert replace(away, shared_bytes=here.shared_bytes, embedding_bytes=0) == here
+    made = try_plan(model, budget, context, whole_passes=True)
+    if made is not None:
+        assert made.host_embedding_bytes == 2 * model.embedding_params
+        assert made.host_bytes == model.total_experts * model.expert_bytes + made.host_embedding_bytes
+        by_layers = try_plan(replace(model, embedding_params=0), budget, context, whole_passes=True)
+        assert by_layers is None or by_layers.num_slots <= made.num_slots
+    by_layers = try_plan(model, budget, context)
+    assert by_layers is None or by_layers.host_embedding_bytes == 0

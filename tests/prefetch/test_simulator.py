@@ -215,7 +215,7 @@ def test_predicted_passes_are_those_measured_on_an_h200_within_a_fifth() -> None
     shared = 14_315_784_192 - 24 * 60 * expert
     footprint = ModelFootprint(
         "qwen", "qwen2_moe", 24, 60, 4, expert, 2 * expert, shared, 2 * shared, 196608,
-        expert // 2 + expert // 32, 8192, 2048, 151936, True,
+        expert // 2 + expert // 32, 8192, 2048, 151936, True, embedding_params=151936 * 2048,
     )  # fmt: skip
     machine = predict_machine(footprint, 1440, Rates(4.4e12, 55e9))
     assert machine.draft_token_s == pytest.approx(1.725e-3, rel=0.2)

@@ -34,6 +34,7 @@ from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.copy_ahead import copy_ahead
 from localmoe.kernels.gpu.copy_rest import copy_rest
+from localmoe.kernels.gpu.embedding import read_rows
 from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lane_kernels import post_job
@@ -149,6 +150,7 @@ def rows() -> None:
     apply_rope(heads, heads, turns, turns)
     cache = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16)
     write_kv(heads, heads, cache, cache, torch.empty(1, dtype=torch.int64))
+    read_rows(torch.empty(9, dtype=torch.int64), 1 << 44, 151_936, 2048, x.dtype)
 
 
 HEADS = ((16, 16, 128, 128), (32, 4, 64, 64), (16, 16, 192, 128), (8, 4, 256, 256))

@@ -30,6 +30,7 @@ OTHERS = {
     "_rms_norm",
     "_rope",
     "_write_kv",
+    "_read_rows",
     "_merge_parts",
     "_router_choice",
     "_best_of_chunk",

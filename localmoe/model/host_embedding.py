@@ -1,0 +1,74 @@
+"""An input embedding whose table stays in the host's memory, in the checkpoint's dtype: a pass reads one row
+a token of it, for which it need not take a GPU's memory, nor twice its own where a CPU computes in 32 bits.
+Decides which models have one that may stay; not whether it does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from localmoe.experts.host_store import HostStore
+from localmoe.model.materialise import float32_names
+from localmoe.model.skeleton import Skeleton
+
+
+def own_embedding(model: Any) -> str | None:
+    """Path of a model's input embedding; None if something else uses its table too, such as a head that is
+    tied to it, if its forward does more than look rows up, or if the architecture keeps it in float32."""
+    module = model.get_input_embeddings()
+    if type(module) is not nn.Embedding or module.max_norm is not None:
+        return None
+    path = next((name for name, found in model.named_modules() if found is module), None)
+    key, float32 = f"{path}.weight", float32_names(model)
+    tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    if path is None or key in tied or key in tied.values() or (float32 is not None and float32.search(key)):
+        return None
+    users = [name for name, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
+    return path if users == [key] else None
+
+
+def embedding_params(model: Any) -> int:
+    """Weights of such an embedding; 0 without one."""
+    path = own_embedding(model)
+    return 0 if path is None else model.get_submodule(path).weight.numel()
+
+
+def read_from_host(skeleton: Skeleton, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
+    """Let a model whose weights are loaded look up the rows in the store's table, if that has it.
+
+    Args:
+        dtype: that passes compute in.
+        by_kernel: the GPU's reads them; else PyTorch.
+    """
+    if skeleton.host_embedding is None:
+        return
+    module = skeleton.model.get_submodule(skeleton.host_embedding)
+    # no parameter of the model: it says neither where nor in what passes compute
+    module._parameters.pop("weight")
+    module.forward = HostEmbedding(store, dtype, by_kernel=by_kernel)
+
+
+class HostEmbedding:
+    """The forward of the embedding."""
+
+    def __init__(self, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
+        self._store = store
+        self._dtype = dtype
+        self._by_kernel = by_kernel
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """int64 (..., T) -> (..., T, H)."""
+        table = self._store.embedding
+        assert table is not None, "the model is closed"
+        if not self._by_kernel:
+            return F.embedding(ids, table).to(self._dtype)
+        from localmoe.kernels.gpu.embedding import read_rows
+
+        assert table.dtype == self._dtype, "kernels read the table as it is"
+        rows, columns = table.shape
+        out = read_rows(ids.reshape(-1), self._store.embedding_address, rows, columns, self._dtype)
+        return out.view(*ids.shape, columns)
