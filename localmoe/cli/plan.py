@@ -53,9 +53,7 @@ def run_plan(args: argparse.Namespace) -> None:
         f"{footprint.name} ({footprint.architecture})",
         [
             *size_rows(footprint),
-            ("Host RAM", format_bytes(plan.host_bytes)),
-            ("  experts", format_bytes(plan.host_bytes - plan.host_embedding_bytes) + _form(footprint)),
-            *_embedding(plan),
+            *_host_ram(plan, footprint),
             ("Device", str(prepared.compute.device)),
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
@@ -71,9 +69,10 @@ def run_plan(args: argparse.Namespace) -> None:
     )
 
 
-def _embedding(plan: MemoryPlan) -> list[tuple[str, str]]:
-    found = plan.host_embedding_bytes
-    return [("  input embedding", format_bytes(found))] if found else []
+def _host_ram(plan: MemoryPlan, footprint: ModelFootprint) -> list[tuple[str, str]]:
+    embedding = plan.host_embedding_bytes
+    rows = [("Host RAM for experts", format_bytes(plan.host_bytes - embedding) + _form(footprint))]
+    return [*rows, ("Host RAM, input embedding", format_bytes(embedding))] if embedding else rows
 
 
 def _form(footprint: ModelFootprint) -> str:
