@@ -2,11 +2,12 @@
 
 python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
-Rows are those of docs/log.md ("experts that the CPU has a part in come into slots" and "packed experts on a
-quiet machine"): H100s, nothing drafted, on-demand, with the rates of those runs; of uniform routing without
-completing, or the mean where that made no difference. "popular" is synthetic_engine's. Prints tok/s and hit
-rates, measured and predicted, and by how much these differ; with --rules instead, what is predicted if
-experts that are split are never completed, always, and as the engine decides, with each kind of routing.
+Rows are those of docs/log.md ("experts that the CPU has a part in come into slots", "packed experts on a
+quiet machine", "slots between layers on a GPU" and "experts that stay in MXFP4"): H100s, nothing drafted,
+on-demand, with the rates of those runs; of uniform routing without completing, or the mean where that made no
+difference. "popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
+much these differ; with --rules instead, what is predicted if experts that are split are never completed,
+always, and as the engine decides, with each kind of routing.
 """
 
 from __future__ import annotations
@@ -72,6 +73,20 @@ ROWS = (
         "sticky:0.8": (249.8, 0.902), POPULAR: (243.7, 0.887),
     }, packed=True),
     Row("qwen1.5-moe-a2.7b", 0.04, 98e9, {"uniform": (91.4, 0.039)}, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.70, 84e9, {"uniform": (175.1, 0.703)}, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.70, 99e9, {"sticky:0.5": (198.0, 0.791)}, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.07, 98e9, {"uniform": (91.3, 0.076)}, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.07, 81e9, {"sticky:0.5": (98.0, 0.337)}, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.04, 112e9, {
+        "sticky:0.5": (113.5, 0.258), "sticky:0.66": (121.2, 0.368),
+    }, packed=True),
+    Row("qwen1.5-moe-a2.7b", 0.53, 109e9, {"uniform": (133.0, 0.534), "sticky:0.5": (143.3, 0.667)}),
+    Row("qwen1.5-moe-a2.7b", 0.06, 105e9, {"uniform": (75.6, 0.057), "sticky:0.5": (87.4, 0.289)}),
+    Row("gpt-oss-20b", 0.54, 71e9, {"uniform": (121.8, 0.536), "sticky:0.5": (138.9, 0.686)}),
+    Row("gpt-oss-20b", 0.96, 60e9, {"uniform": (246.9, 0.961), "sticky:0.5": (245.9, 0.973)}),
+    Row("gpt-oss-20b", 1.0, 60e9, {"uniform": (298.7, 1.0)}),
+    Row("qwen1.5-moe-a2.7b", 1.0, 96e9, {"uniform": (329.0, 1.0)}, packed=True),
+    Row("phi-3.5-moe", 0.36, 116e9, {"sticky:0.5": (28.9, 0.491)}, packed=True),
     Row("deepseek-v2-lite", 0.49, 92e9, {"uniform": (71.7, 0.493), "sticky:0.66": (97.7, 0.712)}),
     Row("qwen3-30b-a3b", 0.23, 90e9, {"uniform": (38.3, 0.233), "sticky:0.66": (55.9, 0.546)}),
 )  # fmt: skip

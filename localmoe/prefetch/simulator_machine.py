@@ -14,6 +14,9 @@ from localmoe.prefetch.simulator_types import Lane, Machine
 
 _READ_SHARE = 0.8
 _LAYER_S = 40e-6
+# Where experts are in codes, unpacking and multiplying take turns: a layer's take so much longer than reading
+# them, whatever their number, for each 64 columns that are summed up (1 to 64 tokens of two shapes on H100s)
+_TURN_S, _TURN_COLUMNS = 0.4e-6, 64
 _STEP_S = 0.13e-3  # the host, between steps
 # Of a CPU that computes experts, measured beside H100s (docs/log.md): handing a job over, and what each
 # further token of an expert costs, as a share of the first, in 16 bits and in MXFP4
@@ -42,7 +45,9 @@ def predict_machine(
     embedding = footprint.embedding_params * compute_bytes  # of which one row is read
     shared_s = (footprint.shared_bytes - embedding) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
-    unpacked = footprint.expert_params * compute_bytes
+    inner = footprint.expert_params // (3 * footprint.hidden_size)
+    turns = (footprint.hidden_size + inner) / _TURN_COLUMNS if footprint.keeps_codes else 0.0
+    slot_bytes = footprint.expert_bytes if footprint.keeps_codes else footprint.expert_params * compute_bytes
     lane = None
     if cpu_bytes_per_s is not None:
         first_s = footprint.expert_bytes / cpu_bytes_per_s
@@ -56,9 +61,8 @@ def predict_machine(
         expert_bytes=footprint.expert_bytes,
         copy_s=footprint.expert_bytes / rates.link_bytes_per_s,
         draft_token_s=shared_s + draft_experts / read_rate + layers * _LAYER_S,
-        layer_s=shared_s / layers + _LAYER_S,
-        # what is packed takes as long as unpacked weights would: more for one token, less for many
-        expert_s=(footprint.expert_bytes if footprint.keeps_mxfp4 else unpacked) / read_rate,
+        layer_s=shared_s / layers + _LAYER_S + turns * _TURN_S,
+        expert_s=slot_bytes / read_rate,
         step_s=_STEP_S,
         whole_passes=whole_passes,
         lane=lane,

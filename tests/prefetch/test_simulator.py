@@ -225,6 +225,21 @@ def test_predicted_passes_are_those_measured_on_an_h200_within_a_fifth() -> None
     assert machine.copy_s == pytest.approx(2 * expert / 55e9) and machine.num_slots == 1440
 
 
+def test_layers_of_packed_experts_take_what_was_measured_on_an_h100() -> None:
+    """Qwen1.5-MoE-A2.7B's there, all in VRAM: one token (4 experts) 41.7 us, nine (28) 163.7, 64 (59) 317.
+    Its memory reads 3.35 TB/s by the data sheet."""
+    expert = 3 * 2048 * 1408
+    plain = ModelFootprint(
+        "qwen", "qwen2_moe", 24, 60, 4, expert, 2 * expert, 10**9, 2 * 10**9, 196608, expert // 2, 8192, 2048,
+        151936, True, bf12_expert_bytes=13_176_832,
+    )  # fmt: skip
+    rates = Rates(3.35e12, 55e9)
+    beside = predict_machine(plain, 1440, rates).layer_s
+    packed = predict_machine(plain.in_codes(), 1440, rates)
+    for distinct, measured in ((4, 41.7e-6), (28, 163.7e-6), (59, 317e-6)):
+        assert packed.layer_s - beside + distinct * packed.expert_s == pytest.approx(measured, rel=0.05)
+
+
 def test_cards_are_found_by_name_and_leave_a_reserve() -> None:
     assert find_card("rtx-4060").rates.link_bytes_per_s == pytest.approx(12.6e9, rel=0.01)
     assert find_card("rtx-4090").rates.link_bytes_per_s == pytest.approx(25.2e9, rel=0.01)
