@@ -161,7 +161,8 @@ class _OneRecordALayer(HostStore):
         return torch.zeros(1, layout.num_bytes(self.dtype), dtype=torch.uint8).expand(self.num_experts, -1)
 
     def _allocate_embedding(self, rows: int, columns: int) -> Tensor:
-        return torch.zeros(1, columns, dtype=self.dtype).expand(rows, -1)
+        # as far up as the real one: a kernel for addresses of 32 bits is another one
+        return super()._allocate_embedding(1, columns).expand(rows, -1)
 
 
 def _one_for_all(rows: PackedRows, device: torch.device) -> PackedRows:
