@@ -165,6 +165,24 @@ def test_where_the_driver_does_not_say_the_hosts_address_is_taken_and_that_is_sa
     store.close()
 
 
+def test_the_embedding_is_pinned_and_found_like_records_and_goes_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, without = with_driver(monkeypatch, None)
+    store = HostStore(without.layouts, 2, torch.float32, (5, 3))
+    table = store.embedding
+    assert table is not None and table.shape == (5, 3) and table.dtype == torch.float32
+    assert table.data_ptr() % PAGE_BYTES == 0 and store.num_bytes == without.num_bytes + table.nbytes
+    assert store.embedding_address == table.data_ptr(), "nothing is registered"
+    store.pin()
+    store.pin()
+    assert driver.registered[table.data_ptr()] == table.nbytes and driver.calls == 4
+    assert store.embedding_address - table.data_ptr() == driver.elsewhere, "the last one that was asked for"
+    store.close()
+    assert driver.registered == {} and store.embedding is None
+    table.fill_(1.0)  # memory in use elsewhere goes with its last view
+
+
 @pytest.mark.gpu
 def test_the_driver_knows_where_the_device_finds_pinned_records() -> None:
     with HostStore([RecordLayout((4, 2), (2, 2), False)] * 2, 3, torch.float32) as store:
