@@ -19,7 +19,10 @@ from localmoe.model.skeleton import Skeleton
 def own_embedding(model: Any) -> str | None:
     """Path of a model's input embedding; None if something else uses its table too, such as a head that is
     tied to it, if its forward does more than look rows up, or if the architecture keeps it in float32."""
-    module = model.get_input_embeddings()
+    try:
+        module = model.get_input_embeddings()
+    except NotImplementedError:  # transformers knows not which it is
+        return None
     if type(module) is not nn.Embedding or module.max_norm is not None:
         return None
     path = next((name for name, found in model.named_modules() if found is module), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,6 +60,8 @@ def test_one_that_does_more_or_is_used_elsewhere_stays_where_the_model_is() -> N
     model.set_input_embeddings(usual)
     assert own_embedding(model) is not None
     model.lm_head.weight = usual.weight  # by hand, whatever the config says
+    assert own_embedding(model) is None
+    model.get_input_embeddings = Mock(side_effect=NotImplementedError)
     assert own_embedding(model) is None
 
 
