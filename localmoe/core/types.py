@@ -104,6 +104,15 @@ class ModelFootprint:
         """Routed experts of all layers."""
         return self.num_layers * self.num_experts
 
+    @property
+    def inner_size(self) -> int:
+        """I of an expert's three matrices."""
+        return -(-self.expert_params // (3 * self.hidden_size))
+
+    def slot_bytes(self, compute_bytes: int) -> int:
+        """One expert on the device, where a weight takes so much unless it is in codes."""
+        return self.expert_bytes if self.keeps_codes else self.expert_params * compute_bytes
+
     def draft_bytes(self, positions: int) -> int:
         """What drafts, on the device: the low-bit experts, or another model with its cache of so many
         tokens."""

@@ -90,7 +90,6 @@ def device_needs(
 
     positions = kv_positions(context)
     unpacked_bytes = footprint.expert_params * compute_bytes
-    slot_bytes = footprint.expert_bytes if footprint.keeps_codes else unpacked_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
     chunk = DEVICE_PREFILL_CHUNK if whole_passes else PREFILL_CHUNK
     tokens = max(min(chunk, context), max_window)
@@ -101,7 +100,7 @@ def device_needs(
         activations = _activation_bytes(footprint, tokens)
         attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
     # logits as computed, as float32, and the probabilities of draft and target for sampling; where kernels
-    # choose tokens there are but the first, and what the driver keeps of captured graphs takes the rest
+    # choose tokens there are but the first, yet with less, budgets were broken (docs/log.md, 2026-11-25)
     logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
     shared_bytes = on_device(footprint.shared_bytes)
     embedding_bytes = 0
@@ -115,7 +114,7 @@ def device_needs(
         kv_bytes=on_device(footprint.kv_bytes_per_token) * positions,
         workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
         draft_bytes=footprint.draft_bytes(positions),
-        slot_bytes=0 if in_place else slot_bytes,
+        slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
         max_slots=footprint.total_experts,
         record_bytes=footprint.total_experts * footprint.expert_bytes,  # in the checkpoint's dtype, or codes
@@ -128,7 +127,7 @@ def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
     attention output, shared expert), and for each chosen expert gate, up and product, its input and its
     output. The expert's inner size follows from its three matrices."""
     hidden = footprint.hidden_size
-    inner = -(-footprint.expert_params // (3 * hidden))
+    inner = footprint.inner_size
     return tokens * (16 * hidden + footprint.experts_per_token * (3 * inner + 2 * hidden)) * _FLOAT_BYTES
 
 
@@ -136,7 +135,7 @@ def _kernel_bytes(footprint: ModelFootprint, tokens: int) -> int:
     """A layer's activations in 16 bits: some sixteen tensors of the hidden size; for each chosen expert the
     product of gate and up, and the output in float32."""
     hidden = footprint.hidden_size
-    inner = -(-footprint.expert_params // (3 * hidden))
+    inner = footprint.inner_size
     routed = footprint.experts_per_token * (inner * _HALF_BYTES + hidden * _FLOAT_BYTES)
     return tokens * (16 * hidden * _HALF_BYTES + routed)
 

@@ -45,9 +45,8 @@ def predict_machine(
     embedding = footprint.embedding_params * compute_bytes  # of which one row is read
     shared_s = (footprint.shared_bytes - embedding) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
-    inner = footprint.expert_params // (3 * footprint.hidden_size)
-    turns = (footprint.hidden_size + inner) / _TURN_COLUMNS if footprint.keeps_codes else 0.0
-    slot_bytes = footprint.expert_bytes if footprint.keeps_codes else footprint.expert_params * compute_bytes
+    columns = footprint.hidden_size + footprint.inner_size
+    turns = columns / _TURN_COLUMNS if footprint.keeps_codes else 0.0
     lane = None
     if cpu_bytes_per_s is not None:
         first_s = footprint.expert_bytes / cpu_bytes_per_s
@@ -62,7 +61,7 @@ def predict_machine(
         copy_s=footprint.expert_bytes / rates.link_bytes_per_s,
         draft_token_s=shared_s + draft_experts / read_rate + layers * _LAYER_S,
         layer_s=shared_s / layers + _LAYER_S + turns * _TURN_S,
-        expert_s=slot_bytes / read_rate,
+        expert_s=footprint.slot_bytes(compute_bytes) / read_rate,
         step_s=_STEP_S,
         whole_passes=whole_passes,
         lane=lane,
