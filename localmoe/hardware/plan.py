@@ -174,7 +174,7 @@ def _check_host(
 ) -> None:
     """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
     needs = needs_at(context=context)
-    records, beside = needs.host_bytes, " and the input embedding" if needs.embedding_bytes else ""
+    records, beside = needs.host_bytes, _and_embedding(needs.embedding_bytes)
     check_records(footprint.name, records, host, beside)
     least = needs.least_bytes(drafting=drafting)
     left = host.room_bytes - records
@@ -193,7 +193,7 @@ def _check_host(
 def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: MemoryPlan) -> None:
     """Whether what the plan takes fits beside the records in the same RAM."""
     left = host.room_bytes - plan.host_bytes
-    beside = " and the input embedding" if plan.host_embedding_bytes else ""
+    beside = _and_embedding(plan.host_embedding_bytes)
     if plan.total_bytes > left:
         raise BudgetError(
             f"With a memory budget of {format_bytes(plan.budget_bytes)} {footprint.name} would take "
@@ -203,6 +203,10 @@ def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: Memor
             f"{size_at_most(left)}, or close other programs.",
             budget_bytes=left,
         )
+
+
+def _and_embedding(num_bytes: int) -> str:
+    return " and the input embedding" if num_bytes else ""
 
 
 def _draft(footprint: ModelFootprint) -> str:

@@ -66,7 +66,7 @@ class Placement:
         """
         self.conversions: dict[str, Conversion] = {}
         self._model = skeleton.model
-        self._embedding = f"{skeleton.host_embedding}.weight"
+        self._embedding = skeleton.host_embedding_key
         self._store = store
         self._device = device
         self._folder = checkpoint.folder

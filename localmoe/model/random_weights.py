@@ -70,7 +70,7 @@ def _fill_shared(
         if name not in experts:
             dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype
             weight = _random_weight(name, empty, device, dtype, generator)
-            if name == f"{skeleton.host_embedding}.weight":
+            if name == skeleton.host_embedding_key:
                 assert store.embedding is not None, "it was to lie there"
                 weight = store.embedding.copy_(weight)
             path, _, leaf = name.rpartition(".")

@@ -112,8 +112,8 @@ def _weight(name: str, like: Tensor, dtype: torch.dtype, block: Tensor) -> Tenso
 def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
     """All parameters but what lies in the host's memory: the routed experts' weights, and maybe the input
     embedding."""
-    host = {
+    routed = {
         f"{experts.path}.{name}" for experts in skeleton.experts for name in ("gate_up_proj", "down_proj")
     }
-    host.add(f"{skeleton.host_embedding}.weight")
-    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in host]
+    on_host = (*routed, skeleton.host_embedding_key)
+    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in on_host]

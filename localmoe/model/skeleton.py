@@ -58,6 +58,11 @@ class Skeleton:
         """The part of the config that describes the language model."""
         return self.config.get_text_config()
 
+    @property
+    def host_embedding_key(self) -> str | None:
+        """Name of that table among the model's parameters."""
+        return None if self.host_embedding is None else f"{self.host_embedding}.weight"
+
 
 def embedding_shape(skeleton: Skeleton) -> tuple[int, int] | None:
     """(V, H) of the table that is to lie in the host's memory; None if there is none."""
