@@ -39,7 +39,7 @@ class BenchmarkRunningError(LocalMoeError):
 class GenerationJob:
     """Runs `engine.stream` to its end and keeps text, statistics and the safety copy on disk. `on_step` is
     called now and then between two steps, and at the end: the moments when the engine can be asked; `on_end`
-    when all is over and the next answer may have begun."""
+    when all is over and the next answer may have begun. `link` says how the engine copies experts."""
 
     def __init__(
         self,
@@ -47,13 +47,14 @@ class GenerationJob:
         request: GenerationRequest,
         place: Place,
         chats: ChatStore,
+        link: str,
         on_step: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
         on_out_of_memory: Callable[[BudgetError], None] = lambda failure: None,
     ) -> None:
         self._engine, self._request, self._chats, self._on_step = engine, request, chats, on_step
         self._on_end, self._on_out_of_memory = on_end, on_out_of_memory
-        self._link = engine.info().link
+        self._link = link
         self._lock = threading.Lock()  # guards the view and the names beside it
         self._saving = threading.Lock()  # taken before the other: saves happen one after the other
         self._frozen = False  # nothing is added to the text any more
@@ -238,12 +239,15 @@ class JobRunner:
         if self.running():
             raise JobRunningError("An answer is still being written: wait for its end, or press Stop first.")
 
-    def start(self, job: GenerationJob) -> None:
-        """Begin the job, unless one is running."""
+    def start(self, make: Callable[[], GenerationJob]) -> GenerationJob:
+        """Begin the job that `make` gives. It may change a chat: it is called only when an answer may begin.
+        Raises as `check_free` and `make`."""
         with self._lock:
             self.check_free()
+            job = make()
             previous, self._job = self._job, job
             job.start(after=previous)
+        return job
 
     def reserve(self, stop: threading.Event) -> None:
         """Let nobody begin an answer until `release`; `stop` is set when the engine is wanted back. Raises

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.answer_text import to_continue, unfinished
@@ -23,6 +23,13 @@ from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadyEngine:
+    engine: EngineLike
+    link: str  # how experts are copied
+    drafts: bool  # whether a draft is loaded
 
 
 class ChatService:
@@ -54,14 +61,14 @@ class ChatService:
     def send(self, chat_id: str | None, text: str) -> str:
         """Begin the answer to `text` in this chat, or in a new one; the id of the chat."""
         question = ChatMessage("user", check_message(text), time.time())
-        with self._asking:
-            engine = self._ready_engine()
+
+        def asked() -> Chat:
             if chat_id is None:
-                chat = self.chats.create((question,))
-            else:
-                chat = self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
-            self._answer(engine, chat)
-        return chat.id
+                return self.chats.create((question,))
+            return self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
+
+        with self._asking:
+            return self._answer(self._ready_engine(), asked)
 
     def retry(self, chat_id: str) -> None:
         """Write the last answer anew; the one that is there stays beside it, unless it has no text."""
@@ -72,7 +79,7 @@ class ChatService:
             if last is None:
                 raise ChatError("There is no message to answer yet.")
             empty = next((node for node in path[last + 1 :] if not chat.tree.nodes[node].content), None)
-            self._answer(engine, self.chats.end_at(chat_id, path[last]), replaced=empty)
+            self._answer(engine, lambda: self.chats.end_at(chat_id, path[last]), replaced=empty)
 
     def continue_answer(self, chat_id: str) -> None:
         """Let the model go on with the last answer, from its text."""
@@ -81,7 +88,8 @@ class ChatService:
             chat = self.chats.get(chat_id)
             if not self.can_continue(chat):
                 raise ChatError("There is no unfinished answer that the model could go on with.")
-            self._answer(engine, chat, replaced=chat.tree.leaf, before=to_continue(chat.messages[-1]))
+            before = to_continue(chat.messages[-1])
+            self._answer(engine, lambda: chat, replaced=chat.tree.leaf, before=before)
 
     def can_continue(self, chat: Chat) -> bool:
         """Whether the last answer was stopped or cut, and the context has room for more of it."""
@@ -99,7 +107,8 @@ class ChatService:
             path = tree.path()
             if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            self._answer(engine, self.chats.add(chat_id, question, tree.parents[path[index]]))
+            parent = tree.parents[path[index]]
+            self._answer(engine, lambda: self.chats.add(chat_id, question, parent))
 
     def show(self, chat_id: str, node: int) -> None:
         """Show another version of a message, and what followed it."""
@@ -136,32 +145,39 @@ class ChatService:
             return view.chat_id
         return next((chat.id for chat in self.chats.list()), None)
 
-    def _ready_engine(self) -> EngineLike:
-        """The loaded engine, for an answer that may begin now. Asked for before a chat is changed: whatever
-        becomes of the engine then, the question gets an answer, or the sentence that says why not."""
+    def _ready_engine(self) -> _ReadyEngine:
+        """The loaded engine, for an answer that may begin now. Asked for, and about itself, before a chat is
+        changed: whatever becomes of it then, the question gets an answer, or the sentence that says why not.
+        """
         self.runner.check_free()
-        return self.holder.engine()
+        engine = self.holder.engine()
+        return _ReadyEngine(engine, engine.info().link, engine.plan.drafting)
 
     def _answer(
         self,
-        engine: EngineLike,
-        chat: Chat,
+        ready: _ReadyEngine,
+        change: Callable[[], Chat],
         replaced: int | None = None,
         before: ChatMessage | None = None,
-    ) -> None:
-        """Answer the last question of the shown branch. replaced: the node of an answer to overwrite; before:
-        that answer, if it is continued."""
-        messages = chat.messages[: (chat.last_user_index() or 0) + 1]
-        request = make_request(messages, self.answers, before, drafts=engine.plan.drafting)
-        place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
-        number, holder = self.live.begin_answer(), self.holder
-        self.runner.start(
-            GenerationJob(
-                engine, request, place, self.chats, lambda: holder.note_memory(engine),
+    ) -> str:
+        """Change the chat and answer the last question of its shown branch; or, where an answer must not
+        begin, leave it as it is. The chat's id. replaced: the node of an answer to overwrite; before: that
+        answer, if it is continued."""
+        engine, holder = ready.engine, self.holder
+
+        def make() -> GenerationJob:
+            chat = change()
+            messages = chat.messages[: (chat.last_user_index() or 0) + 1]
+            request = make_request(messages, self.answers, before, drafts=ready.drafts)
+            place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
+            number = self.live.begin_answer()
+            return GenerationJob(
+                engine, request, place, self.chats, ready.link, lambda: holder.note_memory(engine),
                 lambda: self.live.end_answer(engine, number),
                 lambda failure: holder.note_out_of_memory(engine, failure),
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+
+        return self.runner.start(make).view().chat_id
 
     # --- settings ------------------------------------------------------------------------------------------
 

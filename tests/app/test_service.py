@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from fake_engine import FakeEngine, FakeLoader, answer_to
 
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import UNLOADED, EngineNotReadyError
-from app.jobs import JobRunningError
+from app.jobs import BenchmarkRunningError, JobRunningError
 from app.requests import request_messages
 from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
 from app.status_html import header_html
-from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
+from localmoe.core.errors import BudgetError, ConfigError, EngineClosedError, LocalMoeError
 from localmoe.core.types import Message
 
 
@@ -203,6 +203,49 @@ def test_a_kill_in_a_retry_loses_no_version(service: ChatService, loader: FakeLo
         assert len(chat.messages) == 2  # the newest answer is shown, never a question without one
         time.sleep(0.02)
     assert [None, "stop"] in seen and [None, "stop", None] in seen
+
+
+ASKS: dict[str, Callable[[ChatService, str], object]] = {
+    "send": lambda service, chat_id: service.send(chat_id, "and now?"),
+    "send in a new chat": lambda service, _: service.send(None, "and now?"),
+    "retry": lambda service, chat_id: service.retry(chat_id),
+    "edit": lambda service, chat_id: service.edit(chat_id, 0, "and now?"),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("what", ["closed", "reserved"])
+def test_an_answer_that_may_not_begin_after_all_leaves_every_chat_as_it_was(
+    service: ChatService,
+    loader: FakeLoader,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    what: str,
+    ask: Callable[[ChatService, str], object],
+) -> None:
+    """The model is closed, or a benchmark begins, just after the answer was allowed."""
+    service.send(None, "hello")
+    finish(service)
+    service.runner.settle()
+    before, check_free = service.chats.list(), service.runner.check_free
+
+    def once() -> None:
+        monkeypatch.setattr(service.runner, "check_free", check_free)
+        check_free()
+        if what == "closed":
+            loader.engines[0].closed = True
+        else:
+            service.runner.reserve(threading.Event())
+
+    monkeypatch.setattr(service.runner, "check_free", once)
+    with pytest.raises(EngineClosedError if what == "closed" else BenchmarkRunningError):
+        ask(service, before[0].id)
+    loader.engines[0].closed = False
+    service.runner.release()
+    assert service.chats.list() == before == ChatStore(tmp_path / "chats").list()
+    ask(service, before[0].id)
+    finish(service)
+    assert service.chats.list()[0].messages[-1].finish == "stop"
 
 
 def test_an_answer_that_was_cut_goes_on_in_its_place(service: ChatService, loader: FakeLoader) -> None:
