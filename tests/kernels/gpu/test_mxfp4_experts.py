@@ -104,16 +104,18 @@ class Both:
 @pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
 @pytest.mark.parametrize(
     ("hidden", "inner"),
-    [(64, 128), (128, 192), (320, 64), pytest.param(2880, 2880, marks=pytest.mark.gpu, id="gpt-oss")],
+    [(64, 128), (128, 192), (320, 128), pytest.param(2880, 2880, marks=pytest.mark.gpu, id="gpt-oss")],
 )
 def test_outputs_are_those_of_16_bit_weights(hidden: int, inner: int, activation: Activation) -> None:
     made = Both(hidden, inner, activation)
+    # 64 columns are summed in two parts where weights have 16 bits; tensor cores add in an order of their own
+    same_order = not ON_GPU and 64 not in (hidden, inner)
     for tokens in (1, 37):
         wanted = made.run(made.weights, made.plain, tokens, [])
         assert wanted.isfinite().all() and (wanted != 0).any()
         found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
         assert all(torch.equal(one, found[0]) for one in found)
-        if not ON_GPU:  # tensor cores add the same products in another order
+        if same_order:
             assert torch.equal(found[0], wanted)
         error = (found[0] - wanted).float().norm(dim=1) / wanted.float().norm(dim=1)
         assert float(error.max()) < 2e-3, error
