@@ -51,7 +51,7 @@ class ChatService:
         self.live = LiveMonitor(self.holder.engine)
         self.logs = LogBook(home / "logs")
         self.list_models = list_models
-        self._asking = threading.Lock()  # two clicks at once make one turn
+        self.asking = threading.Lock()  # who begins an answer or a benchmark, or changes the engine
         self.load_settings = self.store.load
         self.answers = self.store.answers
         self._to_keep: LoadSettings | None = None  # applied, and kept once they have led to a loaded model
@@ -67,12 +67,12 @@ class ChatService:
                 return self.chats.create((question,))
             return self.chats.add(chat_id, question, self.chats.get(chat_id).tree.leaf)
 
-        with self._asking:
+        with self.asking:
             return self._answer(self._ready_engine(), asked)
 
     def retry(self, chat_id: str) -> None:
         """Write the last answer anew; the one that is there stays beside it, unless it has no text."""
-        with self._asking:
+        with self.asking:
             engine = self._ready_engine()
             chat = self.chats.get(chat_id)
             path, last = chat.tree.path(), chat.last_user_index()
@@ -83,7 +83,7 @@ class ChatService:
 
     def continue_answer(self, chat_id: str) -> None:
         """Let the model go on with the last answer, from its text."""
-        with self._asking:
+        with self.asking:
             engine = self._ready_engine()
             chat = self.chats.get(chat_id)
             if not self.can_continue(chat):
@@ -101,7 +101,7 @@ class ChatService:
     def edit(self, chat_id: str, index: int, text: str) -> None:
         """Ask a message of the shown branch anew; what followed the old one stays beside it."""
         question = ChatMessage("user", check_message(text), time.time())
-        with self._asking:
+        with self.asking:
             engine = self._ready_engine()
             tree = self.chats.get(chat_id).tree
             path = tree.path()
@@ -112,7 +112,7 @@ class ChatService:
 
     def show(self, chat_id: str, node: int) -> None:
         """Show another version of a message, and what followed it."""
-        with self._asking:
+        with self.asking:
             if self.runner.running(chat_id):
                 raise JobRunningError(
                     "This chat is being answered: wait for the end, or press Stop, to see its other versions."
@@ -121,7 +121,7 @@ class ChatService:
 
     def delete(self, chat_id: str) -> None:
         """Remove a chat; an answer being written in it ends."""
-        with self._asking:
+        with self.asking:
             self.chats.get(chat_id)
             if self.runner.running(chat_id):
                 self.runner.stop()
@@ -196,7 +196,7 @@ class ChatService:
 
     def apply_load(self, wanted: LoadSettings) -> str:
         """Resize or load again, whichever the change needs; a sentence for the page."""
-        with self._asking:  # nobody begins an answer on an engine that is about to change
+        with self.asking:  # nobody begins an answer on an engine that is about to change
             return self._apply_load(wanted)
 
     def _apply_load(self, wanted: LoadSettings) -> str:

@@ -3,7 +3,6 @@ LocalMoeError of one sentence."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from app.bench.job import BenchmarkJob, BenchmarkView
@@ -26,7 +25,6 @@ class BenchmarkService:
     def __init__(self, chats: ChatService) -> None:
         self.chats = chats
         self.results = ResultStore(chats.home / "benchmarks")
-        self._starting = threading.Lock()
         self._job: BenchmarkJob | None = None
 
     def view(self) -> BenchmarkView | None:
@@ -94,7 +92,7 @@ class BenchmarkService:
                     engine.reset()  # chats begin with empty slots, and learn draft lengths from themselves
                     holder.note_memory(engine)
 
-        with self._starting:
+        with self.chats.asking:  # nobody changes the engine between these steps
             engine = holder.engine()
             job = BenchmarkJob(run, runner.release)
             runner.reserve(job.stop)

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -111,6 +112,21 @@ def test_a_benchmark_and_an_answer_exclude_each_other_and_stopping_is_quick(
     service.close()  # ends it before it closes the engine
     wait_end(benchmarks, "stopped")
     assert loader.engines[0].closed
+
+
+def test_a_benchmark_that_is_asked_for_while_the_budget_changes_waits(
+    benchmarks: BenchmarkService, loader: FakeLoader
+) -> None:
+    engine = loader.engines[0]
+    engine.resize_s = 0.3
+    wanted = LoadSettings(vram_budget="24MiB")
+    change = threading.Thread(target=benchmarks.chats.apply_load, args=(wanted,))
+    change.start()
+    wait_for(lambda: engine.resizing)
+    benchmarks.run(["on-demand"], ["0"], 1, 4)
+    assert not engine.resizing and engine.plan.budget_bytes == 24 << 20
+    change.join()
+    wait_end(benchmarks, "done")
 
 
 def test_what_if_predicts_cards_from_what_was_recorded(
