@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import HardwareError
+from localmoe.core.uncollected import uncollected
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_arguments import worker_arguments
 from localmoe.experts.lane_attention import LaneAttention
@@ -103,7 +104,8 @@ class CpuLane:
     def _compile(self) -> None:
         """Some seconds the first time; later it is read from numba's cache on disk."""
         self._control[control.STOP] = 1
-        worker.run(0, 0, 0, *self._arguments)
+        with uncollected():
+            worker.run(0, 0, 0, *self._arguments)
         self._control[control.STOP] = 0
 
     def _work(self, me: int) -> None:

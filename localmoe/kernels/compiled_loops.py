@@ -8,6 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from localmoe.core.uncollected import uncollected
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -20,11 +22,12 @@ def compile_loop(loop: Callable[..., Any], signature: str, what: str, **options:
     """
     from numba import njit
 
-    try:
-        made = njit(signature, cache=True, **options)(loop)
-    except Exception as error:  # no folder, a full disk, half a file: numba says each in its own way
-        _LOG.warning("What was compiled of %s cannot be kept or read again: %r", what, error)
-        made = njit(signature, **options)(loop)  # what is wrong with the loop itself is said here
+    with uncollected():
+        try:
+            made = njit(signature, cache=True, **options)(loop)
+        except Exception as error:  # no folder, a full disk, half a file: numba says each in its own way
+            _LOG.warning("What was compiled of %s cannot be kept or read again: %r", what, error)
+            made = njit(signature, **options)(loop)  # what is wrong with the loop itself is said here
     compiled: Callable[..., Any] = made
     return compiled
 

@@ -18,6 +18,8 @@ from numba.extending import intrinsic
 
 # a function that only compiled code calls: without what Python would call it by
 compiled = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# one that only one other calls, and is compiled as a part of it: what it calls is optimised once less
+part = njit(inline="always")
 _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
 IS_X86 = machine().lower() in ("x86_64", "amd64")

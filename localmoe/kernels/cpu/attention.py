@@ -51,10 +51,13 @@ def attend_task(task: int, attend: Any, factors: Any, tokens: int, steps: Any, s
     """One block of one KV head, for all rows; whoever ends a KV head's last one adds them up.
 
     Args:
-        attend: see control. factors: float32: of the scores, and their soft cap, 0 for none.
+        attend: see control; None where no such job comes, the code for which is not compiled then.
+        factors: float32: of the scores, and their soft cap, 0 for none.
         steps: int32 0, 1, ..., at least as many as rows.
         scratch: float32, contiguous, at least 2 * rows * ATTEND_POSITIONS numbers.
     """
+    if attend is None:
+        return
     blocks, group = attend[ATTEND_BLOCKS], attend[ATTEND_GROUP]
     head, block = task // blocks, task % blocks
     count = group * tokens

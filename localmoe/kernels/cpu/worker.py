@@ -25,6 +25,7 @@ from localmoe.kernels.cpu.atoms import (
     compiled,
     load,
     nap,
+    part,
     pause,
     store,
     swap_if,
@@ -62,73 +63,6 @@ _NAP_US = 30
 
 
 @compiled
-def _work(
-    me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int, foretold: int,
-    head: Any, entries: Any, pairs: Any, words: Any, out: Any,
-    shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
-    packed: Any, dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
-) -> int:  # fmt: skip
-    """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0; where
-    `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not it was
-    posted for other threads to see.
-
-    Args:
-        me: this thread's number.
-        control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's words.
-        head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of numbers that the
-            model computes in, and that biases have.
-        shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
-        records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down (0:
-            none).
-        sizes: int64 (L,): inner size I of each layer.
-        x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64 (2, A + 1).
-        ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
-        scratch: float32 (threads, 4, n).
-        dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
-            neither such a job comes nor a product with float32 weights.
-        columned, rowed, coded, packed: a word of the weights' kind (see atoms.value) if they are 16-bit and
-            transposed, 16-bit and not, in MXFP4, or in BF12; None for the others, whose code is not
-            compiled.
-
-    Returns:
-        STOPPED or PARKED.
-    """
-    base = control.ctypes.data
-    last, told = load(answered), load(foretold)
-    quiet = ticks()
-    while load(base + 8 * STOP) == 0:
-        job = spin_ticks if park_ticks < 0 else load(posted)
-        if job > last:
-            _job(
-                me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed, dense,
-                attend, factors, steps, like, control,
-            )  # fmt: skip
-            last = job
-            quiet = ticks()
-            continue
-        if park_ticks < 0:
-            if load(answered) >= job:
-                return PARKED
-            pause()
-            continue
-        if columned is None and load(foretold) != told:
-            told = load(foretold)
-            fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control, coded, packed)
-            continue
-        waited = ticks() - quiet
-        if waited > park_ticks and load(base + 8 * HOLD) == 0:
-            return PARKED
-        if CAN_NAP and waited > spin_ticks and load(base + 8 * HOLD) == 0:
-            nap(_NAP_US)
-        else:
-            for _ in range(8):
-                pause()
-    return STOPPED
-
-
-@compiled
 def _withdraw(ticket: int, job: int) -> None:
     """Let nobody draw until `job` is prepared: a thread of an earlier job that was held up between looking at
     the ticket and at how many blocks there are would take the new job's number of them for its own's."""
@@ -138,7 +72,7 @@ def _withdraw(ticket: int, job: int) -> None:
             return
 
 
-@compiled
+@part
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
@@ -196,8 +130,7 @@ def _job(
             if head[HEAD_LAYER] == DENSE:
                 dense_task(drawn, dense, like, attend, head[HEAD_TOKENS], steps, scratch[me])
             elif head[HEAD_LAYER] == ATTEND:
-                if attend is not None:
-                    attend_task(drawn, attend, factors, head[HEAD_TOKENS], steps, scratch[me])
+                attend_task(drawn, attend, factors, head[HEAD_TOKENS], steps, scratch[me])
             else:
                 down_task(
                     drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
@@ -216,9 +149,73 @@ def _entry(sources: int, *, kept: bool) -> Any:
     theirs."""
 
     @njit(nogil=True, cache=kept)
-    def run(*arguments: Any) -> int:
-        result: int = _work(*arguments) if sources >= 0 else STOPPED
-        return result
+    def run(
+        me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int, foretold: int,
+        head: Any, entries: Any, pairs: Any, words: Any, out: Any,
+        shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
+        ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
+        packed: Any, dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
+    ) -> int:  # fmt: skip
+        """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0;
+        where `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not
+        it was posted for other threads to see.
+
+        Args:
+            me: this thread's number.
+            control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's words.
+            head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of numbers that
+                the model computes in, and that biases have.
+            shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
+            records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down
+                (0: none).
+            sizes: int64 (L,): inner size I of each layer.
+            x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64
+                (2, A + 1).
+            ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
+            scratch: float32 (threads, 4, n).
+            dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
+                neither such a job comes nor a product with float32 weights.
+            columned, rowed, coded, packed: a word of the weights' kind (see atoms.value) if they are 16-bit
+                and transposed, 16-bit and not, in MXFP4, or in BF12; None for the others, whose code is not
+                compiled.
+
+        Returns:
+            STOPPED or PARKED.
+        """
+        if sources < 0:
+            return STOPPED
+        base = control.ctypes.data
+        last, told = load(answered), load(foretold)
+        quiet = ticks()
+        while load(base + 8 * STOP) == 0:
+            job = spin_ticks if park_ticks < 0 else load(posted)
+            if job > last:
+                _job(
+                    me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
+                    x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed, dense,
+                    attend, factors, steps, like, control,
+                )  # fmt: skip
+                last = job
+                quiet = ticks()
+                continue
+            if park_ticks < 0:
+                if load(answered) >= job:
+                    return PARKED
+                pause()
+                continue
+            if columned is None and load(foretold) != told:
+                told = load(foretold)
+                fetch_ahead(me, told, last, posted, shape, records, sizes, x, scratch, control, coded, packed)
+                continue
+            waited = ticks() - quiet
+            if waited > park_ticks and load(base + 8 * HOLD) == 0:
+                return PARKED
+            if CAN_NAP and waited > spin_ticks and load(base + 8 * HOLD) == 0:
+                nap(_NAP_US)
+            else:
+                for _ in range(8):
+                    pause()
+        return STOPPED
 
     return run
 
@@ -232,8 +229,8 @@ def _sources() -> int:
 
 
 class CompiledEntry:
-    """`_work` for callers in Python. Where what numba kept of it cannot be read again (half a file, after a
-    loss of power), or cannot be kept, it is compiled for this process alone."""
+    """`run` of _entry for callers in Python. Where what numba kept of it cannot be read again (half a file,
+    after a loss of power), or cannot be kept, it is compiled for this process alone."""
 
     def __init__(self, entry: Callable[..., Any] = _entry) -> None:
         """entry: see _entry."""
@@ -244,7 +241,7 @@ class CompiledEntry:
             self._compile_anew(error)
 
     def __call__(self, *arguments: Any) -> int:
-        """Work, as `_work` does."""
+        """Work, as `run` does."""
         try:
             return int(self._entry(*arguments))
         except Exception as error:  # numba says what is wrong with its files in many ways
@@ -258,7 +255,7 @@ class CompiledEntry:
         self._entry = self._make(self._sources, kept=False)
 
 
-run = CompiledEntry()  # takes what _work takes
+run = CompiledEntry()
 
 
 @njit
