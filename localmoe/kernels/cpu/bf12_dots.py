@@ -20,7 +20,14 @@ from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, UP
 from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.bf12_vectors import RAISED, TILE_BYTES, weights
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
-from localmoe.kernels.cpu.strip_vectors import PARTS, TOGETHER, WORDS, activations, store_totals
+from localmoe.kernels.cpu.strip_vectors import (
+    PARTS,
+    TOGETHER,
+    WORDS,
+    activations,
+    ahead_of,
+    store_totals,
+)
 from localmoe.kernels.cpu.vector_loops import (
     F32,
     I8,
@@ -57,7 +64,8 @@ class _Tile:
     def turn(self, tile: Any, sums: list[Any]) -> list[Any]:
         """Add a tile's products to the sums, one vector for TOGETHER rows and a token."""
         b = self.builder
-        at, wanted = b.add(self.codes, b.mul(tile, const(TILE_BYTES))), self._wanted_after(tile)
+        at = b.add(self.codes, b.mul(tile, const(TILE_BYTES)))
+        wanted = ahead_of(b, tile, self.tiles, _AHEAD, self.codes, self.following, TILE_BYTES)
         width = TILE_COLUMNS * (2 if self.pairwise else 4)
         inputs = [b.add(token, b.mul(tile, const(width))) for token in self.tokens]
         add = multiply_add_pairs if self.pairwise else multiply_add
@@ -76,15 +84,6 @@ class _Tile:
                         x = activations(b, token, step, part, self.pairwise)
                         sums[i] = add(b, weight, x, sums[i])
         return sums
-
-    def _wanted_after(self, tile: Any) -> Any:
-        """Address of the tile that is _AHEAD further on."""
-        b = self.builder
-        ahead = b.add(tile, const(_AHEAD))
-        beyond = b.sub(ahead, self.tiles)
-        inside = b.add(self.codes, b.mul(ahead, const(TILE_BYTES)))
-        outside = b.add(self.following, b.mul(beyond, const(TILE_BYTES)))
-        return b.select(b.icmp_signed("<", beyond, const(0)), inside, outside)
 
 
 def _factors(builder: Any, scales: Any) -> list[tuple[Any, Any]]:

@@ -36,7 +36,9 @@ from localmoe.kernels.cpu.vector_loops import (
 ROWS = 4  # of weights: two of each of two streams
 MOST_TOKENS = 4 if MANY_REGISTERS else 2  # sums of all rows and tokens stay in registers
 STEP = LINE // 2  # weights of a row in one turn of the loop: a line of 16-bit ones
-_AHEAD = 1024  # bytes of a row fetched before they are used: what comes while memory answers
+# bytes of a row fetched before they are used: what comes while memory answers. Into the second cache, which
+# has more lines under way than the first one (benchmarks/cpu_experts.py)
+_AHEAD = 2048
 
 
 class _Tile:
@@ -58,7 +60,7 @@ class _Tile:
         at = b.add(b.shl(k, self.shift), fetched)
         for row in self.streams:
             for line in range(2 if self.is_wide else 1):
-                prefetch(b, b.add(b.add(row, at), const(LINE * line)))
+                prefetch(b, b.add(b.add(row, at), const(LINE * line)), near=False)
         for part in range(1 if self.pairwise else STEP // LANES):
             here = b.add(k, const(part * LANES))
             weights = [self._weights(b.add(row, b.shl(here, self.shift))) for row in self.streams]

@@ -20,7 +20,15 @@ from numba.extending import intrinsic
 from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.mxfp4_vectors import powers, weights
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
-from localmoe.kernels.cpu.strip_vectors import INTS, PARTS, TOGETHER, WORDS, activations, store_totals
+from localmoe.kernels.cpu.strip_vectors import (
+    INTS,
+    PARTS,
+    TOGETHER,
+    WORDS,
+    activations,
+    ahead_of,
+    store_totals,
+)
 from localmoe.kernels.cpu.vector_loops import (
     I8,
     LINE,
@@ -36,26 +44,30 @@ from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS
 
 _ROW_BYTES, _TILE_BYTES = 4 * WORDS, 4 * WORDS * TILE_ROWS
 _SCALE_BYTES = 4 * TILE_ROWS  # of two tiles
-_AHEAD = 1024  # bytes fetched before they are used
+_AHEAD = 12  # tiles fetched before they are used, an even number (benchmarks/cpu_experts.py)
 
 
 class _Tile:
-    """Writes the code of a strip's tiles. codes, scales: addresses of the first one's. tokens: addresses of
-    rows of x."""
+    """Writes the code of a strip's tiles. codes, scales: addresses of the first one's; following: of both
+    that are read after the last one's. tokens: addresses of rows of x."""
 
-    def __init__(self, builder: Any, pairwise: bool, codes: Any, scales: Any, tokens: list[Any]) -> None:
+    def __init__(
+        self, builder: Any, pairwise: bool, codes: Any, scales: Any, following: tuple[Any, Any], tiles: Any,
+        tokens: list[Any],
+    ) -> None:  # fmt: skip
         self.builder = builder
         self.pairwise = pairwise
         self.codes = codes
         self.scales = scales
+        self.following = following
+        self.tiles = tiles
         self.tokens = tokens
 
     def turn(self, tile: Any, sums: list[Any]) -> list[Any]:
         """Add a tile's products to the sums, one vector for TOGETHER rows and a token."""
         b = self.builder
         at = b.add(self.codes, b.mul(tile, const(_TILE_BYTES)))
-        for line in range(0, _TILE_BYTES, LINE):
-            prefetch(b, b.add(at, const(_AHEAD + line)))
+        self._fetch_ahead(tile)
         half = b.and_(tile, const(1))  # of the columns that a word of scales is for
         scales = b.add(self.scales, b.mul(b.lshr(tile, const(1)), const(_SCALE_BYTES)))
         for vector in range(TILE_ROWS // TOGETHER):
@@ -69,6 +81,14 @@ class _Tile:
                     products = self._products(found, token, tile, part)
                     sums[i] = multiply_add(b, products, power, sums[i])
         return sums
+
+    def _fetch_ahead(self, tile: Any) -> None:
+        """Into the second cache, which has more lines under way than the first one."""
+        b, (codes, scales) = self.builder, self.following
+        wanted = ahead_of(b, tile, self.tiles, _AHEAD, self.codes, codes, _TILE_BYTES)
+        for line in range(0, _TILE_BYTES, LINE):
+            prefetch(b, b.add(wanted, const(line)), near=False)
+        prefetch(b, ahead_of(b, tile, self.tiles, _AHEAD, self.scales, scales, _SCALE_BYTES // 2), near=False)
 
     def _products(self, weights: list[Any], token: Any, tile: Any, part: int) -> Any:
         """Sums of eight columns each."""
@@ -90,28 +110,30 @@ class _Tile:
 def _make(tokens: int) -> Any:
     @intrinsic
     def tile(
-        context: Any, x: Any, codes: Any, scales: Any, base: Any, pitch: Any, rows: Any, tiles: Any,
-        out: Any, out_pitch: Any,
+        context: Any, x: Any, codes: Any, scales: Any, next_codes: Any, next_scales: Any, base: Any,
+        pitch: Any, rows: Any, tiles: Any, out: Any, out_pitch: Any,
     ) -> Any:  # fmt: skip
         pairwise = x.dtype == types.uint16
         if pairwise and not HAS_BF16_DOTS:
             raise TypeError("this processor wants activations in float32")
 
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-            codes, scales, base, pitch, rows, tiles, out, out_pitch = arguments[1:]
+            codes, scales, next_codes, next_scales, base, pitch, rows, tiles, out, out_pitch = arguments[1:]
             inputs = row_addresses(builder, base, pitch, rows, tokens)
-            made = _Tile(builder, pairwise, codes, scales, inputs)
+            following = next_codes, next_scales
+            made = _Tile(builder, pairwise, codes, scales, following, tiles, inputs)
             sums = loop(builder, const(0), tiles, 1, zeros(TILE_ROWS // TOGETHER * tokens), made.turn)
             store_totals(builder, sums, tokens, out, out_pitch)
             return ir.Constant(I8, 0)
 
-        return types.int8(x, *[types.int64] * 8), generate
+        return types.int8(x, *[types.int64] * 10), generate
 
     return tile
 
 
-# tile(x, codes, scales, base, pitch, rows, tiles, out, out_pitch): out[r][t] = row r of the strip . token t.
-# x: an array, for its dtype alone. codes, scales: addresses of the strip's. base, pitch: x's address and its
-# bytes a row. rows: address of int32 rows of x. tiles: of 64 columns, the first ones. out, out_pitch: address
-# of float32 (16, at least tokens) and its bytes a row.
+# tile(x, codes, scales, next_codes, next_scales, base, pitch, rows, tiles, out, out_pitch): out[r][t] = row r
+# of the strip . token t. x: an array, for its dtype alone. codes, scales, next_codes, next_scales: addresses
+# of the strip's, and of what is read next. base, pitch: x's address and its bytes a row. rows: address of
+# int32 rows of x. tiles: of 64 columns, the first ones. out, out_pitch: address of float32 (16, at least
+# tokens) and its bytes a row.
 mxfp4_dots_1, mxfp4_dots_2, mxfp4_dots_4 = _make(1), _make(2), _make(4)

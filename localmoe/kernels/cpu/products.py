@@ -143,11 +143,12 @@ def gate_up_columns(
 @compiled
 def gate_up_rows(
     weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
+    first: int, last: int, after: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
     """out[pair, i] = act(gate) * up, rounded to the kind of `like`, for inner columns first <= i < last.
 
     Args:
+        after: the inner column that is likely to be read next.
         weights: 16-bit words of gate_up, (2I, H). bias: numbers (2I,) of the activations' kind, or empty.
         x: (T, H), 16-bit words where dot_tiles wants them, else float32. rows, pairs: int32 (n,), each pair's
             token and its row of `out`.
@@ -161,7 +162,8 @@ def gate_up_rows(
         both = i + 1 < last
         gate_at = base + i * step
         dots(
-            weights, gate_at, gate_at + to_up, step if both else 0, 2 * step if i + 2 < last else 0,
+            weights, gate_at, gate_at + to_up, step if both else 0,
+            2 * step if i + 2 < last else (after - i) * step,
             x, rows, hidden, scratch,
         )  # fmt: skip
         for n in range(rows.shape[0]):
@@ -211,12 +213,13 @@ def down_columns(
 
 @compiled
 def down_rows(
-    weights: Any, bias: Any, inner: int, share: int, first: int, last: int, x: Any, pairs: Any, out: Any,
-    scratch: Any,
+    weights: Any, bias: Any, inner: int, share: int, first: int, last: int, after: int, x: Any, pairs: Any,
+    out: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """out[pair, h] = sum over i < share of x[pair, i] * down[h, i], float32, for first <= h < last.
 
     Args:
+        after: the row that is likely to be read next.
         weights: 16-bit words of down, (H, I), or float32. bias: numbers (H,) of the activations' kind, or
             empty.
         x: (P, I), what gate_up put out. pairs: int32 (n,), rows of x and `out`.
@@ -228,7 +231,7 @@ def down_rows(
         one = 1 if left > 2 else 0
         other = 2 if left > 3 else min(left - 1, 1)
         at = weights.ctypes.data + h * row
-        ahead = 4 * row if left > 4 else 0
+        ahead = 4 * row if left > 4 else (after - h) * row
         dots(weights, at, at + other * row, one * row, ahead, x, pairs, share, scratch)
         for n in range(pairs.shape[0]):
             for r in range(4):

@@ -48,6 +48,17 @@ def activations(builder: Any, token: Any, step: int, part: int, pairwise: bool) 
     return builder.shuffle_vector(loaded, loaded, lanes)
 
 
+def ahead_of(builder: Any, tile: Any, tiles: Any, far: int, here: Any, following: Any, size: int) -> Any:
+    """Address of what belongs to the tile that comes `far` tiles later: of `tiles`, `size` bytes each, that
+    begin at `here`, or of those that are read after them, at `following`."""
+    b = builder
+    ahead = b.add(tile, const(far))
+    beyond = b.sub(ahead, tiles)
+    inside = b.add(here, b.mul(ahead, const(size)))
+    outside = b.add(following, b.mul(beyond, const(size)))
+    return b.select(b.icmp_signed("<", beyond, const(0)), inside, outside)
+
+
 def store_totals(
     builder: Any, sums: list[Any], tokens: int, out: Any, pitch: Any, factors: Sequence[Sequence[Any]] = ()
 ) -> None:

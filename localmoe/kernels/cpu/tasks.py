@@ -41,6 +41,13 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
 
 
 @compiled
+def _next_block(first: int, block: int, count: int, base: int) -> int:
+    """Where a thread's next block begins, where threads keep pace with each other; `first` after the last."""
+    after = first + block * load(base + 8 * THREADS)
+    return after if after < count else first
+
+
+@compiled
 def gate_up_size(columned: Any, coded: Any, packed: Any) -> int:
     """Inner columns of a block. columned, coded, packed: see worker."""
     if columned is not None:
@@ -81,6 +88,7 @@ def gate_up_task(
     block = gate_up_size(columned, coded, packed)
     first = (task - starts[0, i]) * block
     last = min(first + block, entries[SHARE, i])
+    after = _next_block(first, block, entries[SHARE, i], base)
     if columned is not None:
         weights = carray(words_at(record, columned), (2 * width * hidden,))
         gate_up_columns(
@@ -90,18 +98,15 @@ def gate_up_task(
     if rowed is not None:
         weights = carray(words_at(record, rowed), (2 * width * hidden,))
         gate_up_rows(
-            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
+            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last, after,
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if coded is not None:
         gate_up_codes(
-            record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
+            record, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last, after,
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if packed is not None:
-        # where threads keep pace with each other, this one's next block
-        after = first + block * load(base + 8 * THREADS)
-        after = after if after < entries[SHARE, i] else first
         gate_up_bf12(
             record, bias, hidden, width, shape[2], numbers[0], numbers[1], first, last, after,
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
@@ -124,6 +129,7 @@ def down_task(
     block = down_size(columned, coded)
     first = (task - starts[1, i]) * block
     last = min(first + block, hidden)
+    after = _next_block(first, block, hidden, base)
     if columned is None and load(ready.ctypes.data + 8 * i) < wanted:
         start, end = weights_at + 2 * width * first, weights_at + 2 * width * last
         if coded is not None:
@@ -148,17 +154,17 @@ def down_task(
         down_columns(weights, bias, hidden, share, first, last, inner, these, out, scratch)
     if rowed is not None:
         weights = carray(words_at(weights_at, rowed), (width * hidden,))
-        down_rows(weights, bias, width, share, first, last, inner, these, out, scratch)
+        down_rows(weights, bias, width, share, first, last, after, inner, these, out, scratch)
     if coded is not None:
-        down_codes(record, bias, hidden, width, share, first, last, inner, these, out, scratch)
+        down_codes(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
     if packed is not None:
-        after = first + block * load(base + 8 * THREADS)
-        after = after if after < hidden else first
         down_bf12(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
 
 
 @compiled
-def dense_task(task: int, dense: Any, like: Any, wide: Any, tokens: int, steps: Any, scratch: Any) -> None:
+def dense_task(
+    task: int, base: int, dense: Any, like: Any, wide: Any, tokens: int, steps: Any, scratch: Any
+) -> None:
     """Some columns of x W^T + b for all rows of x.
 
     Args:
@@ -171,9 +177,10 @@ def dense_task(task: int, dense: Any, like: Any, wide: Any, tokens: int, steps: 
     x = carray(words_at(dense[DENSE_X], scratch), (tokens, columns))
     out = carray(words_at(dense[DENSE_OUT], scratch), (tokens, rows))
     last = min(first + DENSE_BLOCK, rows)
+    after = _next_block(first, DENSE_BLOCK, rows, base)
     if dense[DENSE_WIDE] == 0:
         weights = carray(words_at(dense[DENSE_WEIGHT], like), (rows * columns,))
-        down_rows(weights, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)
+        down_rows(weights, bias, columns, columns, first, last, after, x, steps[:tokens], out, scratch)
     elif wide is not None:
         numbers = carray(words_at(dense[DENSE_WEIGHT], scratch), (rows * columns,))
-        down_rows(numbers, bias, columns, columns, first, last, x, steps[:tokens], out, scratch)
+        down_rows(numbers, bias, columns, columns, first, last, after, x, steps[:tokens], out, scratch)

@@ -128,7 +128,7 @@ def _job(
             )  # fmt: skip
         else:
             if head[HEAD_LAYER] == DENSE:
-                dense_task(drawn, dense, like, attend, head[HEAD_TOKENS], steps, scratch[me])
+                dense_task(drawn, base, dense, like, attend, head[HEAD_TOKENS], steps, scratch[me])
             elif head[HEAD_LAYER] == ATTEND:
                 attend_task(drawn, attend, factors, head[HEAD_TOKENS], steps, scratch[me])
             else:
