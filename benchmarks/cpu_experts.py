@@ -2,6 +2,7 @@
 torch's own products, a plain read, and (with a GPU) copies to it at the same time.
 
 python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12] [--threads 8 15 16]
+                                 [--compute bfloat16|float32]    float32: as where no GPU is
 
 Random weights, the answers are checked against float64. Prints a table.
 """
@@ -28,7 +29,10 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.shapes import find_shape
 
 EXPERTS = 96  # records that take turns: more than any cache holds
-JOBS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 4), (27, 4), (8, 8), (8, 16))
+JOBS = (
+    (1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 4), (27, 4), (8, 8), (8, 16),
+    (4, 32), (4, 64),
+)  # fmt: skip
 
 
 def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
@@ -49,24 +53,26 @@ def make_store(hidden: int, inner: int, form: WeightForm) -> HostStore:
     return store
 
 
-def check(lane: CpuLane, store: HostStore) -> None:
+def check(lane: CpuLane, store: HostStore, compute: torch.dtype) -> None:
     """One job against float64."""
     inner = store.layouts[0].down_shape[1]
-    x = torch.randn(3, lane.layout.hidden).bfloat16()
+    x = torch.randn(3, lane.layout.hidden).to(compute)
     pair = 2 * lane.layout.top_k  # of token 2
     out = lane.compute(0, x, [(5, [pair], inner)])
     gate_up, down = (view.double() for view in store.weights(ExpertKey(0, 5)))
     product = x[2].double() @ gate_up.T
-    wanted = (F.silu(product[:inner]) * product[inner:]).bfloat16().double() @ down.T
+    wanted = (F.silu(product[:inner]) * product[inner:]).to(compute).double() @ down.T
     assert torch.allclose(out[pair].double(), wanted, rtol=1e-3, atol=1e-3), (
         "the CPU lane computes something else"
     )
 
 
-def lane_rate(lane: CpuLane, num_experts: int, tokens: int, seconds: float = 0.25) -> tuple[float, float]:
+def lane_rate(
+    lane: CpuLane, num_experts: int, tokens: int, compute: torch.dtype, seconds: float = 0.25
+) -> tuple[float, float]:
     """(bytes a second of the jobs alone, microseconds a job from posting to reading the answer)."""
     inner = lane._store.layouts[0].down_shape[1]
-    x = torch.randn(tokens, lane.layout.hidden).bfloat16()
+    x = torch.randn(tokens, lane.layout.hidden).to(compute)
     pairs = [lane.layout.top_k * row for row in range(tokens)]
     jobs = [
         [((first + i) % EXPERTS, pairs, inner) for i in range(num_experts)]
@@ -145,15 +151,17 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen1.5-moe-a2.7b")
     parser.add_argument("--threads", type=int, nargs="*", default=[])
     parser.add_argument("--form", choices=[form.value for form in WeightForm], default="plain")
+    parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
-    form = WeightForm(args.form)
+    form, compute = WeightForm(args.form), getattr(torch, args.compute)
     config = find_shape(args.shape).config()
     inner = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
     physical, logical = core_counts()
     name, flags = cpu_name_and_flags()
     print(f"{name}, {physical} cores, {logical} threads, {' '.join(flags)}, torch {torch.__version__}")
     store = make_store(int(config.hidden_size), inner, form)
+    products = 3 * inner * int(config.hidden_size) / store.layouts[0].num_bytes(torch.bfloat16)  # a byte
     words = store._layers[0].view(torch.int64)
     words.sum()
     started = time.perf_counter()
@@ -162,20 +170,22 @@ def main() -> None:
     for threads in args.threads or [physical]:
         started = time.perf_counter()
         lane = CpuLane(
-            store, Activation("silu"), [(None, None)], tokens=72, top_k=8, threads=threads, pinned=False
-        )
+            store, Activation("silu"), [(None, None)], tokens=72, top_k=8, threads=threads, pinned=False,
+            dtype=compute,
+        )  # fmt: skip
         print(f"{threads} threads, ready in {time.perf_counter() - started:.2f} s")
-        check(lane, store)
+        check(lane, store, compute)
         for num_experts, tokens in JOBS:
-            rate, microseconds = lane_rate(lane, num_experts, tokens)
+            rate, microseconds = lane_rate(lane, num_experts, tokens, compute)
             line = (
                 f"{threads:2d} threads, {num_experts:2d} experts x {tokens:2d} tokens: "
-                f"{rate / 1e9:6.1f} GB/s, {microseconds:8.0f} us a job"
+                f"{rate / 1e9:6.1f} GB/s, {microseconds:8.0f} us a job, "
+                f"{rate * tokens * products / 1e9:6.1f} G products/s"
             )
             if torch.cuda.is_available() and (num_experts, tokens) in ((2, 1), (27, 1), (27, 2), (27, 4)):
                 copied: list[float] = []
                 with copies_to_the_gpu(copied):
-                    rate, _ = lane_rate(lane, num_experts, tokens)
+                    rate, _ = lane_rate(lane, num_experts, tokens, compute)
                 line += f"; beside copies {rate / 1e9:.1f} and {copied[0] / 1e9:.1f} GB/s"
             print(line, flush=True)
         lane.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[level]) for level in (0, 1, 2)]
 
 import support.without_collector  # noqa: E402, F401
-from test_cpu_lane import Rig  # noqa: E402
+from test_cpu_lane import TOKENS, TOP_K, Rig  # noqa: E402
 
 from localmoe.kernels.cpu import bf12_products, products  # noqa: E402
 from localmoe.kernels.cpu.mxfp4_products import _dots  # noqa: E402
@@ -23,12 +23,15 @@ def error_of(form: WeightForm) -> float:
     hidden = 96 if form is WeightForm.PLAIN else 192
     made = Rig(hidden, 64, form=form)
     try:
-        jobs = [(expert, [3 * expert, 3 * expert + 1, 3 * expert + 2], 64) for expert in range(4)]
+        jobs = [
+            (expert, [TOP_K * token + expert for token in range(TOKENS - expert)], 64)
+            for expert in range(TOP_K)
+        ]
         out = made.lane.compute(1, made.x, jobs).double()
         errors = []
         for expert, pairs, share in jobs:
             for pair in pairs:
-                wanted = made.wanted(1, expert, pair // 3, share)
+                wanted = made.wanted(1, expert, pair // TOP_K, share)
                 errors.append(float((out[pair] - wanted).norm() / wanted.norm()))
     finally:
         made.lane.close()

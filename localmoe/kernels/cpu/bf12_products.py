@@ -14,7 +14,7 @@ from numba import carray
 from localmoe.kernels import bf12_tiles
 from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, WORD_BYTES
 from localmoe.kernels.cpu.atoms import compiled, fetch, kept, value, words_at
-from localmoe.kernels.cpu.bf12_dots import bf12_dots_1, bf12_dots_2, bf12_dots_4
+from localmoe.kernels.cpu.bf12_dots import MANY, bf12_dots_1, bf12_dots_2, bf12_dots_4, bf12_dots_many
 from localmoe.kernels.cpu.bf12_vectors import RAISED, place
 from localmoe.kernels.cpu.products import activated, add_bias
 
@@ -53,6 +53,9 @@ def _dots(
     fetch(values_at)
     at, base, pitch = codes + codes_of(row, columns), x.ctypes.data, x.strides[0]
     these, into, count, i, step = rows.ctypes.data, out.ctypes.data, rows.shape[0], 0, out.strides[0]
+    while i + MANY <= count:
+        bf12_dots_many(x, at, scales, following, base, pitch, these + 4 * i, tiles, into + 4 * i, step)
+        i += MANY
     while i + 4 <= count:
         bf12_dots_4(x, at, scales, following, base, pitch, these + 4 * i, tiles, into + 4 * i, step)
         i += 4
