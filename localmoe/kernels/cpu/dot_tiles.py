@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import as_float, prefetch
-from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES, MANY_REGISTERS
+from localmoe.kernels.cpu.processor import FETCHES_FAR, HAS_BF16_DOTS, LANES, MANY_REGISTERS
 from localmoe.kernels.cpu.vector_loops import (
     F32,
     I8,
@@ -36,9 +36,7 @@ from localmoe.kernels.cpu.vector_loops import (
 ROWS = 4  # of weights: two of each of two streams
 MOST_TOKENS = 4 if MANY_REGISTERS else 2  # sums of all rows and tokens stay in registers
 STEP = LINE // 2  # weights of a row in one turn of the loop: a line of 16-bit ones
-# bytes of a row fetched before they are used: what comes while memory answers. Into the second cache, which
-# has more lines under way than the first one (benchmarks/cpu_experts.py)
-_AHEAD = 2048
+_AHEAD = 2048 if FETCHES_FAR else 1024  # bytes of a row fetched before they are used, while memory answers
 
 
 class _Tile:
@@ -60,7 +58,7 @@ class _Tile:
         at = b.add(b.shl(k, self.shift), fetched)
         for row in self.streams:
             for line in range(2 if self.is_wide else 1):
-                prefetch(b, b.add(b.add(row, at), const(LINE * line)), near=False)
+                prefetch(b, b.add(b.add(row, at), const(LINE * line)), near=not FETCHES_FAR)
         for part in range(1 if self.pairwise else STEP // LANES):
             here = b.add(k, const(part * LANES))
             weights = [self._weights(b.add(row, b.shl(here, self.shift))) for row in self.streams]

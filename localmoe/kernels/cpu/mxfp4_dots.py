@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from localmoe.kernels.cpu.atoms import prefetch
 from localmoe.kernels.cpu.mxfp4_vectors import powers, weights
-from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, LANES
+from localmoe.kernels.cpu.processor import FETCHES_FAR, HAS_BF16_DOTS, LANES
 from localmoe.kernels.cpu.strip_vectors import (
     INTS,
     PARTS,
@@ -44,7 +44,7 @@ from localmoe.kernels.mxfp4_tiles import TILE_COLUMNS, TILE_ROWS
 
 _ROW_BYTES, _TILE_BYTES = 4 * WORDS, 4 * WORDS * TILE_ROWS
 _SCALE_BYTES = 4 * TILE_ROWS  # of two tiles
-_AHEAD = 12  # tiles fetched before they are used, an even number (benchmarks/cpu_experts.py)
+_AHEAD = 12 if FETCHES_FAR else 2  # tiles fetched before they are used, an even number
 
 
 class _Tile:
@@ -83,12 +83,12 @@ class _Tile:
         return sums
 
     def _fetch_ahead(self, tile: Any) -> None:
-        """Into the second cache, which has more lines under way than the first one."""
-        b, (codes, scales) = self.builder, self.following
+        b, (codes, scales), near = self.builder, self.following, not FETCHES_FAR
         wanted = ahead_of(b, tile, self.tiles, _AHEAD, self.codes, codes, _TILE_BYTES)
         for line in range(0, _TILE_BYTES, LINE):
-            prefetch(b, b.add(wanted, const(line)), near=False)
-        prefetch(b, ahead_of(b, tile, self.tiles, _AHEAD, self.scales, scales, _SCALE_BYTES // 2), near=False)
+            prefetch(b, b.add(wanted, const(line)), near=near)
+        wanted = ahead_of(b, tile, self.tiles, _AHEAD, self.scales, scales, _SCALE_BYTES // 2)
+        prefetch(b, wanted, near=near)
 
     def _products(self, weights: list[Any], token: Any, tile: Any, part: int) -> Any:
         """Sums of eight columns each."""

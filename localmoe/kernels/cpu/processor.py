@@ -1,5 +1,5 @@
 """What the processor offers to compiled code: how wide its vectors are, how many it holds, whether it
-multiplies bfloat16 itself. Computes nothing.
+multiplies bfloat16 itself, how far ahead it wants to be asked for memory. Computes nothing.
 
 Read from where numba reads it, so that code that is compiled for another processor (NUMBA_CPU_NAME,
 NUMBA_CPU_FEATURES) is cut for that one.
@@ -32,3 +32,7 @@ MANY_REGISTERS = not IS_X86 or HAS_AVX512  # 32 vectors instead of 16
 
 if HAS_BF16_DOTS:
     llvm.initialize_native_asmparser()  # the instruction is written as assembly: LLVM's name for it changes
+# Whether what is fetched ahead goes into the second cache, from further away. A core of an EPYC (Zen 4) reads
+# 16-bit weights at 22 GB/s so, else at 16, and MXFP4 at 19, else at 12.7; 14 threads of a Xeon read MXFP4 no
+# faster, or more slowly (benchmarks/cpu_experts.py).
+FETCHES_FAR = str(config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")
