@@ -1,7 +1,7 @@
-"""Dot products of a strip of 16 rows of a matrix in BF12 (kernels.bf12_tiles) with one, two or four tokens at
-once, in one pass over the strip, from its first byte to its last: memory is fastest that way, also where not
-all sums stay in registers. For each MANY of more tokens the strip is read again, GROUP vectors at a time, so
-that decoding is shared by more of them and sums stay in registers; it lies in a cache by then.
+"""Dot products of a strip of 16 rows of a matrix in BF12 (kernels.bf12_tiles) with one, two, four or MANY
+tokens at once. One or two meet it in one pass, from its first byte to its last: memory is fastest that way.
+For four or more it is read GROUP vectors at a time, so that decoding is shared by more of them and all sums
+stay in registers; it lies in a cache by then, as it was fetched while the strip before was computed.
 
 Weights are not decoded to memory, nor multiplied by their rows' scales: sums are. A weight's bytes are a
 bfloat16 near the smallest there are, so activations are kept RAISED, for products that are far from both ends
@@ -157,5 +157,5 @@ def _make(tokens: int, *, grouped: bool = False) -> Any:
 # . token t. x: an array, for its dtype alone. codes, scales, following: addresses of the strip's, and of what
 # is read next. base, pitch: x's address and its bytes a row. rows: address of int32 rows of x. tiles: of 64
 # columns, the first ones. out, out_pitch: address of float32 (16, at least tokens) and its bytes a row.
-bf12_dots_1, bf12_dots_2, bf12_dots_4 = _make(1), _make(2), _make(4)
-bf12_dots_many = _make(MANY, grouped=True)  # of MANY tokens
+bf12_dots_1, bf12_dots_2, bf12_dots_4 = _make(1), _make(2), _make(4, grouped=True)
+bf12_dots_many = _make(MANY, grouped=True)
