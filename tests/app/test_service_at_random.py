@@ -14,6 +14,7 @@ import pytest
 from app_process import wait_for
 from fake_engine import FakeLoader
 
+from app.bench.service import BenchmarkService
 from app.chat_markdown import export_markdown
 from app.chat_transfer import export_json
 from app.chats import ChatStore
@@ -24,12 +25,13 @@ SECONDS, AT_MOST_S = 3.0, 60.0
 TO_DO = {"send", "retry", "edit", "delete", "budget", "context", "json", "markdown"}  # each at least once
 QUESTIONS = ("hello", "a long story", "1 + 1?", "ß漢字 \n#")
 # else there is seldom a model that is free to answer
-RARELY = {"context": 0.2, "budget": 0.5, "unload": 0.1, "stop": 3.0}
+RARELY = {"context": 0.2, "budget": 0.5, "unload": 0.1, "stop": 3.0, "benchmark": 0.2}
 BUDGETS = ("auto", "24MiB", "16MiB", "no size")
 
 
-def actions(service: ChatService, draw: random.Random) -> dict[str, Callable[[], object]]:
+def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Callable[[], object]]:
     """What one can do now, with random choices made."""
+    service = benchmarks.chats
     chats = [chat.id for chat in service.chats.list()]
     chat_id = draw.choice([*chats, "f" * 32])
     text, node, load = draw.choice(QUESTIONS), draw.randrange(6), service.load_settings
@@ -47,6 +49,8 @@ def actions(service: ChatService, draw: random.Random) -> dict[str, Callable[[],
         "budget": lambda: service.apply_load(replace(load, vram_budget=draw.choice(BUDGETS))),
         "unload": service.holder.unload,
         "context": lambda: service.apply_load(replace(load, context=draw.choice(["auto", "512"]))),
+        "benchmark": lambda: benchmarks.run(["on-demand"], ["0", "4"], 1, 4),
+        "end benchmark": benchmarks.stop,
         "json": lambda: service.import_chat(export_json(service.chats.get(chat_id)).encode()),
         "markdown": lambda: service.import_chat(export_markdown(service.chats.get(chat_id)).encode()),
     }
@@ -56,6 +60,7 @@ def actions(service: ChatService, draw: random.Random) -> dict[str, Callable[[],
 def test_nothing_that_three_users_do_at_once_breaks_a_chat(seed: int, tmp_path: Path) -> None:
     loader, faults, began = FakeLoader(load_s=0.05, step_s=0.002), [], time.monotonic()
     service = ChatService(tmp_path, loader, lambda: [("demo", "demo")])
+    benchmarks = BenchmarkService(service)
     service.start()
     done: list[str] = []
 
@@ -66,7 +71,7 @@ def test_nothing_that_three_users_do_at_once_breaks_a_chat(seed: int, tmp_path: 
     def use(user: int) -> None:
         draw = random.Random(10 * seed + user)
         while goes_on():
-            able = actions(service, draw)
+            able = actions(benchmarks, draw)
             name = draw.choices(list(able), [RARELY.get(name, 1.0) for name in able])[0]
             act = able[name]
             try:
