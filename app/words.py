@@ -134,5 +134,7 @@ def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
         return t("draft laid aside")
     if status.plan.drafting:
         return t("drafting on")
+    if status.info is not None and status.info.looks_up:
+        return t("drafting by prompt lookup")
     reason = status.plan.drafting_reason
     return f"{t('drafting off')}: {t(reason)}" if reason else t("drafting off")

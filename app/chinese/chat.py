@@ -121,6 +121,7 @@ CHAT = {
     "{size} budget": "预算 {size}",
     "drafting on": "草稿已开启",
     "drafting off": "草稿已关闭",
+    "drafting by prompt lookup": "从已有文本中查找草稿",
     "draft laid aside": "草稿已搁置",
     "switched off": "已关闭",
     "it would not make the CPU faster, so none is built": "它不会让 CPU 更快，因此不构建",

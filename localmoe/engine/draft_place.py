@@ -21,10 +21,11 @@ from localmoe.engine.lane_counts import missing_expert_s
 from localmoe.engine.loading import EngineParts, out_of_memory, release_slots
 from localmoe.engine.log_lines import log_draft_moved, log_no_draft
 from localmoe.engine.sources import CheckpointSource
-from localmoe.engine.stepping import choose_governor
+from localmoe.engine.stepping import choose_governor, looks_up
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_worth import DraftWorth, WatchedGovernor
 from localmoe.speculative.governor import AutoGovernor, Governor
+from localmoe.speculative.lookup_governor import LookupGovernor
 
 _CHANGE = 0.1  # of the logarithm of a rate, from which on it is kept anew
 
@@ -36,7 +37,7 @@ class DraftPlace:
         """parts: what is loaded."""
         self._parts, self._budget = parts, budget
         self._longest = min(MAX_DRAFT_LENGTH, parts().passes.rows.max_rows - 1)
-        self._auto = AutoGovernor(self._longest)
+        self._learn_anew()
         self.forget()
 
     def forget(self) -> None:
@@ -81,7 +82,8 @@ class DraftPlace:
         """
         parts, budget = self._parts(), self._budget
         counters.draft_aside = budget.plan.draft_aside
-        governor = choose_governor(parts, request, budget.config, budget.plan, self._auto)
+        auto = self._lookups if looks_up(parts, budget.config) else self._auto
+        governor = choose_governor(parts, request, budget.config, budget.plan, auto)
         if request.draft_only or self._length(request) != "auto" or not self._may_choose:
             return governor
         if budget.reserved_bytes:
@@ -126,7 +128,7 @@ class DraftPlace:
         """As after a load, where that is possible."""
         if self._budget.plan.draft_aside:
             self._try_back()
-        self._auto = AutoGovernor(self._longest)
+        self._learn_anew()
         self.forget()
 
     @property
@@ -145,6 +147,9 @@ class DraftPlace:
         parts, config = self._parts(), self._budget.config
         own = parts.draft is not None and parts.other is None and parts.drafter == "self"
         return own and config.draft_length == "auto" and not self._stays
+
+    def _learn_anew(self) -> None:
+        self._auto, self._lookups = AutoGovernor(self._longest), LookupGovernor(self._longest)
 
     def _length(self, request: GenerationRequest) -> DraftLength:
         return self._budget.config.draft_length if request.draft_length is None else request.draft_length

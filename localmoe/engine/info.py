@@ -11,6 +11,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.settings import describe_link, describe_passes
+from localmoe.engine.stepping import LOOKUP, looks_up
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.runner import ModelRunner
@@ -26,6 +27,7 @@ class EngineInfo:
             when they were loaded; None: it computes none.
         may_be_in_place: without a budget experts are computed where they lie, with one they need slots; to
             change from one to the other takes a load.
+        looks_up: tokens are proposed by looking up in the text (speculative.prompt_lookup).
     """
 
     name: str
@@ -42,6 +44,7 @@ class EngineInfo:
     lanes: str
     cpu_bytes_per_s: float | None = None
     may_be_in_place: bool = False
+    looks_up: bool = False
 
 
 def describe(
@@ -56,7 +59,7 @@ def describe(
         device=f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
         dtype=str(prepared.compute.dtype).removeprefix("torch."),
         policy=policy,
-        draft=_describe_draft(parts, plan, rates),
+        draft=_describe_draft(parts, config, plan, rates),
         link=describe_link(config, prepared.compute),
         context=plan.context,
         has_chat_template=has_template,
@@ -65,6 +68,7 @@ def describe(
         lanes=describe_lanes(parts),
         cpu_bytes_per_s=cpu_rate(parts),
         may_be_in_place=prepared.may_be_in_place,
+        looks_up=looks_up(parts, config),
     )
 
 
@@ -74,14 +78,16 @@ def _what_is_left_of(policy: str, prepared: PreparedModel) -> str:
     return ""
 
 
-def _describe_draft(parts: EngineParts, plan: MemoryPlan, rates: str) -> str:
+def _describe_draft(parts: EngineParts, config: EngineConfig, plan: MemoryPlan, rates: str) -> str:
     if plan.draft_aside:
         return f"{parts.draft}, laid aside for experts in its memory" + (f": {rates}" if rates else "")
     if parts.draft is not None:
         return str(parts.draft)
     if parts.other is not None:
         return str(parts.other)
-    return "prompt lookup" if parts.drafter == "prompt-lookup" else f"off: {plan.drafting_reason}"
+    if parts.drafter == LOOKUP or not looks_up(parts, config):
+        return "prompt lookup" if parts.drafter == LOOKUP else f"off: {plan.drafting_reason}"
+    return f"prompt lookup, as there is no draft: {plan.drafting_reason}"
 
 
 def uses_cpu(parts: EngineParts) -> bool:

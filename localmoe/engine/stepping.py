@@ -18,6 +18,7 @@ from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
+LOOKUP = "prompt-lookup"  # the drafter
 _DRAFT_RUN = 7  # tokens that the draft alone writes between two looks of the host, and one
 
 
@@ -37,8 +38,9 @@ def choose_governor(
                 "cannot answer alone: turn draft-only answers off, or load the model with its draft."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
-    has_draft = has_draft or parts.other is not None or _can_look_up(parts)
     wanted = _wanted_length(request, config)
+    has_draft = has_draft or parts.other is not None
+    has_draft = has_draft or (looks_up(parts, config) and (parts.drafter == LOOKUP or wanted == "auto"))
     length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
     return auto if length == "auto" else FixedGovernor(length)
 
@@ -47,8 +49,19 @@ def _wanted_length(request: GenerationRequest, config: EngineConfig) -> DraftLen
     return config.draft_length if request.draft_length is None else request.draft_length
 
 
-def _can_look_up(parts: EngineParts) -> bool:
-    return parts.drafter == "prompt-lookup" and parts.prepared.footprint.can_rollback
+def looks_up(parts: EngineParts, config: EngineConfig) -> bool:
+    """Whether tokens are looked up in the text: where that was asked for, and where a model that may draft
+    has no draft, its answers are the same whatever is drafted, and the host takes each step anyway, so that
+    looking up costs nothing."""
+    if not parts.prepared.footprint.can_rollback:
+        return False
+    if parts.drafter == LOOKUP:
+        return True
+    without = parts.draft is None and parts.other is None and config.draft_length != 0
+    simulated = parts.passes.synthetic is not None  # what is written then repeats nothing
+    return (
+        without and not simulated and isinstance(parts.runner, ModelRunner) and parts.row_padding is not None
+    )
 
 
 def make_stepper(
@@ -61,7 +74,7 @@ def make_stepper(
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be proposed by the host."""
     runner, whole_window = parts.runner, request.switches.whole_window
-    by_host = (_can_look_up(parts) or parts.other is not None) and not request.draft_only
+    by_host = (looks_up(parts, config) or parts.other is not None) and not request.draft_only
     by_host = by_host and _wanted_length(request, config) != 0
     if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
@@ -77,7 +90,7 @@ def make_stepper(
     if parts.other is not None:
         drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens)
     elif by_host:
-        drafter = PromptLookupDrafter(end_tokens, parts.prepared.footprint.vocab_size)
+        drafter = PromptLookupDrafter(end_tokens)
     elif parts.passes.draft is not None:
         drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
     return PassStepper(runner, drafter, sampler, stop)

@@ -1,6 +1,6 @@
-"""Why a drafted token is accepted. Greedy: it is the target's own choice. Sampled: speculative rejection
-sampling, which leaves the target's distribution unchanged (Leviathan et al. 2023, theorem 3.5; Chen et al.
-2023, algorithm 2).
+"""Why a drafted token is accepted. Greedy, or where the draft drew nothing: it is the target's own choice.
+Sampled: speculative rejection sampling, which leaves the target's distribution unchanged (Leviathan et al.
+2023, theorem 3.5; Chen et al. 2023, algorithm 2).
 """
 
 from __future__ import annotations
@@ -30,6 +30,23 @@ def accept_greedy(choices: Sequence[int], drafted: Sequence[int]) -> Verdict:
     while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
         accepted += 1
     return Verdict(accepted, choices[accepted])
+
+
+def accept_drawn(
+    target: Callable[[int], Tensor], drafted: Sequence[int], draw: Callable[[Tensor], int]
+) -> Verdict:
+    """Keep drafted tokens while they equal what is drawn from the target's distribution. A token that was
+    certain to be proposed is accepted as often as by rejection sampling, p(x), but each emitted token takes
+    one draw as without drafts: with a seed, the same ones are emitted whatever was proposed.
+
+    Args:
+        target, draw: as accept_sampled's.
+    """
+    for i, token in enumerate(drafted):
+        own = draw(target(i))
+        if own != token:
+            return Verdict(i, own)
+    return Verdict(len(drafted), draw(target(len(drafted))))
 
 
 def accept_sampled(

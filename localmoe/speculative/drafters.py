@@ -19,8 +19,9 @@ from localmoe.speculative.sampling import TokenSampler, margin_of
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafted tokens, when sampling the distribution (V,) that each was drawn from (empty when greedy), and
-    how sure the draft was of each (speculative.margin_rates; empty of a drafter that cannot say)."""
+    """Drafted tokens, the distribution (V,) that each was drawn from (empty where none was drawn: greedily,
+    and of a drafter that looks up), and how sure the draft was of each (speculative.margin_rates; empty of a
+    drafter that cannot say)."""
 
     tokens: list[int]
     distributions: list[Tensor]

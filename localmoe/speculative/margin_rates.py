@@ -30,8 +30,9 @@ def class_of(margin: float) -> int:
 class MarginRates:
     """Conditional rates: of a drafted token, given that those before it were accepted."""
 
-    def __init__(self) -> None:
-        self._accepted = [rate * _GUESS_WEIGHT for rate in _FIRST_GUESS]
+    def __init__(self, first_guess: Sequence[float] = _FIRST_GUESS) -> None:
+        """first_guess: rates by class, before any evidence."""
+        self._accepted = [rate * _GUESS_WEIGHT for rate in first_guess]
         self._tried = [_GUESS_WEIGHT] * CLASSES
         self._drafted = [0.0] * CLASSES
         self.known = 0  # tokens that were drafted, up to now

@@ -1,6 +1,6 @@
 """Proposes what followed the last few tokens when they last stood in the text (prompt lookup: Saxena 2023;
 n-gram drafting in other engines). Needs no draft model and no pass, and foretells no experts. Does not decide
-how many tokens are proposed, nor which are kept.
+how many tokens are proposed, nor which are verified or kept.
 """
 
 from __future__ import annotations
@@ -8,26 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-import torch
-
 from localmoe.core.gates import Gate
 from localmoe.speculative.drafters import Proposal
 from localmoe.speculative.sampling import TokenSampler
 
-LONGEST, SHORTEST = (
-    3,
-    2,
-)  # tokens that have to agree; a single one says little, and a wrong draft costs copies
+# last tokens that have to agree, of which the most that do say where; a single one says little
+RUNS = (16, 8, 5, 3, 2)
+_MOST = 64  # that are counted
+MARGIN_A_TOKEN = 1 / 8  # so that the classes of margins tell apart from 2 to 48 tokens that agree
 
 
 class PromptLookupDrafter:
     """Proposals for one answer, whose text only grows."""
 
-    tells_margins = False
+    tells_margins = True
 
-    def __init__(self, end_tokens: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
-        self._vocab_size = vocab_size
         self._after: dict[tuple[int, ...], int] = {}  # what follows the last place of these tokens
         self._indexed = 0  # tokens that are the last of some entry
 
@@ -40,30 +37,39 @@ class PromptLookupDrafter:
         gate: Gate | None = None,
     ) -> Proposal:
         """Up to `count` tokens, as far as an end token; none where nothing agrees. A text that repeats itself
-        is continued around the repeat. What is proposed is certain, so its distribution is all on one
-        token."""
+        is continued around the repeat. Nothing is drawn, so there are no distributions, and a token's margin
+        is how many tokens before it agree: those proposed before it too, as if they were accepted."""
         self._index(history)
-        tokens = self._follow(history, count)
-        if sampler.config.greedy:
-            return Proposal(tokens, [])
-        certain = torch.zeros(len(tokens), self._vocab_size)
-        certain[range(len(tokens)), tokens] = 1.0
-        return Proposal(tokens, list(certain))
+        start = self._find(history)
+        if start is None:
+            return Proposal([], [])
+        period = len(history) - start
+        tokens = self._up_to_end([history[start + i % period] for i in range(count)])
+        agree = self._agreeing(history, start)
+        return Proposal(tokens, [], [MARGIN_A_TOKEN * (agree + i) for i in range(len(tokens))])
 
     def _index(self, history: Sequence[int]) -> None:
         """Note where runs of tokens end, but for those that end the text."""
-        for end in range(max(self._indexed, SHORTEST), len(history)):
-            for length in range(SHORTEST, min(LONGEST, end) + 1):
-                self._after[tuple(history[end - length : end])] = end
+        for end in range(max(self._indexed, RUNS[-1]), len(history)):
+            for length in RUNS:
+                if length <= end:
+                    self._after[tuple(history[end - length : end])] = end
         self._indexed = len(history)
 
-    def _follow(self, history: Sequence[int], count: int) -> list[int]:
-        for length in range(min(LONGEST, len(history)), SHORTEST - 1, -1):
-            start = self._after.get(tuple(history[-length:]))
-            if start is not None:
-                period = len(history) - start
-                return self._up_to_end([history[start + i % period] for i in range(count)])
-        return []
+    def _find(self, history: Sequence[int]) -> int | None:
+        for length in RUNS:
+            if length <= len(history):
+                start = self._after.get(tuple(history[-length:]))
+                if start is not None:
+                    return start
+        return None
+
+    def _agreeing(self, history: Sequence[int], start: int) -> int:
+        """How many tokens before `start` are those that end the text."""
+        for number in range(min(_MOST, start)):
+            if history[start - 1 - number] != history[-1 - number]:
+                return number
+        return min(_MOST, start)
 
     def _up_to_end(self, tokens: list[int]) -> list[int]:
         ends = (i + 1 for i, token in enumerate(tokens) if token in self._end_tokens)

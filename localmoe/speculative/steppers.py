@@ -18,7 +18,7 @@ from localmoe.core.gates import Gate
 from localmoe.kernels.choices import check_chosen
 from localmoe.model.runner import PassRunner
 from localmoe.model.synthetic import SyntheticGate, SyntheticModel
-from localmoe.speculative.acceptance import Verdict, accept_greedy, accept_sampled
+from localmoe.speculative.acceptance import Verdict, accept_drawn, accept_greedy, accept_sampled
 from localmoe.speculative.drafters import Drafter, Proposal
 from localmoe.speculative.sampling import TokenSampler
 
@@ -157,13 +157,13 @@ class PassStepper:
             verdict = accept_greedy(sampler.greedy_choices(logits, history, drafted), drafted)
             check_chosen([verdict.token])
             return verdict
-        return accept_sampled(
-            target=lambda i: sampler.distribution(logits[i], [*history, *drafted[:i]]),
-            draft=proposal.distributions,
-            drafted=drafted,
-            uniform=sampler.uniform,
-            draw=sampler.draw,
-        )
+
+        def target(i: int) -> Tensor:
+            return sampler.distribution(logits[i], [*history, *drafted[:i]])
+
+        if not proposal.distributions:
+            return accept_drawn(target, drafted, sampler.draw)
+        return accept_sampled(target, proposal.distributions, drafted, sampler.uniform, sampler.draw)
 
     def _accept_synthetic(
         self, synthetic: SyntheticModel, logits: Tensor, history: Sequence[int], drafted: list[int]

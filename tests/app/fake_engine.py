@@ -69,6 +69,7 @@ class FakeInfo:
     lanes: str
     cpu_bytes_per_s: float | None = None
     may_be_in_place: bool = False
+    looks_up: bool = False
 
 
 def answer_to(text: str) -> str:

@@ -16,8 +16,8 @@ from support.engines import ask, check_stats
 from support.mxfp4_models import write_mxfp4_model
 from support.tiny_models import ARCHITECTURES, reference_greedy, tiny_model, write_model
 
-from localmoe.core.config import EngineConfig
-from localmoe.core.errors import ConfigError, LocalMoeError
+from localmoe.core.config import EngineConfig, SamplingConfig
+from localmoe.core.errors import ConfigError, DraftError, LocalMoeError
 from localmoe.engine import Engine, plan_model
 from localmoe.experts import cpu_lane
 from localmoe.experts.in_place import InPlaceMemory
@@ -131,11 +131,40 @@ def test_a_budget_for_what_lies_in_place_is_refused_and_nothing_changes(demo: En
     assert ask(demo, "Once upon a time", 4).stats.hit_rate == 1
 
 
+@pytest.mark.parametrize("architecture", ["gpt_oss", "qwen2_moe"])
+def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: str, tmp_path: Path) -> None:
+    """Greedily texts of tiny models go round in circles; drawn, a seed says them."""
+    model = tiny_model(architecture, dtype=torch.bfloat16, seed=7)  # nobody builds a draft of it
+    folder = write_model(tmp_path / architecture, model)
+    samplings = (
+        SamplingConfig(),
+        SamplingConfig(temperature=0.2, top_p=0.9, repetition_penalty=1.02, seed=5),
+    )
+    with load(folder) as engine:
+        for sampling in samplings:
+            drafted = accepted = 0
+            for prompt in (*PROMPTS, "one two three four. " * 6):
+                plain = ask(engine, prompt, 60, sampling=sampling, draft_length=0)
+                looked_up = ask(engine, prompt, 60, sampling=sampling)
+                assert looked_up.tokens == plain.tokens and not plain.stats.drafted
+                check_stats(looked_up)
+                drafted += looked_up.stats.drafted
+                accepted += looked_up.stats.accepted
+            assert drafted > 0 and accepted > 0, sampling
+        assert ask(engine, "z", 4, draft_length=0).stats.drafted == 0
+        with pytest.raises(DraftError, match="No draft is loaded"):
+            ask(engine, "z", 4, draft_length=2)
+    with load(folder, draft_length=0) as engine:
+        assert not engine.info().looks_up and "switched off" in engine.info().draft
+        assert ask(engine, "one two three. " * 6, 30, draft_length="auto").stats.drafted == 0
+
+
 def test_no_draft_is_built_that_nobody_asked_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "undrafted", tiny_model("qwen3_moe", dtype=torch.bfloat16))
     with load(folder) as engine:
         assert not engine.plan.drafting and "none is built" in engine.plan.drafting_reason
-        assert ask(engine, "z", 4, draft_length="auto").stats.drafted == 0
+        info = engine.info()
+        assert info.looks_up and "prompt lookup" in info.draft and "none is built" in info.draft
     with load(folder, draft_length=3) as engine:
         assert engine.plan.drafting and ask(engine, "z", 8).stats.drafted > 0
     with load(folder) as engine:

@@ -1,0 +1,118 @@
+"""What prompt lookup can gain a CPU alone where a text repeats itself, and what it costs where it does not.
+Weights are random, so no text quotes another: first, what a step takes that verifies 0, 1, 3, .. random
+tokens, with uniform routing, and how many times as fast text is whose looked-up tokens are all right. Then
+whole answers without and with lookup: chosen greedily they go round in circles of a few tokens, the best that
+there can be, and drawn at temperature 1 they repeat nothing. Tokens have to be the same with and without.
+
+    python benchmarks/prompt_lookup.py [--shapes olmoe-1b-7b gpt-oss-20b] [--tokens 64] [--rounds 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.gates import Gate
+from localmoe.core.stats import GenerationStats
+from localmoe.core.synthetic import SyntheticSettings, parse_routing
+from localmoe.engine import Engine, stepping
+from localmoe.model.shapes import SHAPES
+from localmoe.speculative.drafters import Proposal
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
+from localmoe.speculative.sampling import TokenSampler
+
+TEXTS = {"repeats itself": SamplingConfig(), "does not": SamplingConfig(temperature=1.0, seed=1)}
+ROWS = (0, 1, 3, 7, 15)
+STEPS = 12
+
+
+class RandomDrafter(PromptLookupDrafter):
+    """Proposes tokens that are never right."""
+
+    vocab = 1
+
+    def propose(
+        self,
+        history: Sequence[int],
+        count: int,
+        sampler: TokenSampler,
+        stop: threading.Event | None,
+        gate: Gate | None = None,
+    ) -> Proposal:
+        return Proposal([random.randrange(self.vocab) for _ in range(count)], [])
+
+
+def answer(
+    engine: Engine, length: DraftLength, tokens: int, sampling: SamplingConfig
+) -> tuple[list[int], GenerationStats]:
+    """What follows a prompt of random tokens."""
+    ids = torch.randint(0, engine.footprint.vocab_size, (64,), generator=torch.Generator().manual_seed(1))
+    request = GenerationRequest(
+        prompt_token_ids=tuple(ids.tolist()), max_new_tokens=tokens, sampling=sampling, draft_length=length
+    )
+    events = list(engine.stream(request))
+    stats = events[-1].stats
+    assert stats is not None
+    return [token for event in events for token in event.token_ids], stats
+
+
+def measure_rows(shape: str, engine: Engine) -> None:
+    """Steps by the tokens that they verify."""
+    RandomDrafter.vocab = engine.footprint.vocab_size
+    setattr(stepping, "PromptLookupDrafter", RandomDrafter)  # noqa: B010
+    try:
+        plain_s = 0.0
+        for rows in ROWS:
+            _, stats = answer(engine, rows, STEPS, TEXTS["does not"])
+            step_s = stats.verify_s / max(1, stats.steps)
+            plain_s = plain_s or step_s
+            print(
+                f"synthetic: {shape}: {rows:2d} tokens verified beside the next one {1e3 * step_s:7.1f} ms a "
+                f"step, {(rows + 1) * plain_s / step_s:.2f} x as fast if all are right, as fast if "
+                f"{step_s / plain_s - 1:.2f} of {rows} are",
+                flush=True,
+            )
+    finally:
+        setattr(stepping, "PromptLookupDrafter", PromptLookupDrafter)  # noqa: B010
+
+
+def measure_answers(shape: str, engine: Engine, tokens: int) -> None:
+    """Without and with lookup, in turn."""
+    for name, sampling in TEXTS.items():
+        found: list[list[int]] = []
+        for length in (0, "auto"):
+            written, stats = answer(engine, length, tokens, sampling)
+            found.append(written)
+            print(
+                f"synthetic: {shape}, text {name}, draft length {length}: {1e3 * (stats.tpot_s or 0.0):.1f} "
+                f"ms a token, {stats.steps} steps, {stats.accepted} of {stats.drafted} tokens accepted",
+                flush=True,
+            )
+        assert found[0] == found[1], "looking up changed the answer"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=["olmoe-1b-7b"], choices=sorted(SHAPES))
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    config = EngineConfig(device="cpu", drafter="prompt-lookup", context=1024)
+    for shape in args.shapes:
+        uniform = SyntheticSettings(parse_routing("uniform"))  # the hardest, and drawn anew for each answer
+        with Engine.load_shape(SHAPES[shape], config, uniform) as engine:
+            measure_rows(shape, engine)
+        with Engine.load_shape(SHAPES[shape], config, SyntheticSettings()) as engine:
+            for _ in range(args.rounds):
+                measure_answers(shape, engine, args.tokens)
+
+
+if __name__ == "__main__":
+    main()
