@@ -16,10 +16,10 @@ from localmoe.core.units import format_bytes
 from localmoe.hub.disk import is_full, sync_folder
 from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
-from localmoe.quant.draft_progress import DraftProgress
+from localmoe.quant.draft_progress import STATE_FILE, DraftProgress
 
 _OUR_FILES = re.compile(
-    r"(localmoe_draft|config|quantize_config|model\.safetensors\.index)\.json"
+    r"(localmoe_draft|config|quantize_config|model\.safetensors\.index|build_state)\.json"
     r"|model(-\d{5}-of-\d{5})?\.safetensors"
 )
 _MARGIN_BYTES = 16 << 20  # JSON files and the file system's own blocks
@@ -87,10 +87,13 @@ class DraftFolder:
         """Swap the finished folder in; an older draft of the same model is removed."""
         self._check_target()
         with write_errors(self.out):
-            self.progress.forget()
             sync_folder(self.path)
             self._swap()
             sync_folder(self.out.parent)
+        with suppress(
+            OSError
+        ):  # last, as finished layers are lost without it; beside a draft it does no harm
+            (self.out / STATE_FILE).unlink()
         shutil.rmtree(self._old, ignore_errors=True)  # what stays is removed by the next build
         return self.out
 
@@ -183,7 +186,7 @@ class DraftFolder:
         try:
             values = json.loads((self.out / PROVENANCE_FILE).read_text("utf-8"))
             found = DraftProvenance.from_json(values if isinstance(values, dict) else {})
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return  # a damaged draft may be replaced
         if self._provenance.base_model != found.base_model and (
             self._provenance.base_fingerprint != found.base_fingerprint

@@ -57,7 +57,7 @@ class DraftProgress:
                         (self.folder / name).rename(self.shard(layer))
                     self._marks[layer] = mark
                     break
-        kept = {self.shard(layer).name for layer in self._marks}
+        kept = {self.shard(layer).name for layer in self._marks} | {STATE_FILE}  # until there is a new one
         for path in list(self.folder.iterdir()):
             if path.name not in kept:
                 path.unlink()
@@ -75,16 +75,12 @@ class DraftProgress:
 
     def complete(self) -> None:
         """Make the shards a checkpoint, in the order of their layers; the folder then holds nothing else of
-        ours.
+        ours but the state file.
 
         Raises:
             OSError: the disk is full or not writable.
         """
         number_shards(self.folder, [self.shard(layer) for layer in self.finished_layers])
-
-    def forget(self) -> None:
-        """Remove the state file, which has no place in a draft."""
-        (self.folder / STATE_FILE).unlink()
 
     def _write_state(self) -> None:
         shards = {str(layer): asdict(self._marks[layer]) for layer in self.finished_layers}
@@ -98,5 +94,5 @@ class DraftProgress:
             if not self._provenance.same_recipe(DraftProvenance.from_json(state["provenance"])):
                 return {}
             return {int(layer): ShardMark(**mark) for layer, mark in state["shards"].items()}
-        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +125,7 @@ def test_a_shard_that_the_state_does_not_name_and_foreign_files_are_removed(out:
         assert names_in(writer._folder.path) == {"layer-00000.safetensors", "build_state.json"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"provenance": 3}', '{"shards": {}}', None])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", '{"provenance": 3}', '{"shards": {}}', None])
 def test_without_a_readable_state_a_build_starts_from_the_beginning(
     out: Path, whole: dict[str, bytes], text: str | None
 ) -> None:
@@ -185,6 +187,58 @@ def test_a_build_that_ended_while_publishing_is_published_by_the_next(
     with writer_at(out) as writer:
         assert writer.finished_layers == (0, 1, 2)
         assert weights_of(writer.publish()) == whole
+
+
+def test_a_disk_that_is_full_when_a_build_goes_on_costs_no_finished_layer(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_after(out, 2)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DraftError, match=r"\(No space left on device\): free some disk space"):
+            writer_at(out)
+    with writer_at(out) as writer:
+        assert writer.finished_layers == (0, 1)
+        finish(writer)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_build_that_ended_at_the_last_rename_is_published_by_the_next(
+    out: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, replaces: bool
+) -> None:
+    rename = Path.rename
+
+    def stop_at_out(path: Path, target: Path) -> Path:
+        if target == out:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    if replaces:
+        with writer_at(out) as writer:
+            finish(writer)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), writer_at(out) as writer:
+        patch.setattr(Path, "rename", stop_at_out)
+        finish(writer)
+    assert not out.exists()
+    with writer_at(out) as writer:
+        assert writer.finished_layers == (0, 1, 2)
+        assert weights_of(writer.publish()) == whole
+    assert names_in(out.parent) == {"draft"} and "build_state.json" not in names_in(out)
+
+
+def test_a_draft_whose_build_was_killed_after_the_last_rename_can_be_replaced(
+    out: Path, whole: dict[str, bytes]
+) -> None:
+    with writer_at(out) as writer:
+        finish(writer)
+    (out / "build_state.json").write_text("{}")
+    with writer_at(out) as writer:
+        assert weights_of(finish(writer)) == whole
+    assert "build_state.json" not in names_in(out)
 
 
 def test_disk_space_is_asked_for_what_is_still_missing(out: Path) -> None:

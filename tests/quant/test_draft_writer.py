@@ -143,8 +143,9 @@ def test_a_swap_that_fails_half_way_puts_the_old_draft_back(
 def test_an_empty_folder_and_a_damaged_draft_may_be_taken(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     out = build(tmp_path / "draft")
-    (out / "localmoe_draft.json").write_text("{")
-    build(out)
+    for damaged in ("{", "[" * 100_000):
+        (out / "localmoe_draft.json").write_text(damaged)
+        build(out)
     assert json.loads((out / "localmoe_draft.json").read_text())["base_model"] == "some/model"
 
 
