@@ -37,7 +37,7 @@ class DownloadRecord:
         try:
             values = json.loads((folder / RECORD_FILE).read_text("utf-8"))
             return cls(str(values["repo_id"]), str(values["revision"]))
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
 
@@ -77,6 +77,19 @@ class DownloadFolder:
         """Where a checked file waits."""
         return self.path / _key(file)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether something of an unfinished download, or of a swap that was cut short, is there."""
+        return self.path.is_dir() or self._old.is_dir()
+
+    def settle(self) -> None:
+        """Undo a swap that was cut short, or end one: what it replaced is the model as long as there is no
+        other, and rubbish afterwards."""
+        if os.path.lexists(self.target):
+            shutil.rmtree(self._old, ignore_errors=True)
+        elif self._old.is_dir():
+            self._old.rename(self.target)
+
     def is_published(self, snapshot: RemoteSnapshot, files: Sequence[RemoteFile]) -> bool:
         """Whether the model in place is this commit's, with files of the right sizes."""
         record = DownloadRecord.read(self.target)
@@ -92,7 +105,6 @@ class DownloadFolder:
             DownloadError: `target` holds something that localmoe did not download.
         """
         self._check_target()
-        shutil.rmtree(self._old, ignore_errors=True)
         self.path.mkdir(parents=True, exist_ok=True)
         for file in files:
             self._adopt(file)

@@ -90,6 +90,7 @@ def download_model(
     with disk_errors(folder.home):
         folder.home.mkdir(parents=True, exist_ok=True)
         with download_lock(folder.home, folder.name, repo_id):
+            folder.settle()
             download = _Download(folder, revision, check, progress, cancel, options or DownloadOptions())
             plan = asyncio.run(download.fetch())
             if not folder.is_published(plan.snapshot, plan.files):
@@ -107,9 +108,10 @@ def discard_download(repo_id: str) -> int:
         return 0
     folder = DownloadFolder(repo_id)
     with disk_errors(folder.home):
-        if not folder.path.is_dir():
+        if not folder.is_begun:
             return 0
         with download_lock(folder.home, folder.name, repo_id):
+            folder.settle()
             return folder.discard()
 
 

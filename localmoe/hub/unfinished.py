@@ -44,7 +44,7 @@ class Pending:
             revision = values["revision"]
             pending = cls(str(values["repo_id"]), None if revision is None else str(revision), 0)
             return cls(pending.repo_id, pending.revision, max(0, int(values["total_bytes"])))
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 
 

@@ -91,6 +91,9 @@ def test_a_folder_that_was_not_downloaded_is_left_as_it_is(hub: HubServer, tmp_p
     with pytest.raises(DownloadError, match="left as it is"):
         pull()
     assert [path.name for path in own.iterdir()] == ["mine"] and not hub.bodies(FIRST)
+    (own / "localmoe_download.json").write_text("[" * 100_000)
+    with pytest.raises(DownloadError, match="left as it is"):
+        pull()
 
 
 @pytest.mark.parametrize(

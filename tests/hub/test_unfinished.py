@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_home import QUICK, REPO, hub_and_home, needed_bytes, pull, small_model
+from support.hub_home import NEEDED, QUICK, REPO, contents, hub_and_home, needed_bytes, pull, small_model
 from support.hub_server import Fault, HubServer
 
 from localmoe.cli.main import main
 from localmoe.core.errors import DownloadCancelledError, DownloadError, ModelNotFoundError
 from localmoe.core.types import Progress
-from localmoe.hub.catalogue import remove_model
-from localmoe.hub.downloads import download_model
+from localmoe.hub.catalogue import remove_model, resolve_model
+from localmoe.hub.downloads import discard_download, download_model
 from localmoe.hub.unfinished import PENDING_FILE, Pending, UnfinishedDownload, list_unfinished
 
 
@@ -78,6 +78,47 @@ def test_the_published_model_has_no_trace_of_it_and_both_are_removed_together(
     assert list((tmp_path / "models").iterdir()) == []
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_update_that_was_killed_between_its_two_renames_costs_neither_version(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    old, new = small_model(), small_model(1008)
+    hub.commit(REPO, old)
+    folder = pull()
+    hub.commit(REPO, new)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name.endswith(".download"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        pull()
+    assert not folder.exists()
+    if goes_on:
+        hub.requests.clear()
+        pull()
+        assert not hub.bodies("safetensors")
+    else:
+        assert discard_download(REPO) > 0
+    assert resolve_model(REPO).folder == folder
+    assert contents(folder) == {name: (new if goes_on else old)[name] for name in NEEDED}
+    assert list((tmp_path / "models").iterdir()) == [folder]
+
+
+def test_the_old_version_that_an_update_left_when_it_was_killed_goes_with_the_next_pull(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    hub.commit(REPO, small_model())
+    folder = pull()
+    for done in (pull, lambda: remove_model(REPO)):
+        (tmp_path / "models" / ".org--moe.replaced").mkdir()
+        done()
+        assert list((tmp_path / "models").iterdir()) == [folder] * folder.exists()
+
+
 def test_one_that_runs_is_not_deleted(hub: HubServer, tmp_path: Path) -> None:
     hub.commit(REPO, small_model(1 << 17))
     hub.rate = 2e5
@@ -108,6 +149,9 @@ def test_folders_of_older_versions_and_strange_ones(tmp_path: Path) -> None:
     found = list_unfinished(tmp_path)
     assert found[0] == UnfinishedDownload("a/b", None, tmp_path / ".a--b.download", 4, None)
     assert [one.repo_id for one in found] == ["a/b", "a/c"]
+    for damaged in ("[" * 100_000, '{"repo_id": "a/c", "revision": null, "total_bytes": Infinity}'):
+        (tmp_path / ".a--c.download" / PENDING_FILE).write_text(damaged)
+        assert list_unfinished(tmp_path)[1].total_bytes is None
     Pending("other/repo", None, 5).write(tmp_path / ".a--c.download")
     assert [one.repo_id for one in list_unfinished(tmp_path)] == ["a/b"]  # names another repo than its folder
     assert list_unfinished(tmp_path / "none") == []
