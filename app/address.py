@@ -62,7 +62,7 @@ def running_page(home: Path) -> str | None:
         state = json.loads(_state_path(home).read_text(encoding="utf-8"))
         pid, start_ms = (int(part) for part in state["mark"].split("-"))
         return page_url(str(state["host"]), int(state["port"])) if is_running(pid, start_ms) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -171,7 +171,7 @@ def _number(name: str, values: Mapping[str, object], default: float) -> float:
     value = values.get(name.lower().replace("-", "_").replace(" ", "_"), default)
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name} is empty or not a number: the usual value is {default:g}.") from None
     if not math.isfinite(number):
         raise ConfigError(f"{name} {number} is not a usable number: the usual value is {default:g}.")

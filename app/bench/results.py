@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import secrets
 import threading
@@ -22,6 +21,7 @@ MAX_KEPT = 100  # the oldest go first
 Result = dict[str, Any]
 _ID = re.compile(r"[0-9a-f]{32}")
 _KINDS = ("benchmark", "what-if")
+_MOST = 1e18  # no figure is as large, and an integer may be larger than any float
 
 
 class ResultError(LocalMoeError):
@@ -116,6 +116,7 @@ def _is_sound(value: object) -> bool:
         return False
     texts = all(isinstance(value.get(name), str) for name in ("model", "localmoe"))
     parts = all(isinstance(value.get(name), dict) for name in ("machine", "engine"))
+    parts = parts and isinstance(value["machine"].get("gpus", []), list)
     return texts and parts and isinstance(rows := value.get("rows"), list) and all(map(_is_row, rows))
 
 
@@ -123,7 +124,7 @@ def _is_row(row: object) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("policy"), str) or "draft_length" not in row:
         return False
     return all(
-        value is None or isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
+        value is None or isinstance(value, str) or (isinstance(value, int | float) and abs(value) < _MOST)
         for value in row.values()
     )
 

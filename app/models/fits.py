@@ -24,6 +24,7 @@ from localmoe.hardware.probe import probe_hardware
 LOOK_EVERY_S = 2.0
 _GRAIN_BYTES = 256 << 20  # what changes by less changes no list
 _WAIT_S = 0.5
+_MOST = 1e18  # bytes a second; what is more is no measurement
 
 
 class Fits:
@@ -170,12 +171,12 @@ class Fits:
                 for gpu in values["gpus"]
             )
             kept = Hardware(**{**values, "gpus": gpus, "cpu_flags": tuple(values["cpu_flags"])})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
+            rates = measured_rates(kept, device=device)
+            known = rates is not None and 0 < rates.device_bytes_per_s < _MOST > rates.link_bytes_per_s > 0
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
-        if _machine(kept) != _machine(hardware) or measured_rates(kept, device=device) is None:
-            return None
-        return kept
+        return kept if known and _machine(kept) == _machine(hardware) else None
 
     def _write(self, measured: Hardware) -> None:
         try:

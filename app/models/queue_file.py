@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.files import set_aside, write_json
+from app.unicode_text import whole_unicode
 from localmoe.hub.names import is_repo_id
 
 SCHEMA = 1
@@ -83,12 +84,19 @@ class QueueFile:
 
 def _entry(values: dict[str, Any]) -> Download:
     download = Download(**values)
-    texts = (download.id, download.repo_id, download.for_model, download.draft, download.error)
+    texts = (
+        download.id, download.repo_id, download.for_model, download.draft, download.error_kind,
+        download.error, download.revision or "",
+    )  # fmt: skip
     numbers = (download.done_bytes, download.total_bytes)
-    if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
+    if not all(isinstance(text, str) and whole_unicode(text) == text for text in texts) or not all(
+        type(n) is int for n in numbers
+    ):
         raise ValueError("a value of another type")
     if not is_repo_id(download.repo_id) or download.state not in _STATES or not download.id.isalnum():
         raise ValueError("no download")
     if download.role not in ("model", "draft") or not isinstance(download.revision, str | None):
+        raise ValueError("no download")
+    if not isinstance(download.then_chat, bool):
         raise ValueError("no download")
     return download

@@ -40,7 +40,7 @@ class Remembered:
         """Its entries, whatever their values are."""
         try:
             found = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         ours = isinstance(found, dict) and found.get("format") == self.form
         entries = found.get(self.key) if ours else None

@@ -21,6 +21,9 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.whole_file import write_whole
 
 FORMAT, VERSION = "localmoe-routing-trace", 1
+_NO_TRACE = (
+    ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, zipfile.BadZipFile
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class RoutingTrace:
                 arrays = file["experts"], file["starts"]
         except OSError as error:
             raise ConfigError(f"The trace {path} cannot be read: {error.strerror or error}.") from error
-        except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        except _NO_TRACE as error:
             raise ConfigError(
                 f"{path} is no routing trace, or is damaged: record it again with localmoe trace."
             ) from error

@@ -4,7 +4,6 @@ Decides nothing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from localmoe.core.remembered import Remembered
@@ -12,6 +11,7 @@ from localmoe.core.remembered import Remembered
 FILE = Remembered(
     "draft-worth.json", "localmoe draft worth 1", "tokens_per_s", "what the draft is worth"
 )  # fmt: skip
+_MOST = 1e18  # an integer may be larger than any float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +35,5 @@ def remember(situation: str, rates: Rates) -> None:
 
 def _makes_sense(pair: list[object]) -> bool:
     return len(pair) == 2 and all(
-        isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf for rate in pair
+        isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < _MOST for rate in pair
     )

@@ -62,7 +62,7 @@ def read_results(path: Path) -> Results:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The results {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"The results {path} are no JSON file: give another, or delete it.") from None
     try:
         if value["format"] != FORMAT:

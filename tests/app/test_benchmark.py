@@ -209,6 +209,8 @@ def test_damaged_results_are_kept_aside(tmp_path: Path) -> None:
     bad: list[Any] = [
         {**sound, "created": "yesterday"}, {**sound, "rows": [{"policy": 3}]}, {**sound, "kind": "<b>"},
         {**sound, "rows": [{"policy": "p", "draft_length": 0, "hit_rate": [1]}]}, [],
+        {**sound, "rows": [{"policy": "p", "draft_length": 0, "hit_rate": 10**400}]},
+        {**sound, "machine": {"gpus": 2}},
     ]  # fmt: skip
     texts = [json.dumps(sound), *map(json.dumps, bad), "", "[" * 100_000]
     for number, text in enumerate(texts):

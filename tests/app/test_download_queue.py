@@ -187,7 +187,17 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"repo_id": "../x"}, {"state": "odd"}, {"id": "<b>"}, {"done_bytes": "1"}, {"revision": 4}, {"x": 1}],
+    [
+        {"repo_id": "../x"},
+        {"state": "odd"},
+        {"id": "<b>"},
+        {"done_bytes": "1"},
+        {"revision": 4},
+        {"x": 1},
+        {"revision": "half \ud800"},
+        {"then_chat": "yes"},
+        {"error_kind": ["x"]},
+    ],
 )
 def test_an_entry_that_is_none_is_not_believed(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "downloads.json"

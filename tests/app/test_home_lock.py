@@ -120,6 +120,8 @@ def test_the_note_of_a_process_that_had_our_number_before_us_is_ignored(tmp_path
         path = tmp_path / "run" / "server.json"
         assert running_page(tmp_path) == "http://[::1]:7862/"
         state = json.loads(path.read_text())
+        path.write_text(json.dumps({**state, "port": float("inf")}))
+        assert running_page(tmp_path) is None
         path.write_text(json.dumps({**state, "mark": f"{os.getpid()}-1"}))
         assert running_page(tmp_path) is None
 

@@ -21,6 +21,7 @@ from app.service import ChatService
 from app.settings import AnswerSettings, LoadSettings
 from app.status_html import header_html
 from app.texts import ENGLISH
+from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError
 from localmoe.hardware.facts import Hardware
 
@@ -40,6 +41,19 @@ def models(service: ChatService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wait_for(lambda: made.fits.hardware() is not None and made.fits.measured, 60, "the machine")
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("rate", ["20e9", '"fast"', "{}", "NaN", "-1", "1%s" % ("0" * 400), "[" * 100_000])
+def test_only_rates_that_make_sense_are_taken_from_the_file(
+    service: ChatService, tmp_path: Path, rate: str
+) -> None:
+    path = tmp_path / "hardware.json"
+    path.write_text(json.dumps(COMPUTER.as_dict()).replace("20000000000.0", rate))
+    fits = Fits(path, service.holder.status, EngineConfig, lambda: False, lambda measure: COMPUTER)
+    fits.hardware()
+    wait_for(lambda: fits.measured, 60, "the machine")
+    assert (fits._measured is COMPUTER) == (rate != "20e9") and fits._measured == COMPUTER
+    fits.close()
 
 
 def test_the_words_are_the_planners_and_say_what_apply_costs(models: ModelsService) -> None:

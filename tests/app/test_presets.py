@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.presets import MAX_PRESETS, Presets
+from app.presets import FIELDS, MAX_PRESETS, Presets
 from app.settings import MAX_SYSTEM_PROMPT, AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError
 
@@ -70,6 +70,7 @@ def test_what_is_no_unicode_is_mended_and_kept(tmp_path: Path) -> None:
         "{", "[]", '{"prompt": {}}', '{"prompt": {}, "sampling": {"a": {"temperature": 1}}}',
         '{"prompt": {"a": {"system_prompt": "%s"}}, "sampling": {}}' % ("x" * (MAX_SYSTEM_PROMPT + 1)),
         '{"prompt": {"": {"system_prompt": "x"}}, "sampling": {}}', '{"prompt": [], "sampling": []}',
+        json.dumps({"prompt": {}, "sampling": {"a": dict.fromkeys(FIELDS["sampling"], 10 ** 400)}}),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_kept_aside(tmp_path: Path, content: str) -> None:

@@ -169,7 +169,9 @@ def test_settings_are_found_again(tmp_path: Path) -> None:
     "content",
     [
         "", "{}", "[]", "[" * 100_000, '{"load": {"vram_budget": "x"}, "answers": {}}',
-        '{"load": {}, "answers": {"top_p": 7}}', '{"load": {"better_draft": "perhaps"}, "answers": {}}',
+        '{"load": {}, "answers": {"top_p": 7}}',
+        '{"load": {}, "answers": {"temperature": 1%s}}' % ("0" * 400),
+        '{"load": {"better_draft": "perhaps"}, "answers": {}}',
     ],
 )  # fmt: skip
 def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path, content: str) -> None:

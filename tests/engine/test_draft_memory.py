@@ -45,9 +45,19 @@ def test_the_oldest_go_first(home: Path) -> None:
 @given(
     st.one_of(
         st.binary(max_size=60),
-        st.sampled_from(["[]", "{}", '{"format": 1}', "null", "[1"]).map(str.encode),
+        st.sampled_from(["[]", "{}", '{"format": 1}', "null", "[1", "[" * 100_000]).map(str.encode),
         st.sampled_from(
-            ["null", "[]", "[1]", "[1, 0]", "[1, NaN]", "[1, Infinity]", '["a", 2]', "[true, 2]"]
+            [
+                "null",
+                "[]",
+                "[1]",
+                "[1, 0]",
+                "[1, NaN]",
+                "[1, Infinity]",
+                f"[1, {10**400}]",
+                '["a", 2]',
+                "[true, 2]",
+            ]
         ).map(lambda pair: f'{{"format": "{FILE.form}", "tokens_per_s": {{"x": {pair}}}}}'.encode()),
         st.just(f'{{"format": "{FILE.form}", "tokens_per_s": 3}}'.encode()),
     )

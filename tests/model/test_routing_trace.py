@@ -80,6 +80,7 @@ NO_TRACES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other arrays": (lambda path: np.savez(path, a=np.zeros(2)), "no routing trace"),
     "pickled": (lambda path: write(path, experts=np.array([{}], object)), "damaged"),
     "no header": (lambda path: write(path, header=None), "no routing trace"),
+    "header is nested deeply": (lambda path: write(path, header=np.array("[" * 100_000)), "no routing trace"),
     "header is no object": (lambda path: write(path, header=np.array("[1]")), "no routing trace"),
     "another format": (lambda path: write(path, header=header(format="other")), "no routing trace"),
     "another version": (lambda path: write(path, header=header(version=2)), "version 2.*version 1"),

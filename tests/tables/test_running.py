@@ -102,7 +102,8 @@ def test_different_tokens_are_noticed_by_dataset() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": "localmoe tables 0"}', '{"format": "localmoe tables 1", "runs": [1]}',
+    ["", "[]", "[" * 100_000, "{}", '{"format": "localmoe tables 0"}',
+     '{"format": "localmoe tables 1", "runs": [1]}',
      '{"format": "localmoe tables 1", "runs": [{"subject": {"name": 1}}], "notes": {}}'],
 )  # fmt: skip
 def test_a_file_that_holds_no_results_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
