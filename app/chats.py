@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -16,7 +17,10 @@ from app.chat_tree import ChatMessage, MessageTree
 from app.files import refused, set_aside, write_json
 from localmoe.core.errors import LocalMoeError
 
-__all__ = ["Chat", "ChatError", "ChatMessage", "ChatSaveError", "ChatStore", "check_id", "clean_title"]
+__all__ = [
+    "AnswerUnsavedError", "Chat", "ChatError", "ChatMessage", "ChatSaveError", "ChatStore", "check_id",
+    "clean_title",
+]  # fmt: skip
 _ID = re.compile(r"[0-9a-f]{32}")
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -27,6 +31,14 @@ class ChatError(LocalMoeError):
 
 class ChatSaveError(ChatError):
     """The chat is there, but the disk did not take it."""
+
+
+class AnswerUnsavedError(ChatSaveError):
+    """The answer is in the chat, as `node`, and reaches the disk when the chat is saved the next time."""
+
+    def __init__(self, sentence: str, node: int) -> None:
+        super().__init__(sentence)
+        self.node = node
 
 
 def check_id(chat_id: object) -> str:
@@ -48,6 +60,7 @@ class ChatStore:
         self._folder = folder
         self._lock = threading.RLock()
         self._chats: dict[str, Chat] = {}
+        self._unsaved: set[str] = set()  # chats with an answer that the disk refused
         self.revision = 0
         self.reports: list[str] = []  # one sentence for each file that could not be read
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,6 +168,7 @@ class ChatStore:
         (`finish` None) this is a safety copy that no list shows.
 
         Raises:
+            AnswerUnsavedError: the disk refuses; memory keeps the answer, as nobody can ask for it again.
             ChatError: the chat was deleted.
         """
         with self._lock:
@@ -164,14 +178,31 @@ class ChatStore:
             else:
                 tree = chat.tree.replaced(node, answer).ending_at(node)
             chat = replace(chat, tree=tree, updated=time.time())
-            self._save(chat, revise=answer.finish is not None)
+            revise = answer.finish is not None
+            try:
+                self._save(chat, revise=revise)
+            except ChatSaveError as error:
+                self._take(chat, revise=revise)
+                self._unsaved.add(chat_id)
+                raise AnswerUnsavedError(str(error), node) from error
             return node
+
+    def save_unsaved(self) -> None:
+        """Try once more what the disk refused."""
+        with self._lock:
+            for chat_id in self._unsaved & self._chats.keys():
+                with contextlib.suppress(ChatSaveError):  # it was said when it was refused
+                    self._save(self._chats[chat_id], revise=False)
 
     def _save(self, chat: Chat, *, revise: bool) -> None:
         try:
             write_json(self._folder / f"{chat.id}.json", chat_to_json(chat), compact=True)
         except OSError as error:
             raise ChatSaveError(refused("The chat could not be saved", self._folder, error)) from error
+        self._unsaved.discard(chat.id)
+        self._take(chat, revise=revise)
+
+    def _take(self, chat: Chat, *, revise: bool) -> None:
         self._chats[chat.id] = chat
         if revise:
             self.revision += 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.answer_text import AnswerText
-from app.chats import ChatError, ChatMessage, ChatSaveError, ChatStore
+from app.chats import AnswerUnsavedError, ChatError, ChatMessage, ChatStore
 from app.engine_status import INTERNAL_ERROR, EngineLike
 from app.job_view import JobView, Place
 from localmoe.core.config import GenerationRequest
@@ -161,7 +161,7 @@ class GenerationJob:
                 if self._frozen:
                     return
                 self._frozen = True
-                view = replace(self._view, finish=finish, error=error or self._view.error)
+                view = replace(self._view, finish=finish, error=error)
             note = self._save(view)
             with self._lock:
                 self._view = replace(view, revision=view.revision + 1, error=note or view.error)
@@ -178,19 +178,21 @@ class GenerationJob:
                 view, frozen = self._view, self._frozen
             note = "" if frozen else self._save(view)
         with self._lock:
-            if note and not self._frozen:
+            if not self._frozen:
                 self._view = replace(self._view, error=note)
 
     def _save(self, view: JobView) -> str:
         """Write the answer to the disk; a sentence if that failed. A deleted chat ends the answer."""
+        error = view.error if view.finish is not None else ""  # before, it is of the last safety copy
         answer = ChatMessage(
-            "assistant", view.text, self._created, view.finish, view.error, self._stats(view), view.thought_s,
+            "assistant", view.text, self._created, view.finish, error, self._stats(view), view.thought_s,
             view.runs,
         )  # fmt: skip
         try:
             node = self._chats.save_answer(view.chat_id, answer, self._place.question, self._place.node)
             self._place = replace(self._place, node=node)
-        except ChatSaveError as failure:
+        except AnswerUnsavedError as failure:
+            self._place = replace(self._place, node=failure.node)
             return str(failure)
         except ChatError:
             self._stop.set()

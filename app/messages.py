@@ -39,11 +39,20 @@ def turn_entries(
         if messages and messages[-1].role != "assistant":
             text = f"*({t('not answered yet: press Retry')})*"
             entries.append(_entry(ChatMessage("assistant", text, finish="stop"), t, False))
+        elif messages and (refusal := _refusal(messages[-1], job)):
+            entries[-1]["content"].append(_error(refusal))
         return entries
     return [
         *(_entry(message, t, coloured) for message in messages if message.role == "user"),
         {"role": "assistant", "content": [_text(part) for part in running_parts(job, t, coloured=coloured)]},
     ]
+
+
+def _refusal(answer: ChatMessage, job: JobView | None) -> str:
+    """What the disk said of the answer of this job, which no file can keep; "" if it took it."""
+    if job is None or job.started != answer.created or job.error == answer.error:
+        return ""
+    return job.error
 
 
 def running_parts(job: JobView, t: Texts = ENGLISH, *, coloured: bool = False) -> list[str]:
@@ -61,7 +70,7 @@ def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:
         content = [_text(part) for part in answer_parts(message.content, message.thought_s, runs, False, t)]
         line = answer_line(message.stats, message.finish, t)
         if message.error:
-            content.append(_text(f'<p class="lm-error">{_escape(message.error)}</p>'))
+            content.append(_error(message.error))
         if not content:
             content.append(_text(f"*({t('an empty answer')})*"))
         if line:
@@ -72,6 +81,10 @@ def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:
 
 def _text(text: str) -> Entry:
     return {"type": "text", "text": text}
+
+
+def _error(sentence: str) -> Entry:
+    return _text(f'<p class="lm-error">{_escape(sentence)}</p>')
 
 
 def _escape(text: str) -> str:

@@ -290,4 +290,5 @@ class ChatService:
     def close(self) -> None:
         """End the answer (its text is kept), cancel a load, free the engine."""
         self.runner.stop_and_wait()
+        self.chats.save_unsaved()
         self.holder.close()

@@ -17,6 +17,7 @@ from fake_engine import FakeEngine, FakeLoader, answer_to
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import UNLOADED, EngineNotReadyError
 from app.jobs import BenchmarkRunningError, JobRunningError
+from app.messages import turn_entries
 from app.requests import request_messages
 from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
@@ -456,15 +457,15 @@ def test_a_load_that_fails_says_why_and_is_not_kept(service: ChatService, tmp_pa
     wait_for(lambda: service.holder.status().phase == "ready")
 
 
+def no_space(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
 @pytest.fixture
 def full_disk(service: ChatService) -> Iterator[pytest.MonkeyPatch]:
     """No file reaches the disk, once the service has begun; `undo` makes room."""
-
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", no_space)
         yield patch
 
 
@@ -504,6 +505,44 @@ def test_answer_settings_that_cannot_be_kept_do_not_hold(
     with pytest.raises(ConfigError, match="make room there and try again"):
         service.set_answers({"temperature": 1.5})
     assert service.answers.temperature == service.store.answers.temperature == 0.6
+
+
+@pytest.mark.parametrize("then", ["send", "close"])
+def test_an_answer_that_the_disk_refuses_is_shown_with_the_reason_and_reaches_it_with_the_next_save(
+    service: ChatService, tmp_path: Path, then: str
+) -> None:
+    chat_id = service.send(None, "hello")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        finish(service)
+    revision = service.chats.revision
+    assert contents(service, chat_id) == ["hello", answer_to("hello")]
+    shown = turn_entries(service.chats.get(chat_id).messages, service.runner.view())[-1]["content"]
+    assert shown[0]["text"] == answer_to("hello")
+    assert "could not be saved" in shown[-1]["text"] and "make room there and try again" in shown[-1]["text"]
+    if then == "send":
+        service.send(chat_id, "next")
+        finish(service)
+        assert service.chats.revision > revision
+    else:
+        service.close()
+    kept = ChatStore(tmp_path / "chats").get(chat_id).messages
+    assert (kept[1].content, kept[1].finish, kept[1].error) == (answer_to("hello"), "stop", "")
+    assert len(kept) == (4 if then == "send" else 2)
+
+
+def test_a_safety_copy_that_the_disk_refused_is_forgotten_once_the_answer_is_saved(
+    service: ChatService, tmp_path: Path
+) -> None:
+    chat_id = service.send(None, "a long story")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        wait_for(lambda: "could not be saved" in service.runner.view().error)  # type: ignore[union-attr]
+        assert service.runner.running()
+    service.runner.stop()
+    kept = ChatStore(tmp_path / "chats").get(chat_id).messages
+    assert (len(kept), kept[1].finish, kept[1].error) == (2, "cancelled", "")
+    assert service.runner.view().error == ""  # type: ignore[union-attr]
 
 
 def test_the_page_is_there_while_the_model_loads_and_shows_how_far(tmp_path: Path) -> None:
