@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +27,12 @@ _Values = dict[str, Any]  # setting -> value
 
 
 class Presets:
-    """What the user named, by kind and name; `report` is a sentence if the file could not be read."""
+    """What the user named, by kind and name; `report` is a sentence if the file could not be read. Any
+    thread may ask."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._saving = threading.Lock()  # two windows may save at once
         self._kept: dict[Kind, dict[str, _Values]] = {kind: {} for kind in FIELDS}
         self.report = ""
         if path.exists():
@@ -62,10 +65,11 @@ class Presets:
             ConfigError: there is no name, or there are too many.
         """
         name = _name(name)
-        others = {key: values for key, values in self._kept[kind].items() if key != name}
-        if len(others) >= MAX_PRESETS:
-            raise ConfigError(f"There are {MAX_PRESETS} presets already: delete one first.")
-        self._keep(kind, {**others, name: {field: getattr(answers, field) for field in FIELDS[kind]}})
+        with self._saving:
+            others = {key: values for key, values in self._kept[kind].items() if key != name}
+            if len(others) >= MAX_PRESETS:
+                raise ConfigError(f"There are {MAX_PRESETS} presets already: delete one first.")
+            self._keep(kind, {**others, name: {field: getattr(answers, field) for field in FIELDS[kind]}})
         return name
 
     def delete(self, kind: Kind, name: str) -> None:
@@ -75,9 +79,10 @@ class Presets:
             ConfigError: there is none of that name.
         """
         name = " ".join(name.split())
-        if name not in self._kept[kind]:
-            raise ConfigError("There is no preset of this name: choose one first.")
-        self._keep(kind, {key: values for key, values in self._kept[kind].items() if key != name})
+        with self._saving:
+            if name not in self._kept[kind]:
+                raise ConfigError("There is no preset of this name: choose one first.")
+            self._keep(kind, {key: values for key, values in self._kept[kind].items() if key != name})
 
     def _keep(self, kind: Kind, presets: dict[str, _Values]) -> None:
         kept = {**self._kept, kind: presets}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -215,10 +216,12 @@ def _sound_answers(values: Mapping[str, object]) -> tuple[AnswerSettings, list[s
 
 
 class SettingsStore:
-    """Settings of this machine in one JSON file; `report` is a sentence if the file could not be read."""
+    """Settings of this machine in one JSON file; `report` is a sentence if the file could not be read. Any
+    thread may save."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._saving = threading.Lock()  # both kinds share a file, and are saved by different threads
         self.load = LoadSettings()
         self.answers = AnswerSettings()
         self.report = ""
@@ -254,10 +257,11 @@ class SettingsStore:
         Raises:
             ConfigError: the disk did not take them; those that were kept before stay.
         """
-        load, answers = load or self.load, answers or self.answers
-        try:
-            write_json(self._path, {"schema": SCHEMA, "load": asdict(load), "answers": asdict(answers)})
-        except OSError as error:
-            what = "The settings could not be saved"
-            raise ConfigError(refused(what, self._path.parent, error)) from error
-        self.load, self.answers = load, answers
+        with self._saving:
+            load, answers = load or self.load, answers or self.answers
+            try:
+                write_json(self._path, {"schema": SCHEMA, "load": asdict(load), "answers": asdict(answers)})
+            except OSError as error:
+                what = "The settings could not be saved"
+                raise ConfigError(refused(what, self._path.parent, error)) from error
+            self.load, self.answers = load, answers

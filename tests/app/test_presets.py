@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.files import write_json
 from app.presets import FIELDS, MAX_PRESETS, Presets
 from app.settings import MAX_SYSTEM_PROMPT, AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError
@@ -82,3 +85,22 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, content: str) -> None:
     assert kept.read_text() == content and kept.name in presets.report
     presets.save("prompt", "new", ANSWERS)
     assert json.loads(path.read_text())["prompt"] == {"new": {"system_prompt": "Be brief."}}
+
+
+def test_two_windows_that_save_at_once_undo_nothing_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presets, both = Presets(tmp_path / "presets.json"), threading.Barrier(2)
+
+    def slow(path: Path, value: object) -> None:
+        with suppress(threading.BrokenBarrierError):  # the other one waits until this one has written
+            both.wait(0.3)
+        write_json(path, value)
+
+    monkeypatch.setattr("app.presets.write_json", slow)
+    threads = [threading.Thread(target=presets.save, args=("prompt", name, ANSWERS)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert presets.names("prompt") == Presets(tmp_path / "presets.json").names("prompt") == ["a", "b"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.files import write_json
 from app.settings import AnswerSettings, LoadSettings, SettingsStore, check_answers, parse_budget
 from localmoe.core.errors import ConfigError
 
@@ -207,3 +210,24 @@ def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> N
 def test_drafts_lanes_and_threads_out_of_range_are_refused(settings: LoadSettings) -> None:
     with pytest.raises(ConfigError):
         settings.engine_config(AnswerSettings())
+
+
+def test_two_threads_that_save_at_once_undo_nothing_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, both = SettingsStore(tmp_path / "settings.json"), threading.Barrier(2)
+
+    def slow(path: Path, value: object) -> None:
+        with suppress(threading.BrokenBarrierError):  # the other one waits until this one has written
+            both.wait(0.3)
+        write_json(path, value)
+
+    monkeypatch.setattr("app.settings.write_json", slow)
+    kinds = ({"load": LoadSettings(model="m")}, {"answers": AnswerSettings(seed=7)})
+    threads = [threading.Thread(target=store.save, kwargs=kind) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = SettingsStore(tmp_path / "settings.json")
+    assert (found.load.model, found.answers.seed) == ("m", 7)
