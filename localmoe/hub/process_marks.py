@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 
@@ -10,21 +11,30 @@ _START_TOLERANCE_MS = 2000  # a process's start time is derived from clocks that
 
 
 def own_mark() -> str:
-    """ "PID-START" of this process, the start in ms since 1970."""
-    return f"{os.getpid()}-{_start_ms(os.getpid())}"
+    """ "PID-START" of this process, START a whole number that no later process with its id has."""
+    return f"{os.getpid()}-{_start(os.getpid())}"
 
 
-def is_running(pid: int, start_ms: int) -> bool:
-    """Whether the very process that was given this id at that time still runs."""
+def is_running(pid: int, start: int) -> bool:
+    """Whether the very process that has this mark, or by that of an earlier version was started so many ms
+    after 1970, still runs."""
     try:
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return abs(_start_ms(pid) - start_ms) <= _START_TOLERANCE_MS
+        return start == _start(pid) or abs(int(process.create_time() * 1000) - start) <= _START_TOLERANCE_MS
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
         return True
 
 
-def _start_ms(pid: int) -> int:
-    return int(psutil.Process(pid).create_time() * 1000)
+def _start(pid: int) -> int:
+    """On Linux the boot, and the kernel's ticks from it to the start: a time of day goes by the clock as
+    it is set now, and is another one once somebody sets it. Elsewhere ms since 1970."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        boot = int(Path("/proc/sys/kernel/random/boot_id").read_bytes()[:8], 16)
+    except (OSError, ValueError, IndexError):
+        return int(psutil.Process(pid).create_time() * 1000)
+    return boot * 10**12 + ticks

@@ -164,6 +164,15 @@ def test_what_runs_is_told_from_what_has_its_number() -> None:
     assert not is_running(done.pid, started)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel keeps the time of a start")
+def test_a_process_is_known_by_its_mark_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, start = map(int, own_mark().split("-"))
+    boot_time = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time - 3600.0)
+    monkeypatch.setattr("psutil._pslinux.BOOT_TIME", None, raising=False)
+    assert is_running(pid, start) and own_mark() == f"{pid}-{start}"
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
