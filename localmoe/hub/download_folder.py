@@ -91,11 +91,18 @@ class DownloadFolder:
             self._old.rename(self.target)
 
     def is_published(self, snapshot: RemoteSnapshot, files: Sequence[RemoteFile]) -> bool:
-        """Whether the model in place is this commit's, with files of the right sizes."""
+        """Whether the model in place is this commit's and can be used, as far as that is seen without reading
+        its weights: who is told to download a damaged one again has to get another one."""
         record = DownloadRecord.read(self.target)
-        return record == DownloadRecord(self.repo_id, snapshot.commit) and all(
-            _size(self.target / file.name) == file.num_bytes for file in files
-        )
+        if record != DownloadRecord(self.repo_id, snapshot.commit):
+            return False
+        if not all(_is_right(self.target / file.name, file) for file in files):
+            return False
+        try:
+            Checkpoint.open(self.target)
+        except LocalMoeError:
+            return False
+        return True
 
     def prepare(self, files: Sequence[RemoteFile], revision: str | None = None) -> None:
         """Make the folder, keep what these files have there or in an older version of the model, remove the
@@ -207,6 +214,20 @@ class DownloadFolder:
 
 def _key(file: RemoteFile) -> str:
     return f"{file.name}.{file.digest[:16]}"
+
+
+def _is_right(path: Path, file: RemoteFile) -> bool:
+    """Whether it has the size, and unless it is of weights the checksum, of the Hub's."""
+    if _size(path) != file.num_bytes:
+        return False
+    if file.name.endswith(".safetensors"):
+        return True
+    hasher = file.hasher()
+    try:
+        hasher.update(path.read_bytes())
+    except OSError:
+        return False
+    return hasher.hexdigest() == file.digest
 
 
 def _size(path: Path) -> int:

@@ -83,6 +83,18 @@ def test_a_damaged_file_of_the_older_version_is_not_taken_over(hub: HubServer) -
     assert contents(pull()) == {name: changed[name] for name in NEEDED}
 
 
+@pytest.mark.parametrize("name", [FIRST, "config.json", "tokenizer.json"])
+def test_a_damaged_file_of_the_very_version_is_fetched_again_alone(hub: HubServer, name: str) -> None:
+    files = small_model()
+    hub.commit(REPO, files)
+    damaged = pull() / name
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    hub.requests.clear()
+    assert contents(pull()) == {name: files[name] for name in NEEDED}
+    fetched = [one.path for one in hub.bodies() if one.server == "cdn" or not one.path.endswith(".json")]
+    assert all(path.endswith(name) for path in fetched)
+
+
 def test_a_folder_that_was_not_downloaded_is_left_as_it_is(hub: HubServer, tmp_path: Path) -> None:
     hub.commit(REPO, small_model())
     own = tmp_path / "models" / "org--moe"
