@@ -25,7 +25,7 @@ from localmoe.hub.transfer_meter import TransferMeter
 
 T = TypeVar("T")
 MAX_WRONG = 3  # times that a file is fetched from its first byte before its checksum is given up on
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 

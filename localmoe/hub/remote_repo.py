@@ -29,6 +29,8 @@ from localmoe.hub.weight_files import MAX_JSON_BYTES
 METADATA_TIMEOUT_S = 10.0  # of silence
 _GIT_ID = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# of huggingface_hub, on reading an answer
+NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def hub_endpoint() -> str:
@@ -84,6 +86,8 @@ class RemoteRepo:
             )
         except NETWORK_ERRORS as error:
             raise self._found(error, f"revision {shown(revision or 'main')}") from error
+        except NO_SENSE as error:  # cut short, or of a network's own login page
+            raise TransientError("the answer makes no sense") from error
         files = tuple(map(self._file, info.siblings or ()))
         snapshot = RemoteSnapshot(self.repo_id, self._commit(info), files)
         return RemoteAbout(snapshot, licence_of(info), bool(info.gated))
@@ -127,7 +131,7 @@ class RemoteRepo:
         return found
 
     def _commit(self, info: ModelInfo) -> str:
-        if not info.sha:
+        if not info.sha or not isinstance(info.sha, str):
             raise DownloadError(f"The Hub names no commit for {self.repo_id}: try again later.")
         return info.sha
 

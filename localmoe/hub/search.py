@@ -16,7 +16,7 @@ from huggingface_hub.hf_api import ModelInfo
 from localmoe.core.errors import DownloadError, HubUnreachableError, sentence_of
 from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, check_status, sorted_error
 from localmoe.hub.names import is_repo_id
-from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, hub_endpoint, licence_of
+from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, hub_endpoint, licence_of
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
 
@@ -27,6 +27,7 @@ _QUANTISED_TAGS = frozenset(
         "fp8", "gptq", "mlx", "modelopt", "mxfp4",
     }
 )  # fmt: skip
+_NONSENSE = "The Hub's answer to the search makes no sense: try again later."
 _READ = "mxfp4"  # its weights are 16-bit floats too
 _ITS_TAGS = frozenset({_READ, "8-bit"})  # the Hub counts the bytes that they are stored in
 
@@ -75,8 +76,11 @@ def search_models(query: str, limit: int = 50) -> list[SearchHit]:
                 f"The Hub cannot be reached ({failure}): check the connection and search again."
             ) from error
         raise failure if isinstance(failure, DownloadError) else _refused(error) from error
-    found = [ModelInfo(**entry) for entry in _entries(response.content)]  # type: ignore[no-untyped-call]
-    return [hit_of(info) for info in found if is_repo_id(info.id)]
+    try:
+        found = [ModelInfo(**entry) for entry in _entries(response.content)]  # type: ignore[no-untyped-call]
+        return [hit_of(info) for info in found if is_repo_id(info.id)]
+    except NO_SENSE:
+        raise DownloadError(_NONSENSE) from None
 
 
 def _entries(raw: bytes) -> list[dict[str, Any]]:
@@ -85,7 +89,7 @@ def _entries(raw: bytes) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         entries = None
     if not isinstance(entries, list) or not all(_has_id(entry) for entry in entries):
-        raise DownloadError("The Hub's answer to the search makes no sense: try again later.")
+        raise DownloadError(_NONSENSE)
     return [dict(entry) for entry in entries]
 
 

@@ -103,6 +103,21 @@ def test_a_busy_api_is_asked_again_a_few_times(hub: HubServer) -> None:
         download_model(REPO, options=QUICK)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["<html>Log in to this network first.</html>", "", "[]", "{}", "[" * 100_000, '{"id": "org/moe", "sha',
+     '{"id": "org/moe", "siblings": [{}]}', '{"id": "org/moe", "siblings": [], "lastModified": "yesterday"}'],
+)  # fmt: skip
+def test_an_answer_of_the_api_that_makes_no_sense_is_asked_for_again(hub: HubServer, answer: str) -> None:
+    hub.api_faults.extend([answer.encode()] * 3)
+    assert is_whole(download_model(REPO, options=QUICK))
+    hub.api_faults.extend([answer.encode()] * 4)
+    with pytest.raises(
+        DownloadError, match=r"4 times in a row \(the answer makes no sense\): check the conn"
+    ):
+        download_model(REPO, options=QUICK)
+
+
 def test_what_a_server_asks_to_wait_is_bounded() -> None:
     patience = Patience(first_wait_s=1.0, longest_wait_s=10.0)
     assert patience.wait_s(1, 3.0) == 3.0 and patience.wait_s(1, 3600.0) == 10.0

@@ -94,6 +94,13 @@ def test_a_refusal_is_one_sentence(hub: HubServer) -> None:
     assert not isinstance(refusal.value, HubUnreachableError) and "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("answer", ["<html>", "{}", "[{}]", '[{"id": "a/b", "createdAt": "yesterday"}]'])
+def test_an_answer_that_makes_no_sense_is_one_sentence(hub: HubServer, answer: str) -> None:
+    hub.api_faults.append(answer.encode())
+    with pytest.raises(DownloadError, match="answer to the search makes no sense"):
+        search_models("x")
+
+
 def test_architectures_are_judged_by_their_configs_defaults() -> None:
     kinds = {
         name: architecture_kind(name) for name in ("mixtral", "gpt_oss", "granitemoe", "llama4", "qwen3_next")

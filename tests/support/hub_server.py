@@ -85,12 +85,13 @@ def digest_of(name: str, data: bytes) -> str:
 class HubServer:
     """The two servers and what they know. `rate`: bytes a second of each answer; `etags`: whether files have
     them; `on_file` is called before a file is answered; `instead`: contents that a file of that name is
-    answered with, whatever the listing says of it; `sizes`: bytes that the listing says of a file."""
+    answered with, whatever the listing says of it; `sizes`: bytes that the listing says of a file;
+    `api_faults`: statuses, or bodies, of the API's next answers."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.faults: dict[str, deque[Fault]] = {}
-        self.api_faults: deque[int] = deque()
+        self.api_faults: deque[int | bytes] = deque()
         self.requests: list[Request] = []
         self.rate: float | None = None
         self.etags = True
@@ -169,6 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(self.asked)
         if self.kind == "cdn":
             self._from_cdn(path)
+        elif path.startswith("/api/") and self.hub.api_faults:
+            fault = self.hub.api_faults.popleft()
+            self._answer(200, fault, {}) if isinstance(fault, bytes) else self._refuse(fault, "")
         elif path == "/api/models":
             self._search(parse_qs(urlsplit(self.path).query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
@@ -179,8 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RepoNotFound")
 
     def _about(self, repo_id: str, revision: str | None) -> None:
-        if self.hub.api_faults:
-            return self._refuse(self.hub.api_faults.popleft(), "")
         repo = self.hub.repos.get(repo_id)
         if repo is None or (repo.private and self.asked.token != TOKEN):
             return self._refuse(401, "RepoNotFound")
@@ -204,8 +206,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _search(self, asked: dict[str, list[str]]) -> None:
         """Public repos whose names hold the words, or that have the tag; as the Hub lists them."""
-        if self.hub.api_faults:
-            return self._refuse(self.hub.api_faults.popleft(), "")
         words, tag = asked.get("search", [""])[0].lower(), asked.get("filter", [""])[0]
         found = [
             _listed(repo_id, repo)
