@@ -29,6 +29,14 @@ def write_json(path: Path, value: object, *, compact: bool = False) -> None:
             temporary.unlink()
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writes into this folder left that a kill cut short: whole texts, also of what was deleted
+    since. Nobody may be writing there."""
+    for path in folder.glob(".*.json.*.tmp"):
+        with contextlib.suppress(OSError):  # costs a little room
+            path.unlink()
+
+
 def refused(what: str, folder: Path, error: OSError) -> str:
     """The sentence on what the disk refuses, e.g. what="The chat could not be saved", with the remedy."""
     remedy = "make room there" if is_full(error) else "make it writable"

@@ -15,6 +15,7 @@ from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
 from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineLike, EngineLoader
+from app.files import remove_unfinished
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.live import LiveMonitor
 from app.logs import LogBook
@@ -43,6 +44,8 @@ class ChatService:
     ) -> None:
         """`list_models` gives (label, value) of the models on this machine; `home` is where files go."""
         self.home = home
+        for folder in (home, home / "chats", home / "benchmarks"):
+            remove_unfinished(folder)
         self.chats = ChatStore(home / "chats")
         self.store = SettingsStore(home / "settings.json")
         self.presets = Presets(home / "presets.json")

@@ -89,9 +89,12 @@ class DownloadQueue:
             if known is not None:
                 state: State = "running" if known.state == "running" else "queued"
                 then_chat = then_chat or known.then_chat
+                if known.state == "running":
+                    revision = None  # what is being brought stays what it is
                 return self._replace(
-                    known.id, state=state, then_chat=then_chat, draft=draft, error="", error_kind=""
-                )
+                    known.id, state=state, revision=revision, then_chat=then_chat, draft=draft, error="",
+                    error_kind="",
+                )  # fmt: skip
             download = Download(
                 new_id(), repo_id, revision, role=role, for_model=for_model, then_chat=then_chat, draft=draft
             )

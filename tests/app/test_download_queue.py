@@ -109,6 +109,20 @@ def test_one_at_a_time_in_order_and_each_is_told_of_once(
     assert queue.view() == ()
 
 
+def test_what_does_not_run_takes_the_revision_that_is_asked_for_last(
+    queue: DownloadQueue, network: Network, done: list[Download]
+) -> None:
+    first, second = queue.add("a/one", "v1"), queue.add("a/two", "v1")
+    wait_for(lambda: state(queue, "a/one") == "running")
+    queue.pause(second.id)
+    assert queue.add("a/one", "v2").revision == "v1"  # it is being brought
+    again = queue.add("a/two", "v2")
+    assert (again.id, again.revision, again.state) == (second.id, "v2", "queued")
+    assert queue.add("a/two").revision == "v2" and first.id != second.id
+    network.open.set()
+    wait_for(lambda: len(done) == 2)
+
+
 def test_a_pause_keeps_a_cancel_deletes_and_the_next_goes_on(
     queue: DownloadQueue, network: Network, done: list[Download]
 ) -> None:
