@@ -106,10 +106,10 @@ class RecurrentState(transformers.DynamicCache):
 
     def truncate(self, length: int) -> None:
         """Keep all, or nothing."""
-        if length == self.length:
+        if length == self.length > 0:
             return
         assert length == 0, "recurrent state cannot be rolled back"
-        self.release()
+        self.release()  # of no tokens too: an interrupted first pass may not have come to what counts them
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""

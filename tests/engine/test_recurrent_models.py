@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import ROOMY, Answer, ask, check_stats, load_with_slots, runner_of
+from support.engines import (
+    ROOMY,
+    Answer,
+    ask,
+    check_stats,
+    load_with_slots,
+    memory_of,
+    runner_of,
+    watch_link,
+)
 from support.tiny_models import RECURRENT_ARCHITECTURE, reference_greedy
 
 from localmoe.core.config import EngineConfig, GenerationRequest
-from localmoe.core.errors import DraftingRefusedError
+from localmoe.core.errors import DraftingRefusedError, TransferError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -81,6 +90,18 @@ def test_after_a_closed_answer_the_next_one_is_right(engine: Engine, recurrent: 
     stream = engine.stream(GenerationRequest(prompt="left early", max_new_tokens=16))
     next(stream), next(stream)
     stream.close()
+    answer = ask(engine, "left late")
+    assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16)
+
+
+def test_after_a_first_pass_that_failed_the_next_answer_is_right(
+    engine: Engine, recurrent: tuple[Path, Any]
+) -> None:
+    """Where it failed no layer that counts tokens had run, but a recurrent one had."""
+    watch_link(memory_of(engine), failing=range(1))
+    with pytest.raises(TransferError, match="was made to fail"):
+        ask(engine, "all of this is forgotten")
+    watch_link(memory_of(engine))
     answer = ask(engine, "left late")
     assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16)
 
