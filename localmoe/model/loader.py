@@ -62,6 +62,7 @@ def load_weights(
         for key, conversion in placement.conversions.items():
             _convert(skeleton.model, key, conversion, placement, report, cancel)
         placement.check_complete()
+        skeleton.model.tie_weights()  # not before: it copies the bias beside a tied weight
         if pin:
             store.pin()
         rebuild_buffers(skeleton.model, device)

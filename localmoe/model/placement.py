@@ -93,14 +93,18 @@ class Placement:
             yield from pieces
 
     def check_complete(self) -> None:
-        """Tie weights and see that each has a source.
+        """See that each weight has a source, or is tied to one that has.
 
         Raises:
             CheckpointError: some have none.
         """
-        self._model.tie_weights()
+        tied = dict(getattr(self._model, "all_tied_weights_keys", None) or {})
         absent = [key for key, found in self._elements.items() if found != self._meta[key].numel()]
-        absent += [key for key in self._meta if key not in self._experts and _is_meta(self._model, key)]
+        absent += [
+            key
+            for key in self._meta
+            if key not in self._experts and _is_meta(self._model, tied.get(key, key))
+        ]
         if absent:
             raise CheckpointError(
                 f"{len(absent)} weights are missing from {self._folder}, e.g. {min(absent)}: "

@@ -111,6 +111,12 @@ def test_tied_embeddings_are_one_tensor(tmp_path: Path) -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+def test_the_bias_of_a_tied_head_is_read(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "tied", tiny_model("phimoe", tie_word_embeddings=True))
+    assert "lm_head.weight" not in Checkpoint.open(folder).tensors
+    check_equal_to_transformers(folder)
+
+
 def test_a_checkpoint_whose_first_layers_are_dense_has_fewer_moe_layers(tiny: Tiny) -> None:
     skeleton, store = load(tiny("deepseek_v2")[0])
     assert [experts.decoder_layer for experts in skeleton.experts] == [1, 2]
