@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from localmoe.core.errors import ConfigError
 DEFAULT_PORT = 8080
 DEFAULT_MAX_WAITING = 16
 DEFAULT_SAMPLING = SamplingConfig()
+_UNSENDABLE = re.compile("[\0-\x08\n-\x1f\x7f\ud800-\udfff]")  # in a header; surrogates are no UTF-8
 MAX_BODY_BYTES = 8 << 20  # far more text than any context holds
 
 
@@ -33,6 +35,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
             raise ConfigError("The API key is empty, or begins or ends with a space: give another.")
+        if self.api_key is not None and (bad := _UNSENDABLE.search(self.api_key)):
+            raise ConfigError(f"The API key holds {bad[0]!a}, which no client can send: give another.")
         if self.max_waiting < 0:
             raise ConfigError(f"{self.max_waiting} waiting requests are out of range: use 0 or more.")
         for origin in self.cors:

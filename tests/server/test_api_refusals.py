@@ -120,7 +120,8 @@ def test_a_key_and_the_origins_of_pages_are_what_lets_in(engine: ScriptedEngine)
 @pytest.mark.parametrize(
     "settings",
     [
-        {"api_key": ""}, {"api_key": " a"}, {"max_waiting": -1}, {"cors": ("*",)}, {"cors": ("null",)},
+        {"api_key": ""}, {"api_key": " a"}, {"api_key": "a\udcff"}, {"api_key": "a\nb"}, {"api_key": "a\x7f"},
+        {"max_waiting": -1}, {"cors": ("*",)}, {"cors": ("null",)},
         {"cors": ("localhost:3000",)}, {"cors": ("http://a.example/",)}, {"cors": ("http://[",)}, {"cors": ("http://A.example",)},
     ],
 )  # fmt: skip
