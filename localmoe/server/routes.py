@@ -21,6 +21,7 @@ from localmoe.server.requests import chat_order, completion_order
 from localmoe.server.schema import ChatRequest, CompletionRequest, parse
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
+_READ = ["GET", "HEAD"]  # HEAD is what health checks ask
 _MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # a client that still sends would not read why it is refused
 
 
@@ -77,7 +78,7 @@ def make_app(
 def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
     started = time.monotonic()
 
-    @app.get(OPEN_PATH)
+    @app.api_route(OPEN_PATH, methods=_READ)
     async def health() -> dict[str, object]:
         running, waiting = desk.counts()
         return {
@@ -89,13 +90,14 @@ def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
             "uptime_s": round(time.monotonic() - started, 1),
         }
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=_READ)
+    @app.api_route("/v1/models/", methods=_READ)  # else it would be the model of no name
     async def models() -> dict[str, object]:
         return {"object": "list", "data": [model.as_dict()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=_READ)
     async def one_model(name: str) -> dict[str, object]:
-        if name != model.name:
+        if name not in (model.name, f"{model.name}/"):
             raise ApiError(404, f"There is no model '{name}' here.", param="model", code="model_not_found")
         return model.as_dict()
 
@@ -130,7 +132,9 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
         f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
         "POST /v1/chat/completions and POST /v1/completions."
     )
-    return ApiError(error.status_code, text, code="not_found").response()
+    answer = ApiError(error.status_code, text, code="not_found").response()
+    answer.headers.update(error.headers or {})  # Allow, of 405
+    return answer
 
 
 async def _gone(_: Request, error: Exception) -> Response:

@@ -66,7 +66,23 @@ def test_what_is_not_there_is_said(api: Api) -> None:
     assert refusal(api.post(model="gpt-4"), 404)["code"] == "model_not_found"
     refusal(api.client.get("/v1/models/gpt-4"), 404)
     refusal(api.client.get("/docs"), 404)
-    refusal(api.client.get(CHAT), 405)
+    wrong = api.client.get(CHAT)
+    refusal(wrong, 405)
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_what_is_read_can_be_asked_for_without_its_body(api: Api) -> None:
+    for path in ("/health", "/v1/models", "/v1/models/scripted"):
+        answer = api.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == "application/json"
+    assert api.client.head("/v1/models/gpt-4").status_code == 404
+
+
+def test_a_slash_at_the_end_of_a_path_changes_nothing(api: Api) -> None:
+    get = api.client.get
+    assert get("/v1/models/").json() == get("/v1/models").json()
+    assert get("/v1/models/scripted/").json() == get("/v1/models/scripted").json()
 
 
 def test_small_answers_on_an_open_connection_are_sent_at_once(api: Api) -> None:
