@@ -165,9 +165,8 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
     # comparing before converting: an int may be too large for a float; NaN fails every comparison
     if not low <= value <= high or (low_open and value == low):
         above = "above" if low_open else "at least"
-        raise ConfigError(
-            f"{name} {value} is out of range: use a value {above} {low:g} and at most {high:g}."
-        )
+        most = high if isinstance(high, int) else f"{high:g}"  # of a seed all digits: rounded it is no number
+        raise ConfigError(f"{name} {value} is out of range: use a value {above} {low:g} and at most {most}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,13 @@ def test_fields_that_are_wrong_or_not_supported_are_named(
     assert engine.asked == []
 
 
+@pytest.mark.parametrize("field", ["seed", "top_k"])
+def test_the_largest_number_that_a_refusal_names_is_taken(field: str, api: Api) -> None:
+    sentence = refusal(api.post(**{field: 2**64}), 400)["message"]
+    largest = json.loads(str(sentence).removesuffix(".").split()[-1])
+    assert api.post(**{field: largest}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
