@@ -125,6 +125,8 @@ def _questions() -> Iterator[str]:
 
 def _read(prompt: str) -> str | None:
     """A line; None at the end of the input."""
+    if sys.stdin is None:  # closed, as of a job that nobody types to
+        return None
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         return line.rstrip("\r\n") if line else None

@@ -74,6 +74,14 @@ def test_a_system_prompt_stays_in_front(
     assert (code, out) == (0, f"{wanted}\n{wanted}\n")
 
 
+def test_a_closed_input_is_one_that_has_ended(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "demo", "--device", "cpu", "--context", "256"]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(
     engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
