@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from localmoe.cli.arguments import parse_arguments
 from localmoe.cli.model_files import check_no_file
-from localmoe.cli.streams import OutputError, drop_stdout, sound_streams
+from localmoe.cli.streams import OutputError, drop_stdout, sound_streams, tell
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.uncollected import uncollected
 
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LocalMoeError as error:
         if isinstance(error, OutputError):
             drop_stdout()
-        sys.stderr.write(f"localmoe: {error}\n")
+        tell(f"localmoe: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130

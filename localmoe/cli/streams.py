@@ -1,4 +1,5 @@
-"""Makes stdout and stderr take any text, and a refusal to write to stdout one sentence. Prints nothing."""
+"""Makes stdout and stderr take any text. What stdout refuses is told in a sentence, what stderr does is lost.
+Decides not what is printed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class OutputError(LocalMoeError):
 
 @contextlib.contextmanager
 def sound_streams() -> Iterator[None]:
-    """While it lasts, any text can be printed; at its end all of it has been written.
+    """While it lasts, any text can be printed; at its end all of it has been written. What stderr refuses
+    (notes, progress) is lost and ends no work.
 
     Raises:
         OutputError: stdout refuses it, as a full disk does. BrokenPipeError: its reader went away.
@@ -28,18 +30,36 @@ def sound_streams() -> Iterator[None]:
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,  # what is closed is None
         contextlib.redirect_stdout(cast(TextIO, _Stdout(sys.stdout or nowhere))),
+        contextlib.redirect_stderr(cast(TextIO, _Stderr(sys.stderr or nowhere))),
     ):
         try:
             yield
         finally:
+            tell("")  # Python, which would try again as it ends, would make that its exit code
             sys.stdout.flush()
 
 
 def drop_stdout() -> None:
     """Let what stdout could not write vanish: Python would try again, and complain, as it ends."""
+    _drop(sys.stdout)
+
+
+def tell(sentence: str) -> None:
+    """A line on stderr, if it takes one; what it could not write vanishes, for the same reason."""
+    stream = sys.stderr.inner if isinstance(sys.stderr, _Stderr) else sys.stderr
+    if stream is None:  # closed
+        return
+    try:
+        stream.write(sentence)
+        stream.flush()
+    except OSError:
+        _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
     with contextlib.suppress(OSError):  # a stream without a descriptor
         descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, sys.stdout.fileno())
+        os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
 
 
@@ -54,22 +74,39 @@ def _take_any_text(stream: TextIO) -> None:
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-class _Stdout:
-    """A stream whose refusals are told from those of other files."""
+class _Stream:
+    """A stream, but for what is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.inner = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _Stderr(_Stream):
+    """A stream whose refusals are nobody's business: there is no other place to tell them."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self.inner.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self.inner.flush()
+
+
+class _Stdout(_Stream):
+    """A stream whose refusals are told from those of other files."""
 
     def write(self, text: str) -> int:
         with _refusals():
-            return self._stream.write(text)
+            return self.inner.write(text)
 
     def flush(self) -> None:
         with _refusals():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+            self.inner.flush()
 
 
 @contextlib.contextmanager

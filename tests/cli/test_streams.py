@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 
 from localmoe.cli.main import main
-from localmoe.cli.output import note, print_json, print_table
+from localmoe.cli.output import ProgressBars, note, print_json, print_table
 from localmoe.cli.streams import sound_streams
+from localmoe.core.types import Progress
 
 TEXT = "日本 \N{GRINNING FACE} é"
 
@@ -64,6 +67,41 @@ def test_a_reader_that_went_away_is_told_nothing(
 def test_a_command_runs_where_stdout_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(("models",)) == main(("models", "--json")) == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_stderr_that_takes_nothing_ends_no_work_and_leaves_the_exit_code(
+    closed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = _Refusing(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", None if closed else stderr)
+    with sound_streams():
+        note("a note")
+        with ProgressBars() as progress:
+            progress(Progress("reading", 1, 2, "bytes"))
+        print("what was asked for")
+    assert capsys.readouterr().out == "what was asked for\n"
+    assert main(("rm", "org/none")) == 1
+    raw.error = None
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
+@pytest.mark.parametrize(("command", "code"), [("models --json", 0), ("rm org/none", 1), ("rm", 2)])
+def test_a_process_with_a_full_stderr_has_the_exit_code_of_its_work(
+    command: str, code: int, tmp_path: Path
+) -> None:
+    noted = "import sys; from localmoe.cli import main, report, output; from localmoe.cli.main import main"
+    noted += "; show = report.print_json; report.print_json = lambda x: (output.note('a note'), show(x))"
+    env = {**os.environ, "LOCALMOE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    env.pop("PYTHONUNBUFFERED", None)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{noted}; sys.exit(main())", *command.split()],
+            env=env, stdout=subprocess.PIPE, stderr=full,
+        )  # fmt: skip
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0)
 
 
 def test_the_refusal_of_another_file_is_not_taken_for_that_of_stdout(
