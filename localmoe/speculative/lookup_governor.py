@@ -23,7 +23,8 @@ _TRY_AGAIN = 32  # proposals in a row that were not worth a row each, after whic
 
 
 class LookupGovernor:
-    """Maximises expected tokens a second of prompt lookup. Keeps what it learnt across answers."""
+    """Maximises expected tokens a second of prompt lookup, and is the gate of its steps. Keeps what it learnt
+    across answers."""
 
     def __init__(self, max_draft_length: int) -> None:
         self._longest = max_draft_length
@@ -37,17 +38,27 @@ class LookupGovernor:
         return 0
 
     def choose_gated(self, most: int) -> tuple[int, Gate | None]:
-        """Up to twice the longest window so far, of which the gate verifies what is worth it. The first step
-        says what a pass over one token takes."""
+        """Up to twice the longest window so far, of which `worth_verifying` takes a part. The first step says
+        what a pass over one token takes."""
         if not self._recent:
             return 0, None
         if self._left_out >= _TRY_AGAIN:
             return min(1, most), None
-        most = min(most, self._longest, max(_LEAST_MOST, _LONGER * self._times.longest))
-        seconds = self._times.fitted(most + 1) + self._host.of(most + 1)
+        return min(most, self._longest, max(_LEAST_MOST, _LONGER * self._times.longest)), self
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        """Always."""
+        return True
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        """How many of the looked-up tokens with these margins to put to the target. Most steps find none, and
+        compare nothing."""
+        if not margins:
+            return 0
+        seconds = self._times.fitted(len(margins) + 1) + self._host.of(len(margins) + 1)
         tokens, took_s = (sum(column) for column in zip(*self._recent, strict=True))
         speed = max(1.0 / max(1e-9, float(seconds[0])), _EASED * tokens / max(1e-9, took_s))
-        return most, DraftGate(self._rates, 0.0, seconds, speed)
+        return DraftGate(self._rates, 0.0, seconds, speed).worth_verifying(margins)
 
     def observe(
         self,
