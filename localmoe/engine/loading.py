@@ -39,7 +39,8 @@ from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
 from localmoe.model.host_embedding import read_from_host
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
-from localmoe.model.runner import ModelRunner, RecurrentState, SequenceState
+from localmoe.model.recurrence import recurrent_state
+from localmoe.model.runner import ModelRunner, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
 from localmoe.prefetch.scheduler import Scheduler
@@ -218,15 +219,14 @@ def _assemble_by_layers(
     """Passes in which each layer asks the host for its experts: on CPU, and for models that the GPU's
     kernels do not know."""
     skeleton, device = prepared.skeleton, prepared.compute.device
-    lookahead = LookaheadBuffer(len(skeleton.experts))
-    gates = find_gates(skeleton)
+    state = _sequence_state(prepared)
     passes = PassState(
-        memory, scheduler, lookahead, rows, draft, synthetic=prepared.synthetic, gates=gates,
-        linears=prepared.linears,
+        memory, scheduler, LookaheadBuffer(len(skeleton.experts)), rows, draft, synthetic=prepared.synthetic,
+        gates=find_gates(skeleton), linears=prepared.linears,
     )  # fmt: skip
     layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
-    return ModelRunner(skeleton.model, _sequence_state(prepared), passes, device)
+    return ModelRunner(skeleton.model, state, passes, device)
 
 
 def new_memory(parts: EngineParts, num_slots: int) -> None:
@@ -291,7 +291,7 @@ def make_memory(
 def _sequence_state(prepared: PreparedModel) -> SequenceState:
     text = prepared.skeleton.text_config
     if not prepared.skeleton.can_rollback:
-        return RecurrentState(text)
+        return recurrent_state(prepared.skeleton, prepared.compute.device)
     return KVCache(int(text.num_hidden_layers), kv_positions(prepared.plan.context))
 
 

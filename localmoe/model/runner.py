@@ -95,9 +95,11 @@ class PassRunner(Protocol):
 class RecurrentState(transformers.DynamicCache):
     """State of a model with recurrent layers: it can be extended or forgotten, but not shortened."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, goes_on: bool = True) -> None:
+        """goes_on: whether the model goes on from it in passes of several tokens (see model.recurrence)."""
         super().__init__(config=config)
         self._config = config
+        self.goes_on = goes_on
 
     @property
     def length(self) -> int:
@@ -160,6 +162,9 @@ class ModelRunner:
             float32 (n, V), or (1, V) with last_only.
         """
         start, count = self.sequence.length, len(tokens)
+        if start and count > 1 and isinstance(self.sequence, RecurrentState) and not self.sequence.goes_on:
+            alone = [self.run([token], phase, last_only=True) for token in tokens]
+            return alone[-1] if last_only else torch.cat(alone)
         multiple = self.passes.rows.multiple if self._pad and phase != "draft" else 1
         padding = -count % multiple
         self.passes.phase, self.passes.live_rows = phase, count

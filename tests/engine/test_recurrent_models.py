@@ -18,7 +18,7 @@ from support.engines import (
     runner_of,
     watch_link,
 )
-from support.tiny_models import RECURRENT_ARCHITECTURE, reference_greedy
+from support.tiny_models import RECURRENT_ARCHITECTURE, reference_greedy, tiny_model, write_model
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftingRefusedError, TransferError
@@ -84,6 +84,20 @@ def test_a_second_turn_goes_on_from_the_first_and_an_edited_one_starts_anew(
     assert second.stats.reused_tokens == len(answer.prompt) + len(answer.tokens) - 1
     edited = chat(engine, [Message("user", "hi me"), *rest], recurrent[1])
     assert edited.stats.reused_tokens == 0, "recurrent state cannot be shortened"
+
+
+def test_layers_that_begin_anew_in_a_longer_pass_are_given_single_tokens(tmp_path: Path) -> None:
+    """As transformers' own of jamba do, whose conversations would forget all but the last message."""
+    mamba = {"mamba_d_state": 8, "use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1}
+    experts = {"num_experts": 8, "intermediate_size": 128, "expert_layer_period": 1, "expert_layer_offset": 0}
+    model = tiny_model("jamba", **mamba, **experts)
+    with load_with_slots(write_model(tmp_path / "jamba", model), 6) as engine:
+        messages = [Message("user", "hi you")]
+        for question in ("and then?", "why?"):
+            answer = chat(engine, messages, model)
+            messages += [Message("assistant", answer.text), Message("user", question)]
+        assert chat(engine, messages, model).stats.reused_tokens > 0
+        chat(engine, [Message("user", "a prompt of several chunks " * 12)], model)
 
 
 def test_after_a_closed_answer_the_next_one_is_right(engine: Engine, recurrent: tuple[Path, Any]) -> None:
