@@ -85,9 +85,10 @@ def _describe_draft(parts: EngineParts, config: EngineConfig, plan: MemoryPlan, 
         return str(parts.draft)
     if parts.other is not None:
         return str(parts.other)
-    if parts.drafter == LOOKUP or not looks_up(parts, config):
-        return "prompt lookup" if parts.drafter == LOOKUP else f"off: {plan.drafting_reason}"
-    return f"prompt lookup, as there is no draft: {plan.drafting_reason}"
+    if not looks_up(parts, config):
+        return f"off: {plan.drafting_reason}"
+    asked_for = parts.drafter == LOOKUP
+    return "prompt lookup" if asked_for else f"prompt lookup, as there is no draft: {plan.drafting_reason}"
 
 
 def uses_cpu(parts: EngineParts) -> bool:
