@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import UnsupportedModelError, sentence_of
@@ -27,6 +26,7 @@ from localmoe.hardware.needs import kv_positions
 from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.compaction import compact
 from localmoe.model.next_gate import find_gates
 from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
@@ -36,8 +36,6 @@ if TYPE_CHECKING:  # these need Triton
     from localmoe.model.device_lane import DeviceLane
     from localmoe.model.device_linear import KernelMode
     from localmoe.model.device_runner import DeviceRunner
-
-_SHARED_BLOCK_BYTES = 10 << 20  # tensors from here on have a block of their own
 
 
 def assemble_on_device(
@@ -60,10 +58,10 @@ def assemble_on_device(
     """
     from localmoe.model.device_passes import WINDOW_BUCKETS
 
-    skeleton, device = prepared.skeleton, prepared.compute.device
+    skeleton = prepared.skeleton
     mode = replace_modules(prepared)
-    if device.type == "cuda":
-        _compact(skeleton.model)
+    small = [tensor for layer in draft or () for tensor in layer.tensors()]
+    compact([*skeleton.model.parameters(), *small])
     memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
     lane, lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
     if lane is not None:
@@ -160,18 +158,6 @@ def _prepare(runner: DeviceRunner, name: str) -> None:
             f"{name} cannot run in localmoe's GPU kernels ({sentence_of(error)}): "
             "use --dtype float32, which computes it pass by pass, or --device cpu."
         ) from error
-
-
-def _compact(model: nn.Module) -> None:
-    """Give back what joining weights left behind, before the slots take the rest: small tensors share the
-    allocator's blocks with the holes, so they move together first."""
-    for parameter in model.parameters():
-        if (
-            parameter.is_cuda
-            and parameter.untyped_storage().nbytes() == parameter.nbytes < _SHARED_BLOCK_BYTES
-        ):
-            parameter.data = parameter.data.clone()
-    torch.cuda.empty_cache()
 
 
 def _activation(skeleton: Skeleton, layer: int) -> Activation:

@@ -22,6 +22,7 @@ from localmoe.engine.loading import EngineParts, out_of_memory, release_slots
 from localmoe.engine.log_lines import log_draft_moved, log_no_draft
 from localmoe.engine.sources import CheckpointSource
 from localmoe.engine.stepping import choose_governor, looks_up
+from localmoe.model.compaction import compact
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_worth import DraftWorth, WatchedGovernor
 from localmoe.speculative.governor import AutoGovernor, Governor
@@ -223,6 +224,7 @@ class DraftPlace:
         if isinstance(parts.runner, ModelRunner):
             parts.runner.passes.draft = matrix_layers(layers)
         else:
-            parts.runner.passes.draft = packed_layers(layers)
+            parts.runner.passes.draft = packed = packed_layers(layers)
+            compact(tensor for layer in packed or () for tensor in layer.tensors())
         parts.draft, parts.draft_bytes = info, draft_bytes(layers)
         return None

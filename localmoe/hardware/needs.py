@@ -99,9 +99,11 @@ def device_needs(
     else:
         activations = _activation_bytes(footprint, tokens)
         attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)
-    # logits as computed, as float32, and the probabilities of draft and target for sampling; where kernels
-    # choose tokens there are but the first, yet with less, budgets were broken (docs/log.md, 2026-11-25)
+    # where kernels choose tokens: logits as computed, as kept, and as float32 for a draft by another model;
+    # else the probabilities of draft and target too
     logits = max_window * footprint.vocab_size * (compute_bytes + 3 * _FLOAT_BYTES)
+    if whole_passes:
+        logits = max_window * footprint.vocab_size * (2 * compute_bytes + _FLOAT_BYTES)
     shared_bytes = on_device(footprint.shared_bytes)
     embedding_bytes = 0
     if whole_passes or in_place:

@@ -107,11 +107,15 @@ class LowBitExperts:
         """Columns that share a scale."""
         return self.gate_up.group_size
 
+    def tensors(self) -> list[Tensor]:
+        """Codes, scales, codebooks and biases."""
+        biases = [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
+        return [*self.gate_up.tensors(), *self.down.tensors(), *biases]
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales, codebooks and biases."""
-        biases = (b.nbytes for b in (self.gate_up_bias, self.down_bias) if b is not None)
-        return self.gate_up.num_bytes + self.down.num_bytes + sum(biases)
+        """Bytes of all that."""
+        return sum(part.nbytes for part in self.tensors())
 
     def takes(self, draft: DraftForm) -> bool:
         """Whether `set_expert` takes matrices of this form: those of its own, and, with codebooks, 4-bit

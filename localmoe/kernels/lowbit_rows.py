@@ -85,11 +85,15 @@ class PackedRows:
         """N."""
         return self.words.shape[1]
 
+    def tensors(self) -> list[Tensor]:
+        """Codes, scales, columns and codebooks, as far as there are any."""
+        parts = (self.words, self.top_bits, self.scales, self.columns, self.codebooks)
+        return [part for part in parts if part is not None]
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales, columns and codebooks."""
-        others = (part.nbytes for part in (self.columns, self.codebooks) if part is not None)
-        return self.words.nbytes + self.top_bits.nbytes + self.scales.nbytes + sum(others)
+        """Bytes of all that."""
+        return sum(part.nbytes for part in self.tensors())
 
     def set_expert(self, expert: int, matrix: CodeMatrix) -> None:
         """Pack one expert's matrix, which may be on any device, a few rows at a time. Rows with codebooks

@@ -3,6 +3,10 @@ the rules of model.kv_cache otherwise."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from localmoe.kernels.gpu.rope import write_kv
@@ -10,12 +14,42 @@ from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
 
 
+class _Room:
+    """One allocation for all layers: the allocator would round each one's up."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._left: Tensor | None = None
+
+    def take(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
+        """Zeros of one layer; the first layer's shapes are thought to be every layer's. A layer that needs
+        more gets its own."""
+        counts = [math.prod(shape) for shape in shapes]
+        if self._left is None:
+            self._left = like.new_zeros(self._num_layers * sum(counts))
+        if sum(counts) > len(self._left) or self._left.dtype != like.dtype:
+            return [like.new_zeros(shape) for shape in shapes]
+        *parts, self._left = self._left.tensor_split(list(itertools.accumulate(counts)))
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def release(self) -> None:
+        """Forget it."""
+        self._left = None
+
+
 class DeviceKVLayer(KVLayer):
     """Keys and values of one decoder layer; the runner keeps its length."""
 
-    def __init__(self, capacity: int, window: DeviceWindow) -> None:
+    def __init__(self, capacity: int, window: DeviceWindow, room: _Room) -> None:
         super().__init__(capacity)
         self._window = window
+        self._room = room
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Zeros of the cache's room."""
+        shapes = [(1, t.shape[1], self.capacity, t.shape[3]) for t in (key_states, value_states)]
+        self.keys, self.values = self._room.take(shapes, key_states)
+        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -37,12 +71,18 @@ class DeviceKVCache(KVCache):
 
     def __init__(self, num_layers: int, capacity: int, window: DeviceWindow) -> None:
         super().__init__(num_layers, capacity)
-        self.layers = [DeviceKVLayer(capacity, window) for _ in range(num_layers)]
+        self._room = _Room(num_layers)
+        self.layers = [DeviceKVLayer(capacity, window, self._room) for _ in range(num_layers)]
 
     @property
     def capacity(self) -> int:
         """Positions that fit."""
         return int(self.layers[0].capacity)
+
+    def release(self) -> None:
+        """Forget all tokens and give the memory back."""
+        super().release()
+        self._room.release()
 
     def wipe(self) -> None:
         """Back to zeros."""

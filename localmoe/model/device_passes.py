@@ -54,6 +54,7 @@ class DevicePasses:
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
         self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
+        self._logits: Tensor | None = None  # (rows, V) of the last window of several rows
 
     def compile(self, stop: threading.Event | None = None) -> None:
         """Compile what passes launch, many kernels at a time, and run none of it; `stop` ends it early."""
@@ -141,6 +142,7 @@ class DevicePasses:
     def release(self) -> None:
         """Give back what passes keep; none can be issued any more."""
         self._graphs.clear()
+        self._logits = None
         self._forced.clear()
         self._state.routed.clear()
         state = self._state
@@ -232,7 +234,17 @@ class DevicePasses:
             numbers.append(self._state.lane.block.numbers())
         if rests is not None:
             rests.join()
-        return PassOutput(logits, torch.cat(numbers))
+        return PassOutput(self._kept(logits), torch.cat(numbers))
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """The logits of a window where those of all windows of several rows lie: graphs would keep (R, V)
+        each."""
+        rows, vocab = logits.shape
+        if rows == 1:
+            return logits
+        if self._logits is None:  # while nothing is captured
+            self._logits = logits.new_empty(WINDOW_BUCKETS[-1], vocab)
+        return self._logits[:rows].copy_(logits)
 
     def read_window(self, report: NDArray[np.int32], count: int, rows: int) -> WindowReport:
         """The report of a window of `count` tokens whose logits had `rows` rows."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 Key = TypeVar("Key", bound=Hashable)
 CAPTURE_AT = 4  # the fourth pass of a kind costs as much as capturing it has saved by then
-MAX_GRAPHS = 24  # a graph of a 48-layer model holds some thousand nodes, and so a few MiB in the driver
+# a graph of some thousand nodes takes 2 to 6 MiB in the driver, which nothing plans one by one
+MAX_GRAPHS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PassOutput:
     """Tensors that a pass leaves; in a graph they are overwritten by its next replay.
 
     Attributes:
-        logits: (T, V).
+        logits: (T, V); of more than one row, overwritten by the next such pass, whatever its graph.
         report: int32, what the host needs to know, flat.
     """
 

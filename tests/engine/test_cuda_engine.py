@@ -23,6 +23,7 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.model.runner import ModelRunner
 from localmoe.model.shapes import SHAPES
+from localmoe.model.step_graphs import MAX_GRAPHS
 
 pytestmark = pytest.mark.gpu
 GIB = 1 << 30
@@ -174,15 +175,20 @@ def test_greedy_steps_wait_for_nothing_but_their_own_report(length: int) -> None
         assert given == expected
 
 
-@pytest.mark.parametrize("gib", [8, 12, 16, 24])
-@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "olmoe-1b-7b"])
-def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gib: int) -> None:
+def free_for_an_engine() -> int:
+    """Bytes in the driver's view, before there is one."""
     torch._C._cuda_clearCublasWorkspaces()  # of other tests' products in this process
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.zeros(1, device="cuda")
     assert torch.cuda.memory_allocated() < 4 << 20, "an engine before this one has not let go of its memory"
-    free_before = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+
+
+@pytest.mark.parametrize("gib", [8, 12, 16, 24])
+@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "olmoe-1b-7b"])
+def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gib: int) -> None:
+    free_before = free_for_an_engine()
     started = time.perf_counter()
     try:
         engine = Engine.load_shape(name, on_gpu(gib * GIB, context=2048), SyntheticSettings())
@@ -196,5 +202,31 @@ def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gi
             for length in (4, 8, 64):
                 tokens_of(engine, replace(request, draft_length=length if engine.plan.drafting else 0))
                 least_free = min(least_free, torch.cuda.mem_get_info()[0])
+        assert torch.cuda.max_memory_reserved() <= gib * GIB
+        assert free_before - least_free <= gib * GIB
+
+
+def test_a_budget_is_kept_by_answers_of_every_kind() -> None:
+    """As many graphs as there may be: greedy and penalised, with the CPU and without, over short and longer
+    texts, windows of many widths."""
+    penalised = SamplingConfig(temperature=0.8, top_k=20, repetition_penalty=1.2, seed=3)
+    free_before, gib = free_for_an_engine(), 12
+    config = on_gpu(gib * GIB, context=8192, strict=False, draft_length=4)
+    with Engine.load_shape("qwen1.5-moe-a2.7b", config, SyntheticSettings()) as engine:
+        least_free = torch.cuda.mem_get_info()[0]
+        for prompt_length in (60, 1100):
+            (request,) = random_prompts(engine, 1, prompt_length)
+            for sampling in (SamplingConfig(), penalised):
+                for strict in (True, False):
+                    for length in (1, 8, 64):
+                        tokens_of(
+                            engine,
+                            replace(
+                                request, draft_length=length, strict=strict, sampling=sampling,
+                                max_new_tokens=12 if length < 64 else 70,
+                            ),
+                        )  # fmt: skip
+                        least_free = min(least_free, torch.cuda.mem_get_info()[0])
+        assert len(runner_of(engine).issue._graphs) == MAX_GRAPHS
         assert torch.cuda.max_memory_reserved() <= gib * GIB
         assert free_before - least_free <= gib * GIB

@@ -50,6 +50,21 @@ def test_keys_and_values_are_written_where_the_window_says_and_nowhere_past_the_
         assert torch.equal(cache.layers[layer].keys[0].cpu(), written[layer, 0].half())
 
 
+def test_all_layers_lie_in_one_allocation_but_for_one_that_needs_more() -> None:
+    window = DeviceWindow(8, DEVICE)
+    cache = DeviceKVCache(3, 100, window)
+    window.visible = 64
+    for layer, heads in enumerate((2, 2, 9)):
+        states = torch.ones(1, heads, 4, 16, dtype=torch.float16, device=DEVICE)
+        cache.update(states, states, layer)
+    first, second, other = (layer.keys.untyped_storage() for layer in cache.layers)
+    assert first.data_ptr() == second.data_ptr() != other.data_ptr()
+    assert first.nbytes() == 3 * 2 * 2 * cache.capacity * 16 * 2
+    assert cache.layers[2].values.shape == (1, 9, cache.capacity, 16)
+    cache.release()
+    assert cache.num_bytes == 0
+
+
 def test_the_host_keeps_the_length_and_rolls_it_back() -> None:
     cache = DeviceKVCache(3, 100, DeviceWindow(4, DEVICE))
     assert cache.length == 0
