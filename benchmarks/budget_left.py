@@ -2,7 +2,7 @@
 that take many kinds of passes: prompts of several lengths, drafts of several lengths, greedy, sampled and
 penalised, with the CPU lane and without, so that many graphs are captured.
 
-    python benchmarks/budget_left.py [--cases gpt-oss-20b:8:0 qwen1.5-moe-a2.7b:12:4]
+    python benchmarks/budget_left.py [--cases gpt-oss-20b:8:0 qwen1.5-moe-a2.7b:12:4] [--prompts 7000 1100]
 
 A case is SHAPE:GIB:DRAFT-LENGTH. Weights and routing are synthetic. Nothing else may use the GPU meanwhile:
 the driver's view is of all.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from localmoe.model.device_runner import DeviceRunner
 
 CONTEXT = 8192
 PROMPTS = (60, 1100, 2500, 7000)  # tokens
-LENGTHS = (0, 1, 4, 8, 16, 64)
+LENGTHS = (0, 1, 4, 8, 16, 64)  # drafted tokens
 SAMPLINGS = (
     SamplingConfig(),
     SamplingConfig(temperature=0.8, top_p=0.9, seed=3),
@@ -42,7 +43,7 @@ def answer(engine: Engine, ids: tuple[int, ...], length: int, strict: bool, samp
         pass
 
 
-def watch(name: str, gib: float, drafting: int) -> None:
+def watch(name: str, gib: float, drafting: int, prompts: Sequence[int], lengths: Sequence[int]) -> None:
     """One model under one budget."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -56,13 +57,13 @@ def watch(name: str, gib: float, drafting: int) -> None:
         runner, budget = engine._loaded.runner, engine.plan.budget_bytes
         assert isinstance(runner, DeviceRunner)
         least_free = free_before
-        for prompt in PROMPTS:
+        for prompt in prompts:
             ids = tuple(
                 np.random.default_rng(prompt).integers(0, engine.footprint.vocab_size, prompt).tolist()
             )
             for sampling in SAMPLINGS:
                 for strict in (True, False):
-                    for length in LENGTHS if engine.plan.drafting else (0,):
+                    for length in lengths if engine.plan.drafting else (0,):
                         answer(engine, ids, length, strict, sampling)
                         least_free = min(least_free, torch.cuda.mem_get_info()[0])
             allocator = budget - torch.cuda.max_memory_reserved()
@@ -79,11 +80,13 @@ def watch(name: str, gib: float, drafting: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", nargs="*", default=["gpt-oss-20b:8:0", "qwen1.5-moe-a2.7b:12:4"])
+    parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS)
+    parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS)
     args = parser.parse_args()
     torch.zeros(1, device="cuda")  # the context is nobody's
     for case in args.cases:
         name, gib, drafting = case.split(":")
-        watch(name, float(gib), int(drafting))
+        watch(name, float(gib), int(drafting), args.prompts, args.lengths)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.model.device_clock import Landing
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_step import Step
-from localmoe.model.device_steps import DeviceSteps
+from localmoe.model.device_step_passes import StepPasses
 from localmoe.model.step_graphs import StepGraphs
 
 Marks = list[tuple[str, float]]
@@ -69,18 +69,18 @@ def watched() -> Iterator[Marks]:
 def steps_made() -> Iterator[list[Step]]:
     """Those that are begun inside, in order."""
     made: list[Step] = []
-    owner: Any = DeviceSteps
-    original = owner._new_step
+    owner: Any = StepPasses
+    original = owner.new
 
-    def new_step(*args: Any) -> Step:
+    def new(*args: Any) -> Step:
         made.append(original(*args))
         return made[-1]
 
-    owner._new_step = new_step
+    owner.new = new
     try:
         yield made
     finally:
-        owner._new_step = original
+        owner.new = original
 
 
 def between_steps(steps: list[Step]) -> list[float]:

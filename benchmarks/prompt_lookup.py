@@ -1,30 +1,29 @@
-"""What prompt lookup can gain a CPU alone where a text repeats itself, and what it costs where it does not.
+"""What prompt lookup can gain where a text repeats itself, and what it costs where it does not.
 Weights are random, so no text quotes another: first, what a step takes that verifies 0, 1, 3, .. random
 tokens, with uniform routing, and how many times as fast text is whose looked-up tokens are all right. Then
 whole answers without and with lookup: chosen greedily they go round in circles of a few tokens, the best that
-there can be, and drawn at temperature 1 they repeat nothing. Tokens have to be the same with and without.
+there can be, and drawn at temperature 1 they repeat nothing. Tokens have to be the same with and without,
+but for those to which a CPU beside a GPU adds in another order.
 
     python benchmarks/prompt_lookup.py [--shapes olmoe-1b-7b gpt-oss-20b] [--tokens 64] [--rounds 2]
+    python benchmarks/prompt_lookup.py --device cuda --gib 8 [--strict] ...
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import threading
 from collections.abc import Sequence
 
 import torch
 
 from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, SamplingConfig
-from localmoe.core.gates import Gate
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine, stepping
 from localmoe.model.shapes import SHAPES
 from localmoe.speculative.drafters import Proposal
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
-from localmoe.speculative.sampling import TokenSampler
 
 TEXTS = {"repeats itself": SamplingConfig(), "does not": SamplingConfig(temperature=1.0, seed=1)}
 ROWS = (0, 1, 3, 7, 15)
@@ -36,14 +35,7 @@ class RandomDrafter(PromptLookupDrafter):
 
     vocab = 1
 
-    def propose(
-        self,
-        history: Sequence[int],
-        count: int,
-        sampler: TokenSampler,
-        stop: threading.Event | None,
-        gate: Gate | None = None,
-    ) -> Proposal:
+    def look_up(self, history: Sequence[int], count: int) -> Proposal:
         return Proposal([random.randrange(self.vocab) for _ in range(count)], [])
 
 
@@ -93,7 +85,10 @@ def measure_answers(shape: str, engine: Engine, tokens: int) -> None:
                 f"ms a token, {stats.steps} steps, {stats.accepted} of {stats.drafted} tokens accepted",
                 flush=True,
             )
-        assert found[0] == found[1], "looking up changed the answer"
+        same = found[0] == found[1]
+        assert same or not engine.config.strict, "looking up changed the answer"
+        if not same:
+            print(f"synthetic: {shape}, text {name}: the CPU's sums made other tokens")
 
 
 def main() -> None:
@@ -103,8 +98,15 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["olmoe-1b-7b"], choices=sorted(SHAPES))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--gib", type=float, help="VRAM budget")
+    parser.add_argument("--strict", action="store_true")
     args = parser.parse_args()
-    config = EngineConfig(device="cpu", drafter="prompt-lookup", context=1024)
+    on_gpu = args.device == "cuda"
+    config = EngineConfig(
+        device=args.device, drafter="prompt-lookup", context=1024, strict=args.strict or not on_gpu,
+        vram_budget_bytes=int(args.gib * 2**30) if args.gib else None,
+    )  # fmt: skip
     for shape in args.shapes:
         uniform = SyntheticSettings(parse_routing("uniform"))  # the hardest, and drawn anew for each answer
         with Engine.load_shape(SHAPES[shape], config, uniform) as engine:

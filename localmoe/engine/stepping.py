@@ -51,17 +51,14 @@ def _wanted_length(request: GenerationRequest, config: EngineConfig) -> DraftLen
 
 def looks_up(parts: EngineParts, config: EngineConfig) -> bool:
     """Whether tokens are looked up in the text: where that was asked for, and where a model that may draft
-    has no draft, its answers are the same whatever is drafted, and the host takes each step anyway, so that
-    looking up costs nothing."""
+    has no draft at hand and its answers are the same whatever is drafted, since looking up costs nothing."""
     if not parts.prepared.footprint.can_rollback:
         return False
     if parts.drafter == LOOKUP:
         return True
-    without = parts.draft is None and parts.other is None and config.draft_length != 0
+    without = parts.passes.draft is None and parts.other is None and config.draft_length != 0
     simulated = parts.passes.synthetic is not None  # what is written then repeats nothing
-    return (
-        without and not simulated and isinstance(parts.runner, ModelRunner) and parts.row_padding is not None
-    )
+    return without and not simulated and parts.row_padding is not None
 
 
 def make_stepper(
@@ -72,10 +69,13 @@ def make_stepper(
     end_tokens: frozenset[int],
     stop: threading.Event | None,
 ) -> Stepper:
-    """Whole steps on the GPU where no token has to be proposed by the host."""
+    """Whole steps on the GPU where no token has to be drawn, or judged, by the host."""
     runner, whole_window = parts.runner, request.switches.whole_window
-    by_host = (looks_up(parts, config) or parts.other is not None) and not request.draft_only
-    by_host = by_host and _wanted_length(request, config) != 0
+    drafts = _wanted_length(request, config) != 0 and not request.draft_only
+    synthetic = parts.passes.synthetic
+    lookup = PromptLookupDrafter(end_tokens) if drafts and looks_up(parts, config) else None
+    simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
+    by_host = simulated or (drafts and parts.other is not None)
     if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
@@ -83,14 +83,14 @@ def make_stepper(
         if request.draft_only:
             return DeviceDraftStepper(DeviceDraftSteps(runner, sampler.config, sampler.seed))
         steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
-        return DeviceStepper(steps, end_tokens)
+        return DeviceStepper(steps, end_tokens, lookup)
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
     if parts.other is not None:
         drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens)
-    elif by_host:
-        drafter = PromptLookupDrafter(end_tokens)
+    elif lookup is not None:
+        drafter = lookup
     elif parts.passes.draft is not None:
         drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
     return PassStepper(runner, drafter, sampler, stop)

@@ -2,7 +2,8 @@
 has to do after a step, it does while the GPU works on the next one, which was issued behind the verify pass:
 its first draft, or, where nothing is drafted and no copy wanted, its own verify pass. What those are about,
 the GPU knows first. Where a gate may end the drafts, they are issued one by one, the next one while the last
-one runs if the gate expects to want it. Keeps no cache (device_runner).
+one runs if the gate expects to want it. Tokens that the host proposes take the place of drafts. Keeps no
+cache (device_runner).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from localmoe.core.config import SamplingConfig
 from localmoe.core.events import DraftFinished, StepFinished, StepStarted
 from localmoe.core.gates import Gate
 from localmoe.kernels.choices import check_chosen
-from localmoe.model.device_clock import Clock, Landing
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_step import FinishedStep, Speculation, Step
+from localmoe.model.device_step_passes import StepPasses
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.model.window_report import WindowReport
 
@@ -41,6 +42,7 @@ class DeviceSteps:
         self._runner = runner
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
         self._whole_window = whole_window
+        self._parts = StepPasses(runner, whole_window=whole_window)
         self._issue = runner.issue
         self._passes = runner.passes
         self._step: Step | None = None
@@ -55,23 +57,46 @@ class DeviceSteps:
         return self._passes.memory.may_copy and not self._whole_window
 
     @torch.inference_mode()
-    def begin(self, text: Sequence[int], count: int, *, room: int, gate: Gate | None = None) -> None:
+    def begin(
+        self,
+        text: Sequence[int],
+        count: int,
+        *,
+        room: int,
+        gate: Gate | None = None,
+        proposed: Sequence[int] | None = None,
+    ) -> bool:
         """Issue the drafts of at most `count` tokens after `text`; a step that runs already has none. While
         the GPU works on them, take over what the step before did. Where the host has nothing to decide before
-        it, the verify pass is issued too. room: tokens that the answer may still get. gate: if `may_stop`."""
+        it, the verify pass is issued too.
+
+        Args:
+            room: tokens that the answer may still get.
+            gate: if `may_stop`.
+            proposed: `count` tokens to verify, by whoever says what follows; nothing is drafted then.
+
+        Returns:
+            False where the step ran already, without what is proposed.
+        """
         start, token = self._runner.sequence.length, text[-1]
         try:
             if self._sampling is not None:
                 self._issue.choice.begin(*self._sampling, text)
                 self._sampling = None
-            gate, self._room = gate if self.may_stop and count else None, room
-            step = self._step = self._took_next(start, count, gate) or self._draft(token, start, count, gate)
+            gate = gate if self.may_stop and count and proposed is None else None
+            self._room = room
+            ran = self._took_next(start, count, gate)
+            if ran is None and proposed is not None:
+                step = self._parts.put(token, start, proposed)
+            else:
+                step = ran or self._parts.draft(token, start, count, gate)
+            self._step = step
             self._close_books()
             self._passes.lookahead.clear()
             self._passes.scheduler.notify(StepStarted(self._passes.counters.steps, step.count))
             plain = not count and not self._passes.memory.waiting
             self._plain_steps = self._plain_steps + 1 if plain else 0
-            decides = step.gate is not None or (step.count and self._passes.memory.may_copy)
+            decides = step.gate is not None or (step.drafts and self._passes.memory.may_copy)
             if step.window is None and not decides:
                 self._issue_verify(step)
             if self._plain_steps >= RUN_BEHIND_AFTER and room > 1:
@@ -79,6 +104,7 @@ class DeviceSteps:
         except BaseException:
             self._rewind(start)
             raise
+        return ran is None
 
     @torch.inference_mode()
     def finish(self) -> Speculation:
@@ -134,16 +160,6 @@ class DeviceSteps:
             self._runner.take_over(found, "verify", wanted=False)
         self._drop_next()
 
-    def _draft(self, token: int, start: int, count: int, gate: Gate | None) -> Step:
-        routed = self._routed(count)
-        self._passes.window.set(start, count + 1, [token])
-        self._issue.force("draft", start, routed)
-        return self._new_step(token, start, count, routed, gate)
-
-    def _routed(self, count: int) -> int:
-        """Draft passes for so many tokens."""
-        return count + (self._whole_window and count > 0)
-
     def _issue_early(self, step: Step) -> None:
         """The next step's first draft, behind a verify pass: where it begins and with what, is found there.
         Only where it has room for a draft and the target's own token, whatever is kept of this step."""
@@ -157,13 +173,13 @@ class DeviceSteps:
             start = step.start + 1 + accepted
         self._issue.go_on(step.window.output, 2, accepted)
         self._issue.force("draft", start, 1)
-        self._next = self._new_step(None, start, 1, 1, None)
+        self._next = self._parts.new(None, start, 1, 1, None)
 
     def _issue_behind(self, step: Step) -> None:
         """The next step's verify pass, behind one of a step that drafted nothing."""
         assert step.window is not None and not step.count
         self._issue.advance(step.window.output)
-        self._next = self._new_step(None, step.start + 1, 0, 0, None)
+        self._next = self._parts.new(None, step.start + 1, 0, 0, None)
         self._issue_verify(self._next, behind=True)
 
     def _settle_next(self, token: int, start: int) -> float:
@@ -189,9 +205,9 @@ class DeviceSteps:
         if step.drafts:
             step.count, step.gate = count, gate
             self._passes.window.resize(count + 1)
-            self._issue.force("draft", start, self._routed(count))
+            self._issue.force("draft", start, self._parts.routed(count))
             if gate is None:
-                self._issue_drafts(step, self._routed(count) - 1)
+                self._parts.go_on(step, self._parts.routed(count) - 1)
         return step
 
     def _drop_next(self) -> None:
@@ -209,14 +225,6 @@ class DeviceSteps:
                 ended, took = time.perf_counter(), sum(step.clock.seconds())
                 step.timeline.add("draft", "token 1, not wanted", ended - took, ended)
 
-    def _new_step(self, token: int | None, start: int, count: int, drafts: int, gate: Gate | None) -> Step:
-        clock, timeline = Clock(self._issue.on_gpu), self._passes.timeline
-        step = Step(token, start, count, clock, [], gate, timeline=timeline)
-        self._issue_drafts(step, drafts if gate is None else 1)
-        if not drafts:
-            step.mark_drafts()
-        return step
-
     def _issue_anew(self, step: Step, failed: WindowReport) -> None:
         """Before a step's verify pass runs once more."""
         if self._next is not None:
@@ -224,16 +232,6 @@ class DeviceSteps:
             assert step.token is not None
             self._passes.window.set(step.start, step.count + 1, [step.token, *failed.tokens])
             self._issue.force("verify", step.start, step.count + 1)
-
-    def _issue_drafts(self, step: Step, count: int) -> None:
-        """`count` further passes; the clock marks every one's end, or the last one's."""
-        assert step.window is None, "a draft behind the verify pass would write over what that leaves"
-        captured_s = self._issue.capture_s
-        for left in reversed(range(count)):
-            step.drafts.append(Landing(self._issue.draft(step.start + step.count + 1).report))
-            if step.in_parts or not left:
-                step.mark_drafts()
-        step.captures_s[0] += self._issue.capture_s - captured_s
 
     def _hear_drafts(self, step: Step) -> float:
         """Tell the policy token by token, while later ones are drafted, as long as the gate goes on; when the
@@ -243,7 +241,7 @@ class DeviceSteps:
         while len(heard) < len(step.drafts):
             running = len(step.drafts) - len(heard)
             if gate is not None and len(step.drafts) < step.count and gate.goes_on(heard, running):
-                self._issue_drafts(step, 1)
+                self._parts.go_on(step, 1)
             asks_later = gate is not None or self._passes.scheduler.asks_after_drafts
             if running == 1 and step.window is None and not asks_later:
                 self._issue_verify(step)
@@ -252,7 +250,7 @@ class DeviceSteps:
             said, at = self._issue.read_draft(report), step.start + 1 + len(heard)
             heard.append(said.margin if self._simulated is None else self._simulated.margins(at, 1)[0])
             if gate is not None and len(heard) == len(step.drafts) < step.count and gate.goes_on(heard):
-                self._issue_drafts(step, 1)
+                self._parts.go_on(step, 1)
             self._runner.tell_draft(len(heard) - 1, said, last=len(heard) == len(step.drafts))
             if step.window is None:
                 self._passes.memory.pump()
@@ -263,15 +261,7 @@ class DeviceSteps:
         return ready
 
     def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
-        assert len(step.drafts) >= step.count, f"{len(step.drafts)} of {step.count} tokens drafted"
-        self._issue.force("verify", step.start, step.count + 1)
-        if step.timeline is not None:
-            step.clock.tick()
-        captured_s = self._issue.capture_s
-        step.behind = behind
-        step.window = self._runner.issue_window(step.count + 1, step.start, behind=behind)
-        step.clock.tick()
-        step.captures_s[1] = self._issue.capture_s - captured_s
+        self._parts.verify(step, behind=behind)
         if step.drafts:
             self._issue_early(step)
 

@@ -36,9 +36,13 @@ class PromptLookupDrafter:
         stop: threading.Event | None,
         gate: Gate | None = None,
     ) -> Proposal:
-        """Up to `count` tokens, as far as an end token; none where nothing agrees. A text that repeats itself
-        is continued around the repeat. Nothing is drawn, so there are no distributions, and a token's margin
-        is how many tokens before it agree: those proposed before it too, as if they were accepted."""
+        """As `look_up`: nothing is drawn, so there are no distributions."""
+        return self.look_up(history, count)
+
+    def look_up(self, history: Sequence[int], count: int) -> Proposal:
+        """Up to `count` tokens after `history`, as far as an end token; none where nothing agrees. A text
+        that repeats itself is continued around the repeat. A token's margin is how many tokens before it
+        agree: those proposed before it too, as if they were accepted."""
         self._index(history)
         start = self._find(history)
         if start is None:

@@ -20,6 +20,7 @@ from localmoe.model.runner import PassRunner
 from localmoe.model.synthetic import SyntheticGate, SyntheticModel
 from localmoe.speculative.acceptance import Verdict, accept_drawn, accept_greedy, accept_sampled
 from localmoe.speculative.drafters import Drafter, Proposal
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 
 if TYPE_CHECKING:  # needs Triton
@@ -177,25 +178,41 @@ class DeviceStepper:
     """Steps that the GPU runs from the first drafted token to the target's choices. Drafted tokens are kept
     while they are those choices: sampled tokens too are a function of the logits there (kernels.choices)."""
 
-    def __init__(self, steps: DeviceSteps, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self, steps: DeviceSteps, end_tokens: frozenset[int], lookup: PromptLookupDrafter | None = None
+    ) -> None:
+        """lookup: proposes tokens, in the place of the model's own draft."""
         self._steps = steps
         self._end_tokens = end_tokens
+        self._lookup = lookup
+        self._margins: Sequence[float] = ()  # of what was looked up for the step under way
 
     @property
     def hears_margins(self) -> bool:
-        """Not where the verify pass is issued behind the drafts at once."""
-        return self._steps.may_stop
+        """Of the model's own draft not where the verify pass is issued behind the drafts at once."""
+        return self._lookup is not None or self._steps.may_stop
 
     def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
-        """The GPU drafts, and verifies too where the host has nothing to decide in between."""
-        self._steps.begin(history, length, room=room, gate=gate)
+        """The GPU drafts, and verifies too where the host has nothing to decide in between. What is looked up
+        waits for the next step where this one runs already."""
+        if self._lookup is None:
+            self._steps.begin(history, length, room=room, gate=gate)
+            return
+        proposal = self._lookup.look_up(history, length) if length else Proposal([], [])
+        if gate is not None:
+            proposal.cut(gate.worth_verifying(proposal.margins))
+        proposed = proposal.tokens
+        verified = self._steps.begin(history, len(proposed), room=room, proposed=proposed)
+        self._margins = proposal.margins if verified else ()
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""
         done = self._steps.finish()
         ends = (i + 1 for i, token in enumerate(done.drafted) if token in self._end_tokens)
         counted = next(ends, len(done.drafted))
-        margins = done.margins if counted == len(done.drafted) else done.margins[:counted]
+        margins: Sequence[float] = done.margins if self._lookup is None else self._margins
+        if counted < len(done.drafted):
+            margins = margins[:counted]
         return StepOutcome(
             done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s,
             margins=margins,

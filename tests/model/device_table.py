@@ -45,6 +45,7 @@ from localmoe.prefetch.scheduler import Scheduler
 from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
 
@@ -231,11 +232,11 @@ class Rig:
 
     def loop(
         self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
-        whole: bool = False, sampling: SamplingConfig = GREEDY,
+        whole: bool = False, sampling: SamplingConfig = GREEDY, lookup: PromptLookupDrafter | None = None,
     ) -> SpeculativeLoop:  # fmt: skip
         sampler = TokenSampler(sampling)
         steps = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
-        stepper: Stepper = DeviceStepper(steps, end)
+        stepper: Stepper = DeviceStepper(steps, end, lookup)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
             stepper = PassStepper(self.runner, drafter, sampler, None)
