@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from experts.device_rig import DeviceRig
 from experts.test_cpu_lane import Rig as LaneRig
-from model.device_table import CPU, EXPERTS, LAYERS, PROMPT, Rig
+from model.device_table import CPU, EXPERTS, LAYERS, NO_END, PROMPT, Rig
 from speculative.table_model import Table
 
 from localmoe.core.types import ExpertKey
@@ -24,6 +24,7 @@ from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import WindowReport
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
 RATES = LaneRates(30.0, 150.0, 10.0, 350.0)
 
@@ -125,12 +126,19 @@ def test_threads_that_ended_are_noticed_before_a_pass(lane: DeviceLane) -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.parametrize(("length", "looks_up"), [(0, False), (3, False), (3, True)])
 @pytest.mark.parametrize("fails_at", [1, 4, 9])
-def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: int, fails_at: int) -> None:
+def test_a_failed_pass_is_run_again_without_the_lane(
+    lane: DeviceLane, length: int, looks_up: bool, fails_at: int
+) -> None:
+    def answer(rig: Rig) -> list[int]:
+        lookup = PromptLookupDrafter(NO_END) if looks_up else None
+        return [token for step in rig.loop(length, lookup=lookup).run(PROMPT, 30) for token in step.tokens]
+
     table = Table(agreement=0.8, seed=3)
     plain = Rig(table, 5)
-    wanted = [token for step in plain.loop(length).run(PROMPT, 30) for token in step.tokens]
+    wanted = answer(plain)
+    assert wanted == table.greedy(PROMPT, 30)
     rig = Rig(table, 5)
     rig.state.lane = lane
     passes = rig.passes
@@ -151,10 +159,12 @@ def test_a_failed_pass_is_run_again_without_the_lane(lane: DeviceLane, length: i
         return replace(found, lane=LaneReport(windows[0], 0, failed))
 
     passes.read_window, passes.window = reported, issued  # type: ignore[method-assign]
-    given = [token for step in rig.loop(length).run(PROMPT, 30) for token in step.tokens]
+    given = answer(rig)
     # once more, and so is a pass that was issued behind it
-    behind = length == 0 and fails_at > RUN_BEHIND_AFTER
-    assert given == wanted and windows[0] == fails_at + behind and lane.failure
+    behind = windows[0] - fails_at
+    plain_steps = length == 0 or looks_up  # those that nothing was found for
+    assert behind == 0 or (behind == 1 and plain_steps and fails_at > RUN_BEHIND_AFTER)
+    assert given == wanted and lane.failure and (behind == 1 or length or fails_at <= RUN_BEHIND_AFTER)
     assert passes.issued.count("window") == plain.passes.issued.count("window") + 1 + behind
     assert lane.open_passes == 0
     assert rig.tokens() == plain.tokens()

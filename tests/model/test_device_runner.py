@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from model.device_table import EXPERTS, LAYERS, PROMPT, TOP_K, CpuHelps, HastyPolicy, Rig, routed
+from model.device_table import EXPERTS, LAYERS, NO_END, PROMPT, TOP_K, CpuHelps, HastyPolicy, Rig, routed
 from speculative.table_model import Table
 
 from localmoe.core.events import (
@@ -32,6 +32,7 @@ from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
 pytestmark = pytest.mark.interpreted
 
@@ -203,20 +204,21 @@ def test_an_answer_that_is_dropped_while_the_next_step_runs_can_go_on(
 @pytest.mark.parametrize("make", [MoeSpeqPolicy, CpuHelps, OnDemandPolicy])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("broken", range(1, 10))
+@pytest.mark.parametrize("looks_up", [False, True])
 def test_an_interrupted_pass_is_undone_and_no_wrong_weights_stay(
-    broken: int, late: bool, make: type[Policy]
+    looks_up: bool, broken: int, late: bool, make: type[Policy]
 ) -> None:
     table = Table(agreement=0.8, seed=12)
     rig = Rig(table, 5, make)
     rig.passes.break_at, rig.passes.broken_late = broken, late
     said: list[int] = []
     try:
-        for step in rig.loop(2).run(PROMPT, 12):
+        for step in rig.loop(2, lookup=PromptLookupDrafter(NO_END) if looks_up else None).run(PROMPT, 12):
             said += step.tokens
     except (RuntimeError, KeyboardInterrupt):
         assert rig.tokens() == ([*PROMPT, *said][:-1] if said else [])
     else:
-        assert late, "only draft passes do not break late"
+        assert late or len(rig.passes.issued) < broken, "only draft passes do not break late"
     rig.experts.check()
     rig.passes.break_at = None
     left = 12 - len(said)
