@@ -165,7 +165,9 @@ def test_a_failed_pass_is_run_again_without_the_lane(
     plain_steps = length == 0 or looks_up  # those that nothing was found for
     assert behind == 0 or (behind == 1 and plain_steps and fails_at > RUN_BEHIND_AFTER)
     assert given == wanted and lane.failure and (behind == 1 or length or fails_at <= RUN_BEHIND_AFTER)
-    assert passes.issued.count("window") == plain.passes.issued.count("window") + 1 + behind
+    more = passes.issued.count("window") - plain.passes.issued.count("window")
+    # what is found while a pass runs waits for it, unless that is run again
+    assert more == 1 + behind or (looks_up and behind and more == 1)
     assert lane.open_passes == 0
     assert rig.tokens() == plain.tokens()
     rig.experts.check()
