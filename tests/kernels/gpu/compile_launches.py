@@ -28,6 +28,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
+from localmoe.kernels.gpu import packed_linear as packed_module
 from localmoe.kernels.gpu import routed_experts as routed_module
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.attention import attention
@@ -41,11 +42,13 @@ from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
+from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.gpu.router import route
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import MailboxLayout
+from localmoe.kernels.packed_weight import PackedWeight
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
 from localmoe.kernels.weight_forms import WeightForm
@@ -137,6 +140,15 @@ def one_row(sizes: Sequence[tuple[int, int]] = ROW_SIZES) -> None:
         x, weight = weights(columns, depth)
         gemv(x[:1], weight, torch.empty(columns, dtype=x.dtype))
     gemv_gated(*(t[:n] for t, n in zip(weights(11_264, 2048), (1, 11_264), strict=True)))
+
+
+def packed() -> None:
+    for columns, depth in ((151_936, 2048), (201_088, 2880)):
+        x, bias = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((33, depth), (columns,)))
+        weight = PackedWeight.stand_in(columns, depth, torch.device("cpu"))
+        packed_linear(x, weight, bias)
+        packed_linear(x[:9], weight)
+        packed_row(x[:1], weight, bias)
 
 
 def rows() -> None:
@@ -314,6 +326,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "window": lambda: products(33),
     "prompt": lambda: products(1024),
     "one_row": one_row,
+    "packed": packed,
     "rows": rows,
     "split": lambda: attend(9),
     "sections": sections,
@@ -330,7 +343,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     linear_module.num_multiprocessors = lambda device: 132  # type: ignore[assignment]
-    routed_module.takes_ptx = lambda x: True  # type: ignore[assignment]
+    routed_module.takes_ptx = packed_module.takes_ptx = lambda x: True  # type: ignore[assignment]
     for wish in sys.argv[1:]:
         capability, names = wish.split("=")
         JITFunction.run = compile_instead(GPUTarget("cuda", int(capability), 32))

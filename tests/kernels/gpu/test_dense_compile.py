@@ -18,13 +18,13 @@ ROOT = HERE.parents[2]
 # every tile is compiled for one capability, and every kernel for the oldest and for the newest: what was for
 # both had the same shared memory, loads and instructions, but for waits, which follow the capability
 TILES = (
-    "few", "window", "one_row", "rows", "split", "sections", "loop", "latent_split", "latent_loop", "router",
-    "choices",
+    "few", "window", "one_row", "packed", "rows", "split", "sections", "loop", "latent_split", "latent_loop",
+    "router", "choices",
 )  # fmt: skip
-KERNELS = ("newest", "rows", "sections", "latent_split", "latent_loop", "choices")
-PIPELINED = {"_linear", "_linear_gated", "_head_linear", "_latent_split", "_latent_loop"}
+KERNELS = ("newest", "packed", "rows", "sections", "latent_split", "latent_loop", "choices")
+PIPELINED = {"_linear", "_linear_gated", "_packed_linear", "_head_linear", "_latent_split", "_latent_loop"}
 PRODUCTS = PIPELINED | {"_attend_split", "_attend_loop", "_router_parts"}
-ONE_ROW = {"_gemv", "_gemv_gated"}  # not bound to the rule
+ONE_ROW = {"_gemv", "_gemv_gated", "_packed_row"}  # not bound to the rule
 OTHERS = {
     "_add",
     "_rms_norm",
