@@ -82,6 +82,7 @@ def report(engine: Engine, length: DraftLength, strict: bool, rates: dict[str, f
     seconds = (s.tpot_s or 0.0) * decoded
     link_bytes = s.h2d_bytes - s.prefill_h2d_bytes
     shared = footprint.shared_bytes - 2 * footprint.vocab_size * footprint.hidden_size
+    shared -= footprint.packed_away_bytes
     resident = s.hits + s.late
     vram = s.steps * shared + resident * footprint.expert_bytes
     drafts = s.drafted * (

@@ -16,7 +16,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synthetic_engine import POPULAR, popular_trace
@@ -115,7 +115,8 @@ def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) ->
 def footprint_of(row: Row) -> ModelFootprint:
     source = RandomSource(find_shape(row.shape), SyntheticSettings())
     skeleton = source.skeleton(source.stored_dtype)
-    return measure_footprint(row.shape, source.stored_dtype, skeleton).in_codes(packing=row.packed)
+    footprint = measure_footprint(row.shape, source.stored_dtype, skeleton).in_codes(packing=row.packed)
+    return replace(footprint, packs_head=False)  # as heads were when this was measured
 
 
 def compare_rules(tokens: int) -> None:

@@ -53,6 +53,7 @@ def passes(engine: Engine, bandwidth: float) -> None:
     runner, footprint = runner_of(engine), engine.footprint
     memory, issue, window = runner.passes.memory, runner.issue, runner.passes.window
     shared = footprint.shared_bytes - 2 * footprint.vocab_size * footprint.hidden_size  # but the embedding
+    shared -= footprint.packed_away_bytes
     if engine.plan.drafting:
         experts = footprint.num_layers * footprint.experts_per_token * footprint.draft_expert_bytes
 

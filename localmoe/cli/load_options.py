@@ -38,7 +38,8 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-packing",
         action="store_true",
-        help="keep bfloat16 experts in 16 bits a weight; default: in 12, without loss, where that can be",
+        help="keep bfloat16 experts and the output head in 16 bits a weight; default: in 12, without loss, "
+        "where that can be",
     )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
 

@@ -73,8 +73,8 @@ class EngineConfig:
         draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
         draft_bits: of the draft in the default place, which is built by rounding where there is none.
-        pack_experts: keep experts of bfloat16 in twelve bits a weight, without loss, where they can be
-            computed from that.
+        pack_experts: keep experts of bfloat16, and on a GPU the output head, in twelve bits a weight, without
+            loss, where they can be computed from that.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
         improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see

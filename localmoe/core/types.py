@@ -43,6 +43,9 @@ class ModelFootprint:
         linear_params: of the shared ones, those of linear layers, which a CPU may keep in 16 bits.
         embedding_params: of the shared ones, those of an input embedding that nothing else uses; a pass reads
             a row a token of them, and they may lie in host RAM.
+        head_saved_bytes: of shared_bytes, what a GPU does not need if the output head is packed into twelve
+            bits a weight as well; 0 where it cannot be.
+        packs_head: whether it is, wherever steps run whole on a GPU.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
     """
@@ -67,6 +70,8 @@ class ModelFootprint:
     expert_form: str = "plain"
     linear_params: int = 0
     embedding_params: int = 0
+    head_saved_bytes: int = 0
+    packs_head: bool = False
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
 
@@ -86,18 +91,26 @@ class ModelFootprint:
         return self.keeps_mxfp4 or self.keeps_bf12
 
     def in_codes(self, *, packing: bool = True) -> ModelFootprint:
-        """The same with experts kept as they are published, if that is in MXFP4, or packed."""
+        """The same with experts kept as they are published, if that is in MXFP4, or packed; the head packed
+        too."""
+        found = replace(self, packs_head=packing and self.head_saved_bytes > 0)
         if self.mxfp4_expert_bytes:
-            return replace(self, expert_bytes=self.mxfp4_expert_bytes, expert_form="mxfp4")
+            return replace(found, expert_bytes=self.mxfp4_expert_bytes, expert_form="mxfp4")
         if packing and self.bf12_expert_bytes:
-            return replace(self, expert_bytes=self.bf12_expert_bytes, expert_form="bf12")
-        return self
+            return replace(found, expert_bytes=self.bf12_expert_bytes, expert_form="bf12")
+        return found
 
     def in_16_bits(self) -> ModelFootprint:
-        """The same with experts decoded, if they are kept in codes."""
+        """The same with experts decoded, if they are kept in codes, and the head likewise."""
+        found = replace(self, packs_head=False)
         if not self.keeps_codes:
-            return self
-        return replace(self, expert_bytes=2 * self.expert_params, expert_form="plain")
+            return found
+        return replace(found, expert_bytes=2 * self.expert_params, expert_form="plain")
+
+    @property
+    def packed_away_bytes(self) -> int:
+        """Of shared_bytes, what packing saves where steps run whole on a GPU."""
+        return self.head_saved_bytes if self.packs_head else 0
 
     @property
     def total_experts(self) -> int:

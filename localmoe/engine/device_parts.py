@@ -61,7 +61,7 @@ def assemble_on_device(
     skeleton = prepared.skeleton
     mode = replace_modules(prepared)
     small = [tensor for layer in draft or () for tensor in layer.tensors()]
-    compact([*skeleton.model.parameters(), *small])
+    compact([*skeleton.model.parameters(), *skeleton.model.buffers(), *small])
     memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
     lane, lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
     if lane is not None:
@@ -140,7 +140,7 @@ def make_runner(
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
-        synthetic=synthetic,
+        synthetic=synthetic, packed_head=skeleton.packed_head is not None,
     )  # fmt: skip
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)

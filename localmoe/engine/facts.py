@@ -75,8 +75,11 @@ def local_facts(model: str) -> ModelFacts:
     stored = checkpoint_dtype(checkpoint)
     skeleton = build_skeleton(checkpoint, stored)
     footprint = measure_footprint(found.name, stored, skeleton)
-    if not CheckpointSource(found, checkpoint).can_pack(skeleton):  # as a load may have found
+    source = CheckpointSource(found, checkpoint)
+    if not source.can_pack(skeleton):  # as a load may have found
         footprint = replace(footprint, bf12_expert_bytes=0)
+    if not source.can_pack_head(skeleton):
+        footprint = replace(footprint, head_saved_bytes=0)
     return ModelFacts(
         footprint=footprint,
         weight_bytes=stored.itemsize,

@@ -31,6 +31,8 @@ def log_plan(plan: MemoryPlan, footprint: ModelFootprint) -> None:
     """How a budget is divided."""
     if footprint.keeps_bf12:
         _LOG.info("experts are packed into 12 bits a weight, without loss")
+    if footprint.packs_head:
+        _LOG.info("so is the output head" if footprint.keeps_bf12 else "the output head is packed likewise")
     if plan.in_place:
         _LOG.info(
             "RAM: experts %s, computed there; shared weights %s, draft %s, KV cache %s, workspace %s",
@@ -86,6 +88,7 @@ def log_answer(reason: str, stats: GenerationStats) -> None:
     _LOG.info("answer ended (%s): %s", reason, ", ".join(parts))
 
 
-def log_unpackable(name: str, reason: str) -> None:
-    """A load begins again, with experts in 16 bits."""
-    _LOG.warning("the experts of %s cannot be packed (%s): they are loaded in 16 bits", name, reason)
+def log_unpackable(name: str, reason: str, *, head: bool = False) -> None:
+    """A load begins again, with experts, or the output head, in 16 bits."""
+    what, they_are = ("output head", "it is") if head else ("experts", "they are")
+    _LOG.warning("the %s of %s cannot be packed (%s): %s loaded in 16 bits", what, name, reason, they_are)

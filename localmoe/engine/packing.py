@@ -1,5 +1,5 @@
-"""Load a model whose experts are to be packed, or, where its weights do not allow it, the same in 16 bits.
-Decides nothing else."""
+"""Load a model whose experts and output head are to be packed, or, where the weights of either do not allow
+it, the same with those in 16 bits. Decides nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from localmoe.engine.loading import EngineParts, assemble
 from localmoe.engine.log_lines import log_unpackable
 from localmoe.engine.planning import PreparedModel
 from localmoe.kernels.bf12_tiles import UnpackableError
+from localmoe.model.packed_head import UnpackableHeadError
 
 
 def load_parts(
@@ -23,18 +24,24 @@ def load_parts(
     progress: ProgressCallback | None,
     cancel: threading.Event | None,
 ) -> tuple[EngineParts, EngineConfig, Encoder]:
-    """The parts, the configuration that they are of, and what encodes for them.
+    """The parts, the configuration that they are of, and what encodes for them. What cannot be packed is
+    found out while it is read; then the load begins again, with a plan that has room for it in 16 bits.
 
     Raises:
         LocalMoeError: as `prepare` and `assemble`.
     """
     prepared = prepare(config)
     encoder = prepared.source.encoder()
-    try:
-        return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder
-    except UnpackableError as error:
-        log_unpackable(prepared.source.name, str(error))
-        if error.lasting:
-            prepared.source.never_pack()
-    config = replace(config, pack_experts=False)
-    return assemble(prepare(config), config, progress=progress, cancel=cancel), config, encoder
+    while True:
+        try:
+            return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder
+        except UnpackableError as error:
+            assert config.pack_experts, "nothing was to be packed"
+            source, skeleton = prepared.source, prepared.skeleton
+            head = isinstance(error, UnpackableHeadError)
+            log_unpackable(source.name, str(error), head=head)
+            if error.lasting:
+                source.never_pack(head=head)
+        if source.can_pack_head(skeleton) if head else source.can_pack(skeleton):
+            config = replace(config, pack_experts=False)  # it was not remembered
+        prepared = prepare(config)

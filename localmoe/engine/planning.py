@@ -36,6 +36,7 @@ from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import kv_elements_per_token, measure_footprint
 from localmoe.model.host_embedding import own_embedding
 from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
+from localmoe.model.packed_head import own_head
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, with_records
 from localmoe.model.synthetic import SyntheticModel
@@ -103,6 +104,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     linears = _keep_linears(skeleton, source, compute)
     if compute.whole_passes or (in_place and not source.has_wide_matrices()):
         skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
+    if compute.whole_passes and config.pack_experts and source.can_pack_head(skeleton):
+        skeleton = replace(skeleton, packed_head=own_head(skeleton.model))
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
@@ -112,6 +115,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
+    if not source.can_pack_head(skeleton):
+        footprint = replace(footprint, head_saved_bytes=0)
     if compute.in_place and linears is None:  # all take what is computed in
         footprint = replace(footprint, linear_params=0)
     if compute.in_place and skeleton.host_embedding is None:

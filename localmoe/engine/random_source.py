@@ -16,6 +16,7 @@ from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
 from localmoe.model.footprint import can_keep_mxfp4, can_pack
+from localmoe.model.packed_head import saved_bytes
 from localmoe.model.random_weights import (
     STORED_DTYPE,
     fill_random,
@@ -64,7 +65,11 @@ class RandomSource:
         """Normal weights have few strays."""
         return can_pack(skeleton, self.stored_dtype)
 
-    def never_pack(self) -> None:
+    def can_pack_head(self, skeleton: Skeleton) -> bool:
+        """Likewise."""
+        return saved_bytes(skeleton.model, self.stored_dtype) > 0
+
+    def never_pack(self, *, head: bool = False) -> None:
         """Other seeds may."""
 
     def load_weights(

@@ -33,6 +33,7 @@ from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import can_keep_mxfp4, can_pack, checkpoint_dtype
 from localmoe.model.loader import load_weights
+from localmoe.model.packed_head import saved_bytes
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.model.weight_reader import stored_dtype
@@ -41,7 +42,7 @@ from localmoe.quant.draft_checkpoint import DraftCheckpoint
 from localmoe.quant.mxfp4 import parameter_of
 
 _UNPACKABLE = Remembered(
-    "unpackable.json", "localmoe unpackable experts 1", "models", "which experts cannot be packed"
+    "unpackable.json", "localmoe unpackable experts 1", "models", "what cannot be packed"
 )
 
 
@@ -65,8 +66,11 @@ class ModelSource(Protocol):
     def can_pack(self, skeleton: Skeleton) -> bool:
         """Whether experts can be kept in BF12, as far as is known before they are read."""
 
-    def never_pack(self) -> None:
-        """Remember that they cannot."""
+    def can_pack_head(self, skeleton: Skeleton) -> bool:
+        """Whether the output head can be, likewise."""
+
+    def never_pack(self, *, head: bool = False) -> None:
+        """Remember that they, or the head, cannot."""
 
     def has_wide_matrices(self) -> bool:
         """Whether matrices are stored in more than `stored_dtype` holds."""
@@ -154,9 +158,18 @@ class CheckpointSource:
         """By shapes, and what an earlier load has found."""
         return can_pack(skeleton, self.stored_dtype) and self._identity not in _UNPACKABLE.read()
 
-    def never_pack(self) -> None:
+    def can_pack_head(self, skeleton: Skeleton) -> bool:
+        """Likewise."""
+        saved = saved_bytes(skeleton.model, self.stored_dtype)
+        return saved > 0 and self._head_identity not in _UNPACKABLE.read()
+
+    def never_pack(self, *, head: bool = False) -> None:
         """In localmoe's home."""
-        _UNPACKABLE.keep(self._identity, self.name)
+        _UNPACKABLE.keep(self._head_identity if head else self._identity, self.name)
+
+    @property
+    def _head_identity(self) -> str:
+        return f"{self._identity} head"
 
     @property
     def _identity(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
+from localmoe.kernels.packed_weight import packed_bytes
 
 NUM_PROPOSED = 3
 _FAST_ENOUGH = 5.0  # tokens/s, about what people read at
@@ -43,6 +44,7 @@ def _suggestion(
         vocab_size=vocabulary, can_rollback=True, mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
+        head_saved_bytes=0 if tied else 2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
     )  # fmt: skip
     num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))

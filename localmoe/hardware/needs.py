@@ -80,7 +80,7 @@ def device_needs(
         max_window: most tokens verified in one pass.
         library_bytes: what the matrix library takes for itself.
         whole_passes: steps run whole on the GPU, in kernels that keep little, and prompts in longer passes;
-            the input embedding lies in host RAM.
+            the input embedding lies in host RAM, and the output head may be packed.
         in_place: experts are computed where their host records lie, so a slot takes nothing, and linear
             layers from the checkpoint's dtype, in which the embedding stays too.
     """
@@ -109,6 +109,8 @@ def device_needs(
     if whole_passes or in_place:
         shared_bytes -= footprint.embedding_params * compute_bytes
         embedding_bytes = footprint.embedding_params * checkpoint_bytes_per_weight
+    if whole_passes:
+        shared_bytes -= footprint.packed_away_bytes
     if in_place:  # linear layers keep their dtype
         shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
     return DeviceNeeds(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
+from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
 from localmoe.model.device_linear import KernelMode, join_rows
 from localmoe.model.device_shared_experts import (
     SharedBeside,
@@ -26,6 +27,7 @@ from localmoe.model.device_shared_experts import (
     shared_expert_forward,
 )
 from localmoe.model.device_trials import norm_trial, rope_trial, router_trial, settle
+from localmoe.model.packed_head import packed_weight_of
 from localmoe.model.side_stream import SideStream
 
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -35,6 +37,8 @@ _SILU = Activation("silu")
 
 def install(model: Any, context: int, stop: threading.Event | None = None) -> KernelMode:
     """Replace what is recognised; returns the mode in which the model has to run.
+
+    A linear layer whose weight is packed cannot run without its kernel.
 
     Args:
         model: with its shared weights on the device, in 16 bits.
@@ -61,6 +65,8 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
             trials.append(rope_trial(module))
         if _is_gated_mlp(module):
             _replace_mlp(module, mode)
+        if packed_weight_of(module) is not None:
+            _replace_packed(module, mode)
         if has_gated_shared_expert(module):
             module.forward = partial(shared_expert_forward, module, side)
     settle([trial for trial in trials if trial is not None], stop)
@@ -132,5 +138,21 @@ def _replace_mlp(module: Any, mode: KernelMode) -> None:
         run = gemv_gated if mode.one_row and rows.shape[0] == 1 else linear_gated
         out: Tensor = module.down_proj(run(rows, weight, activation=_SILU))
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    module.forward = forward
+
+
+# -- packed layers
+
+
+def _replace_packed(module: Any, mode: KernelMode) -> None:
+    """What the kernels read is the module's own, so that it goes with the model."""
+
+    def forward(x: Tensor) -> Tensor:
+        weight = packed_weight_of(module)
+        assert weight is not None, "the model is closed"
+        rows = x.reshape(-1, x.shape[-1])
+        run = packed_row if mode.one_row and rows.shape[0] == 1 else packed_linear
+        return run(rows, weight, module.bias).view(*x.shape[:-1], weight.rows)
 
     module.forward = forward

@@ -28,6 +28,7 @@ def stamp_of(
     form: WeightForm,
     lane: bool,
     synthetic: SyntheticModel | None,
+    packed_head: bool = False,
 ) -> CompiledStamp:
     """The stamp of a model's passes on a device.
 
@@ -39,6 +40,7 @@ def stamp_of(
         form: of the experts' records.
         lane: whether the CPU computes experts.
         synthetic: routes in the routers' place, from tensors of other strides.
+        packed_head: whether the output head is.
     """
     text = config.get_text_config().to_dict()
     kind = {
@@ -49,6 +51,7 @@ def stamp_of(
         "draft": None if draft is None else [draft.bits, draft.group_size, draft.codebook],
         "form": form.value,
         "lane": lane,
+        "packed_head": packed_head,
         "routed": synthetic is not None and synthetic.settings.routing is not None,
     }
     return CompiledStamp(kind, device)

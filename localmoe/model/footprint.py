@@ -24,6 +24,7 @@ from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
+from localmoe.model.packed_head import saved_bytes
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -68,6 +69,8 @@ def measure_footprint(
         expert_form=layout.form.value,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
         embedding_params=embedding_params(skeleton.model),
+        head_saved_bytes=saved_bytes(skeleton.model, stored),
+        packs_head=skeleton.packed_head is not None,
     )
 
 

@@ -24,6 +24,7 @@ from localmoe.hub.checkpoint import TensorHeader
 from localmoe.kernels.bf12_tiles import TILE_ROWS as STRIP
 from localmoe.kernels.bf12_tiles import Bf12Matrix
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS, Mxfp4Matrix
+from localmoe.model.packed_head import PackedHead
 from localmoe.model.weight_reader import WeightReader, stored_dtype
 from localmoe.quant.mxfp4 import BLOCK, BLOCK_BYTES, decode_into
 
@@ -86,15 +87,15 @@ class BlocksPiece:
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """Stored elements from `first_element` on: so many rows, whole strips, of a matrix that is kept in
-    BF12."""
+    """Stored elements from `first_element` on: so many rows, whole strips or the last ones, of a matrix that
+    is kept in BF12."""
 
     header: TensorHeader
     first_element: int
-    target: Bf12Matrix
+    target: Bf12Matrix | PackedHead
     first_row: int
     num_rows: int
-    layer: int
+    layer: int | None
 
     @property
     def num_bytes(self) -> int:
@@ -139,7 +140,7 @@ def split_blocks(
 
 
 def split_packed(
-    header: TensorHeader, first_element: int, target: Bf12Matrix, layer: int
+    header: TensorHeader, first_element: int, target: Bf12Matrix | PackedHead, layer: int | None
 ) -> Iterator[PackedPiece]:
     """A read of a matrix that is packed on the way.
 

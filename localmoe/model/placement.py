@@ -29,6 +29,7 @@ from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
 from localmoe.model.materialise import float32_names
+from localmoe.model.packed_head import PackedHead
 from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
@@ -67,6 +68,7 @@ class Placement:
         self.conversions: dict[str, Conversion] = {}
         self._model = skeleton.model
         self._embedding = skeleton.host_embedding_key
+        self._head = None if skeleton.packed_head is None else PackedHead(skeleton, device)
         self._store = store
         self._device = device
         self._folder = checkpoint.folder
@@ -101,9 +103,7 @@ class Placement:
         tied = dict(getattr(self._model, "all_tied_weights_keys", None) or {})
         absent = [key for key, found in self._elements.items() if found != self._meta[key].numel()]
         absent += [
-            key
-            for key in self._meta
-            if key not in self._experts and _is_meta(self._model, tied.get(key, key))
+            key for key in self._meta if key not in self._experts and not self._is_placed(tied.get(key, key))
         ]
         if absent:
             raise CheckpointError(
@@ -123,6 +123,9 @@ class Placement:
         """
         if tuple(tensor.shape) != tuple(self._meta[key].shape):
             raise _wrong_shape(f"Tensor {key}", tensor.shape, self._meta[key].shape)
+        if self._head is not None and key == self._head.key:
+            self._head.take(tensor)
+            return
         if key not in self._experts:
             self._make(key).copy_(tensor)
             return
@@ -161,6 +164,8 @@ class Placement:
                     continue
                 view = self._weights(header.name, self._experts[key], expert)
                 self._read_expert(key, header, expert, 0, view, expert * size)
+        elif self._head is not None and key == self._head.key:
+            self._reads[key, -1, -1] = list(split_packed(header, 0, self._head, None))
         else:
             self._reads[key, -1, -1] = list(split_read(header, self._make(key)))
 
@@ -258,6 +263,12 @@ class Placement:
             self._elements[key] += view.numel()
         self._reads[place] = list(split_read(header, view, first_element, self._experts[key].layer))
 
+    def _is_placed(self, key: str) -> bool:
+        if self._head is not None and key == self._head.key:
+            return self._head.is_taken or (key, -1, -1) in self._reads
+        path, _, leaf = key.rpartition(".")
+        return not getattr(self._model.get_submodule(path), leaf).is_meta
+
     def _make(self, key: str) -> Tensor:
         """A new parameter or buffer on the device, in the skeleton's dtype, but for modules that the
         architecture keeps in float32; or the store's table."""
@@ -277,11 +288,6 @@ class Placement:
         else:
             module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         return tensor
-
-
-def _is_meta(model: nn.Module, key: str) -> bool:
-    path, _, leaf = key.rpartition(".")
-    return bool(getattr(model.get_submodule(path), leaf).is_meta)
 
 
 def _wrong_shape(what: str, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:

@@ -23,12 +23,14 @@ from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.materialise import float32_names, rebuild_buffers
 from localmoe.model.packed_draft import empty_layer
+from localmoe.model.packed_head import PackedHead
 from localmoe.model.skeleton import ExpertsModule, Skeleton
 
 STORED_DTYPE = torch.bfloat16
 SPREAD = 0.02  # standard deviation of all random weights
 _SHIFT_BYTES = 128  # between the beginnings of two experts in the random block: a cache line and more
 _MAX_THREADS = 16
+_HEAD_ROWS = 4096  # of a packed head that are drawn at once
 _DRAWN_EXPERTS, _DRAWN_BYTES = 8, 512 << 20  # that are drawn at most, but two of any size
 _MXFP4_SCALE = 120  # 2^-7, with which random codes of MXFP4 spread about as much as other weights
 _INT4_SPREAD = 21.25**0.5  # standard deviation of the codes -8 to 7, each alike likely
@@ -67,7 +69,9 @@ def _fill_shared(
     model = skeleton.model
     float32 = float32_names(model)
     for name, empty in list(model.named_parameters()):
-        if name not in experts:
+        if name == skeleton.packed_head_key:
+            _fill_head(PackedHead(skeleton, device), device, generator)
+        elif name not in experts:
             dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype
             weight = _random_weight(name, empty, device, dtype, generator)
             if name == skeleton.host_embedding_key:
@@ -77,6 +81,14 @@ def _fill_shared(
             module = model.get_submodule(path)
             module._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
     model.tie_weights()
+
+
+def _fill_head(head: PackedHead, device: torch.device, generator: torch.Generator) -> None:
+    """Some rows at a time, so that a device never holds it in 16 bits."""
+    for first in range(0, head.rows, _HEAD_ROWS):
+        count = min(_HEAD_ROWS, head.rows - first)
+        weights = torch.empty(count, head.columns, dtype=STORED_DTYPE, device=device)
+        head.put(first, weights.normal_(0.0, SPREAD, generator=generator).cpu())
 
 
 def _random_weight(

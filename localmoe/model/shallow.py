@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.model.materialise import float32_names, rebuild_buffers
+from localmoe.model.packed_head import PackedHead
 from localmoe.model.random_weights import SPREAD
 from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
 
@@ -69,7 +70,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     cut = skeleton_from_config(config, dtype, what)
     if layer_kinds(cut) != kinds[:depth]:
         raise UnsupportedModelError(f"{what} has layers of other kinds.")
-    cut = replace(cut, host_embedding=skeleton.host_embedding)
+    cut = replace(cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head)
     return with_records(cut, skeleton.experts[0].layout.form)
 
 
@@ -88,7 +89,7 @@ def shallow_bytes(skeleton: Skeleton) -> int:
 
 def fill_alike(skeleton: Skeleton, device: torch.device) -> None:
     """Shared weights on `device`: all matrices are windows of one block of normal(0, 0.02), norms are 1 and
-    biases 0, so that modules can be told by what they compute."""
+    biases 0, so that modules can be told by what they compute; a packed head has no weights at all."""
     model = skeleton.model
     float32 = float32_names(model)
     shared = _shared(skeleton)
@@ -99,6 +100,8 @@ def fill_alike(skeleton: Skeleton, device: torch.device) -> None:
         weight = _weight(name, empty, dtype, block)
         path, _, leaf = name.rpartition(".")
         model.get_submodule(path)._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
+    if skeleton.packed_head is not None:
+        PackedHead(skeleton, device, stand_in=True)
     model.tie_weights()
     rebuild_buffers(model, device)
 
@@ -110,10 +113,10 @@ def _weight(name: str, like: Tensor, dtype: torch.dtype, block: Tensor) -> Tenso
 
 
 def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
-    """All parameters but what lies in the host's memory: the routed experts' weights, and maybe the input
-    embedding."""
+    """All parameters but what lies in the host's memory, the routed experts' weights and maybe the input
+    embedding, and but a head that is packed."""
     routed = {
         f"{experts.path}.{name}" for experts in skeleton.experts for name in ("gate_up_proj", "down_proj")
     }
-    on_host = (*routed, skeleton.host_embedding_key)
-    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in on_host]
+    others = (*routed, skeleton.host_embedding_key, skeleton.packed_head_key)
+    return [(name, p) for name, p in skeleton.model.named_parameters() if name not in others]

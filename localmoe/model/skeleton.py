@@ -43,7 +43,8 @@ class ExpertsModule:
 @dataclass(frozen=True, slots=True)
 class Skeleton:
     """A transformers model on the meta device. host_embedding: path of the input embedding, if its table is
-    to lie in the host's memory (model.host_embedding)."""
+    to lie in the host's memory (model.host_embedding). packed_head: path of the output head, if its weight is
+    to be packed (model.packed_head)."""
 
     model: Any  # a PreTrainedModel
     config: Any
@@ -52,6 +53,7 @@ class Skeleton:
     experts_per_token: int
     can_rollback: bool
     host_embedding: str | None = None
+    packed_head: str | None = None
 
     @property
     def text_config(self) -> Any:
@@ -62,6 +64,11 @@ class Skeleton:
     def host_embedding_key(self) -> str | None:
         """Name of that table among the model's parameters."""
         return None if self.host_embedding is None else f"{self.host_embedding}.weight"
+
+    @property
+    def packed_head_key(self) -> str | None:
+        """Name of that weight among the model's parameters, where it stays without memory."""
+        return None if self.packed_head is None else f"{self.packed_head}.weight"
 
 
 def embedding_shape(skeleton: Skeleton) -> tuple[int, int] | None:

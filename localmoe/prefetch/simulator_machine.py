@@ -43,7 +43,8 @@ def predict_machine(
     """
     layers, read_rate = footprint.num_layers, rates.device_bytes_per_s * _READ_SHARE
     embedding = footprint.embedding_params * compute_bytes  # of which one row is read
-    shared_s = (footprint.shared_bytes - embedding) / read_rate
+    packed_away = footprint.packed_away_bytes if whole_passes else 0
+    shared_s = (footprint.shared_bytes - embedding - packed_away) / read_rate
     draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
     columns = footprint.hidden_size + footprint.inner_size
     turns = columns / _TURN_COLUMNS if footprint.keeps_codes else 0.0

@@ -230,6 +230,24 @@ def test_an_automatic_budget_for_a_gpu_that_is_not_there_is_refused_with_the_rea
         budget_on(replace(MACHINE, gpu_note="a build without CUDA"))
 
 
+@given(model=footprints(), budget=BUDGETS, context=CONTEXTS, saved=st.integers(0, 1 << 30))
+def test_a_packed_head_leaves_what_it_saves_to_experts_where_steps_run_whole_on_a_gpu(
+    model: ModelFootprint, budget: int, context: int, saved: int
+) -> None:
+    saved = min(saved, model.shared_bytes - 2 * model.embedding_params)
+    could = replace(model, head_saved_bytes=saved)
+    packed = could.in_codes()
+    assert packed.packs_head == (saved > 0) and not could.in_codes(packing=False).packs_head
+    assert packed.in_16_bits() == could
+    for layers in ({"whole_passes": True}, {"in_place": True}, {}):
+        plain, away = (device_needs(m, context=context, **SHAPE, **layers) for m in (could, packed))
+        less = saved if "whole_passes" in layers else 0
+        assert plain.shared_bytes - away.shared_bytes == less
+        assert replace(away, shared_bytes=plain.shared_bytes) == plain
+    made, without = (try_plan(m, budget, context, whole_passes=True) for m in (packed, could))
+    assert without is None or (made is not None and without.num_slots <= made.num_slots)
+
+
 @given(model=footprints(), budget=BUDGETS, context=CONTEXTS, wide=st.booleans())
 def test_an_input_embedding_leaves_its_room_on_a_gpu_to_experts(
     model: ModelFootprint, budget: int, context: int, wide: bool

@@ -13,6 +13,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 pytest.importorskip("triton")
 
+from localmoe.kernels.packed_weight import PackedWeight
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_modules import _tabulate_rotary, install
 
@@ -309,3 +310,31 @@ def test_angles_up_to_the_original_length_are_those_that_transformers_gives_a_sh
     _tabulate_rotary(rotary, context, torch.float32)
     for mine, theirs in zip(rotary(x, positions), wanted, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6) == same
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_layer_multiplies_with_the_same_weights(bias: bool) -> None:
+    """By another kernel in the draft, and not at all once its model is closed."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"norm": nn.LayerNorm(2048), "head": nn.Linear(2048, 40, bias=bias)})
+    model.to(DEVICE, torch.bfloat16)
+    head = model["head"]
+    packed = PackedWeight.empty(40, 2048, DEVICE)
+    packed.put(0, head.weight.cpu())
+    x = torch.randn(1, 3, 2048).to(DEVICE, torch.bfloat16)
+    wanted = head(x).double()
+    head.weight = nn.Parameter(head.weight.to("meta"), requires_grad=False)
+    head.register_buffer("localmoe_packed", packed.memory, persistent=False)
+    mode = install(model, CONTEXT)
+    with mode:
+        whole, one = head(x), head(x[:, :1])
+        mode.one_row = True
+        several, other = head(x), head(x[:, :1])
+    assert whole.shape == (1, 3, 40) and torch.equal(several, whole) and not mode.others
+    for found, rows in ((whole, slice(None)), (one, slice(1)), (other, slice(1))):
+        torch.testing.assert_close(found.double(), wanted[:, rows], rtol=2e-2, atol=2e-2)
+    if DEVICE.type == "cuda":
+        assert torch.equal(one, whole[:, :1])
+    model.to("meta")
+    assert head.localmoe_packed.is_meta

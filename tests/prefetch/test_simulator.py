@@ -240,6 +240,19 @@ def test_layers_of_packed_experts_take_what_was_measured_on_an_h100() -> None:
         assert packed.layer_s - beside + distinct * packed.expert_s == pytest.approx(measured, rel=0.05)
 
 
+def test_a_packed_head_is_read_in_less_time_where_passes_run_whole() -> None:
+    plain = ModelFootprint(
+        "qwen", "qwen2_moe", 24, 60, 4, 1000, 2000, 10**9, 2 * 10**9, 196608, 500, 8192, 2048, 151936, True,
+        head_saved_bytes=150_000_000,
+    )  # fmt: skip
+    rates = Rates(1e12, 55e9)
+    for whole in (True, False):
+        one, other = (predict_machine(m, 9, rates, whole_passes=whole) for m in (plain, plain.in_codes()))
+        saved_s = 150_000_000 / (0.8 * 1e12) if whole else 0.0
+        assert one.draft_token_s - other.draft_token_s == pytest.approx(saved_s)
+        assert one.layer_s - other.layer_s == pytest.approx(saved_s / 24)
+
+
 def test_cards_are_found_by_name_and_leave_a_reserve() -> None:
     assert find_card("rtx-4060").rates.link_bytes_per_s == pytest.approx(12.6e9, rel=0.01)
     assert find_card("rtx-4090").rates.link_bytes_per_s == pytest.approx(25.2e9, rel=0.01)
