@@ -36,4 +36,5 @@ def test_holes_are_given_back_and_values_stay(mib: int) -> None:
     assert view.data_ptr() == place, "it would not be a view any more"
     assert [int(tensor[-1]) for tensor in kept] == list(range(10))
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
-    assert torch.cuda.memory_reserved() - before <= (10 * mib + 24) * MIB
+    in_blocks = -(-10 * mib // 20) * 20 if mib < 10 else 10 * mib  # six of 3 MiB share a block of 20
+    assert torch.cuda.memory_reserved() - before <= (in_blocks + 40) * MIB  # instead of 200
