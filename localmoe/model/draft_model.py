@@ -21,6 +21,7 @@ from localmoe.model.cached_pass import cached_pass
 from localmoe.model.footprint import kv_elements_per_token
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import can_roll_back, model_from_config, read_model_config
+from localmoe.model.tying import settle_ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class DraftModelShape:
         config = read_model_config(checkpoint)
         text = config.get_text_config()
         model = model_from_config(config, torch.bfloat16, f"the draft model in {folder}")
+        settle_ties(model, checkpoint)
         if not can_roll_back(text):
             raise DraftError(
                 f"{name} cannot draft: {config.model_type} keeps recurrent state, which cannot drop a "

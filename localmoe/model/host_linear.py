@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from localmoe.model.materialise import float32_names
+from localmoe.model.tying import tied_weights
 
 
 class RowProducts(Protocol):
@@ -65,7 +66,8 @@ class HostLinear:
 def plain_linears(model: Any) -> list[nn.Linear]:
     """Linear layers whose weights are their own, and not kept in float32 by the architecture."""
     float32 = float32_names(model)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    ties = tied_weights(model)
+    tied = {*ties, *ties.values()}  # a head may be what the embedding is tied to
     names = (
         (f"{path}.weight", module) for path, module in model.named_modules() if type(module) is nn.Linear
     )

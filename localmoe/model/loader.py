@@ -62,7 +62,8 @@ def load_weights(
         for key, conversion in placement.conversions.items():
             _convert(skeleton.model, key, conversion, placement, report, cancel)
         placement.check_complete()
-        skeleton.model.tie_weights()  # not before: it copies the bias beside a tied weight
+        # not before: it copies the bias beside a tied weight
+        skeleton.model.tie_weights(recompute_mapping=False)
         if pin:
             store.pin()
         rebuild_buffers(skeleton.model, device)
@@ -96,7 +97,7 @@ def load_shared(
     read_pieces(pieces, lambda piece: report.add(piece.num_bytes), cancel)
     for key, conversion in conversions.items():
         _convert(skeleton.model, key, conversion, placement, report, cancel)
-    skeleton.model.tie_weights()
+    skeleton.model.tie_weights(recompute_mapping=False)
     rebuild_buffers(skeleton.model, device)
     report.finish()
 

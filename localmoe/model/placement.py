@@ -32,6 +32,7 @@ from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import PackedHead
 from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
+from localmoe.model.tying import tied_weights
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
@@ -86,6 +87,7 @@ class Placement:
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         self._by_pattern = {p: entry for entry in self._converters for p in entry.source_patterns}
         self._float32 = float32_names(skeleton.model)
+        self._tied = tied_weights(skeleton.model)
         for header in checkpoint.tensors.values():
             self._place(header, checkpoint.tensors)
 
@@ -100,10 +102,11 @@ class Placement:
         Raises:
             CheckpointError: some have none.
         """
-        tied = dict(getattr(self._model, "all_tied_weights_keys", None) or {})
         absent = [key for key, found in self._elements.items() if found != self._meta[key].numel()]
         absent += [
-            key for key in self._meta if key not in self._experts and not self._is_placed(tied.get(key, key))
+            key
+            for key in self._meta
+            if key not in self._experts and not self._is_placed(self._tied.get(key, key))
         ]
         if absent:
             raise CheckpointError(
@@ -155,6 +158,8 @@ class Placement:
         expected = tuple(self._meta[key].shape)
         if tuple(header.shape) != expected:
             raise _wrong_shape(f"Tensor {header.name} in {header.file.name}", header.shape, expected)
+        if key in self._tied:
+            return  # the same values as its source has; twice they would take memory
         if key in self._experts:  # (E, ...) in the checkpoint as in the module
             for expert in range(self._store.num_experts):
                 size = math.prod(expected[1:])

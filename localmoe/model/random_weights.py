@@ -80,7 +80,7 @@ def _fill_shared(
             path, _, leaf = name.rpartition(".")
             module = model.get_submodule(path)
             module._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
-    model.tie_weights()
+    model.tie_weights(recompute_mapping=False)
 
 
 def _fill_head(head: PackedHead, device: torch.device, generator: torch.Generator) -> None:

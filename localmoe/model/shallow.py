@@ -17,6 +17,7 @@ from localmoe.model.materialise import float32_names, rebuild_buffers
 from localmoe.model.packed_head import PackedHead
 from localmoe.model.random_weights import SPREAD
 from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
+from localmoe.model.tying import share_ties
 
 _LAYER = re.compile(r"^(.*?\.)(\d+)((?:\..*)?)$")
 _LEAST_ROUTED = 2  # MoE layers: rows of tables may be aligned otherwise from the second one on
@@ -70,6 +71,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     cut = skeleton_from_config(config, dtype, what)
     if layer_kinds(cut) != kinds[:depth]:
         raise UnsupportedModelError(f"{what} has layers of other kinds.")
+    share_ties(cut.model, skeleton.model)
     cut = replace(cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head)
     return with_records(cut, skeleton.experts[0].layout.form)
 
@@ -102,7 +104,7 @@ def fill_alike(skeleton: Skeleton, device: torch.device) -> None:
         model.get_submodule(path)._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
     if skeleton.packed_head is not None:
         PackedHead(skeleton, device, stand_in=True)
-    model.tie_weights()
+    model.tie_weights(recompute_mapping=False)
     rebuild_buffers(model, device)
 
 

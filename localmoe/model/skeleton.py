@@ -15,6 +15,7 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
 _RECURRENT_LAYER_TYPES = {
@@ -92,8 +93,12 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
     Raises:
         UnsupportedModelError: unknown architecture, custom code, quantised weights, a dense model, or
             experts of a form that the takeover does not know.
+        CheckpointError: weights that the config calls one are stored twice, and cannot be compared.
     """
-    return skeleton_from_config(read_model_config(checkpoint), dtype, f"the model in {checkpoint.folder}")
+    what = f"the model in {checkpoint.folder}"
+    skeleton = skeleton_from_config(read_model_config(checkpoint), dtype, what)
+    settle_ties(skeleton.model, checkpoint)
+    return skeleton
 
 
 def read_model_config(checkpoint: Checkpoint) -> Any:

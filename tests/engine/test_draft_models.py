@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import ask, budget_for_slots, load_with_slots
-from support.tiny_models import CONTEXT, VOCAB_SIZE, tiny_model, write_model
+from support.tiny_models import CONTEXT, VOCAB_SIZE, tied_model_storing, tiny_model, write_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from localmoe.cli.main import main
@@ -64,6 +64,12 @@ def test_whatever_was_read_before_logits_are_those_of_the_whole_text(
     assert model.next_logits([5, 6]).shape == (1, VOCAB_SIZE)
     model.release()
     assert model._cache.num_bytes == 0 and all(p.is_meta for p in model.model.parameters())
+
+
+def test_two_tensors_that_its_config_calls_one_are_both_counted(tmp_path: Path) -> None:
+    shape = DraftModelShape.read("own", tied_model_storing(tmp_path / "own", "two values"))
+    model = DraftModel.load(shape, CPU, torch.float32, CONTEXT)
+    assert shape.num_params == sum(p.numel() for p in model.model.parameters())
 
 
 @pytest.mark.parametrize("policy", ["sp-moe", "moe-speq"])

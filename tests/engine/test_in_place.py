@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.engines import ask, check_stats
+from support.engines import ROOMY, ask, check_stats
 from support.mxfp4_models import write_mxfp4_model
-from support.tiny_models import ARCHITECTURES, reference_greedy, tiny_model, write_model
+from support.tiny_models import ARCHITECTURES, reference_greedy, tied_model_storing, tiny_model, write_model
 
 from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import ConfigError, DraftError, LocalMoeError
@@ -54,6 +54,19 @@ def test_greedy_tokens_are_those_of_transformers_in_float32(architecture: str, t
                     check_stats(answer)
                     assert answer.stats.hit_rate == 1 and answer.stats.h2d_bytes == 0
                     assert answer.stats.cpu_bytes > 0 and answer.stats.cpu_jobs > 0
+
+
+@pytest.mark.parametrize("stored", ["two values", "one value twice", "the head alone"])
+def test_what_the_files_have_twice_or_elsewhere_is_used_as_by_transformers(
+    stored: str, tmp_path: Path
+) -> None:
+    folder = tied_model_storing(tmp_path / "tied", stored, torch.bfloat16)
+    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for config in ({}, {"vram_budget_bytes": ROOMY}):  # in place, and through slots
+        with load(folder, **config) as engine:
+            answer = ask(engine, PROMPTS[0], 12)
+            assert answer.tokens == reference_greedy(exact, answer.prompt, 12), config
+            assert engine.plan.in_place == (not config)
 
 
 @pytest.fixture(scope="module")

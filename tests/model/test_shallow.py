@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import ARCHITECTURES, tiny_config
+from support.tiny_models import ARCHITECTURES, tied_model_storing, tiny_config
 
 from localmoe.core.errors import UnsupportedModelError
+from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model import shallow
+from localmoe.model.host_embedding import own_embedding
 from localmoe.model.shallow import fill_alike, layer_kinds, shallow_bytes, shallow_skeleton
 from localmoe.model.shapes import SHAPES, shape_config
-from localmoe.model.skeleton import Skeleton, skeleton_from_config
+from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
 
 DEPTHS = {"deepseek-v2-lite": 3}  # a dense layer comes first; of others, two layers show all
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
@@ -63,6 +66,16 @@ def test_a_model_whose_layers_change_with_their_number_is_refused(monkeypatch: p
     monkeypatch.setattr(shallow, "skeleton_from_config", lambda *args: other)
     with pytest.raises(UnsupportedModelError, match="mixtral with 2 layers has layers of other kinds"):
         shallow_skeleton(whole, torch.bfloat16)
+
+
+def test_what_the_files_do_not_tie_is_not_tied_in_the_cut(tmp_path: Path) -> None:
+    whole = build_skeleton(
+        Checkpoint.open(tied_model_storing(tmp_path / "own", "two values")), torch.bfloat16
+    )
+    cut = shallow_skeleton(replace(whole, host_embedding=own_embedding(whole.model)), torch.bfloat16)
+    fill_alike(cut, torch.device("cpu"))
+    head, embedding = cut.model.get_output_embeddings(), cut.model.get_input_embeddings()
+    assert not head.weight.is_meta and embedding.weight.is_meta, "which lies in the host's memory"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

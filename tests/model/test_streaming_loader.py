@@ -15,7 +15,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_model, write_model
+from support.tiny_models import (
+    ARCHITECTURES,
+    RECURRENT_ARCHITECTURE,
+    tied_model_storing,
+    tiny_model,
+    write_model,
+)
 from torch import Tensor
 from transformers.core_model_loading import Chunk, Transpose, WeightConverter
 
@@ -25,6 +31,7 @@ from localmoe.experts import host_store
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model import placement
+from localmoe.model.footprint import measure_footprint
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.weight_reader import WeightReader
@@ -109,6 +116,48 @@ def test_tied_embeddings_are_one_tensor(tmp_path: Path) -> None:
     check_equal_to_transformers(folder)
     model = load(folder)[0].model
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("stored", ["two values", "one value twice", "the head alone"])
+def test_what_is_tied_is_what_transformers_ties(stored: str, tmp_path: Path) -> None:
+    folder = tied_model_storing(tmp_path / "tied", stored)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    check_equal_to_transformers(folder)
+    model = load(folder)[0].model
+    is_tied = stored != "two values"
+    assert (expected.lm_head.weight is expected.model.embed_tokens.weight) == is_tied
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == is_tied
+
+
+def test_a_plan_counts_both_of_two_tensors_that_a_config_calls_one(tmp_path: Path) -> None:
+    own = Checkpoint.open(tied_model_storing(tmp_path / "own", "two values"))
+    twice = Checkpoint.open(tied_model_storing(tmp_path / "twice", "one value twice"))
+    footprints = [
+        measure_footprint("tied", torch.float32, build_skeleton(checkpoint, torch.float32))
+        for checkpoint in (own, twice)
+    ]
+    table = own.tensors["lm_head.weight"].num_bytes
+    assert footprints[0].shared_bytes - footprints[1].shared_bytes == table
+    assert footprints[0].embedding_params * 4 == table and footprints[1].embedding_params == 0
+
+
+def test_a_tied_tensor_that_is_stored_twice_is_read_once(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(tied_model_storing(tmp_path / "twice", "one value twice"))
+    skeleton = build_skeleton(checkpoint, torch.float32)
+    store = HostStore([e.layout for e in skeleton.experts], skeleton.num_experts, torch.float32)
+    pieces = placement.Placement(skeleton, store, CPU, checkpoint).pieces()
+    names = {piece.header.name for piece in pieces}
+    store.close()
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+
+
+def test_a_tied_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    folder = tied_model_storing(tmp_path / "twice", "one value twice")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="lm_head"):
+        load(folder)
 
 
 def test_the_bias_of_a_tied_head_is_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
@@ -105,6 +106,22 @@ def write_model(folder: Path, model: Any, **save_options: Any) -> Path:
     """A complete model folder: config, weights, tokenizer with a chat template."""
     model.save_pretrained(folder, **save_options)
     write_tokenizer(folder)
+    return folder
+
+
+def tied_model_storing(folder: Path, stored: str, dtype: torch.dtype = torch.float32) -> Path:
+    """A model that its config calls tied, with tensors that say otherwise, or twice the same."""
+    folder = write_model(folder, tiny_model("qwen2_moe", dtype=dtype, tie_word_embeddings=True))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    table = tensors["model.embed_tokens.weight"]
+    if stored == "two values":
+        tensors["lm_head.weight"] = table.roll(1, 0)
+    elif stored == "one value twice":
+        tensors["lm_head.weight"] = table.clone()
+    else:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, metadata={"format": "pt"})
     return folder
 
 
