@@ -48,7 +48,8 @@ class Encoder(Protocol):
 class PromptEncoder:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, vocab_size: int | None = None) -> None:
+        """vocab_size: of the model, which may be padded; None: as large as the tokenizer's."""
         self._folder = folder
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         if not any(name in _VOCABULARIES or name.endswith(".tiktoken") for name in names):
@@ -63,6 +64,7 @@ class PromptEncoder:
             raise CheckpointError(
                 f"The tokenizer in {folder} cannot be read: {sentence_of(error)}"
             ) from error
+        self._vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
 
     @property
     def has_template(self) -> bool:
@@ -73,12 +75,12 @@ class PromptEncoder:
         """Prompt token ids.
 
         Raises:
-            ConfigError: the template does not accept the messages, the prompt is empty, or a token id is
-                none of this model's.
+            ConfigError: the template does not accept the messages, the prompt is empty, or a token id,
+                given or the tokenizer's, is none of this model's.
             ContextLengthError: no room is left for an answer.
         """
         if request.prompt_token_ids is not None:
-            ids = _known(request.prompt_token_ids, len(self.tokenizer))
+            ids = _known(request.prompt_token_ids, self._vocab_size)
             return _fitting(ids, context, self._max_context)
         if request.prompt is not None:
             ids = self._raw(request.prompt)
@@ -86,6 +88,11 @@ class PromptEncoder:
             ids = self._chat(request.messages[:-1], request.messages[-1].content)
         else:
             ids = self._chat(request.messages)
+        if ids and max(ids) >= self._vocab_size:
+            raise ConfigError(
+                f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
+                f"{self._vocab_size - 1}: they do not belong together, so download the model again."
+            )
         return _fitting(ids, context, self._max_context)
 
     def count(self, text: str) -> int:

@@ -31,7 +31,7 @@ def load_parts(
         LocalMoeError: as `prepare` and `assemble`.
     """
     prepared = prepare(config)
-    encoder = prepared.source.encoder()
+    encoder = prepared.source.encoder(prepared.footprint.vocab_size)
     while True:
         try:
             return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder

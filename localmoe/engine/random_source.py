@@ -120,9 +120,9 @@ class RandomSource:
             self.synthetic, footprint.num_layers, footprint.num_experts, footprint.experts_per_token
         )
 
-    def encoder(self) -> Encoder:
+    def encoder(self, vocab_size: int) -> Encoder:
         """Takes token ids only."""
-        return TokenEncoder(int(self.shape.config().get_text_config().vocab_size))
+        return TokenEncoder(vocab_size)
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """None: an answer goes on to its limit."""

@@ -110,8 +110,8 @@ class ModelSource(Protocol):
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """What routes and accepts in a trained model's place; None if this is one."""
 
-    def encoder(self) -> Encoder:
-        """What turns requests into token ids."""
+    def encoder(self, vocab_size: int) -> Encoder:
+        """What turns requests into token ids of a model that has so many."""
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """Tokens that end an answer."""
@@ -263,9 +263,9 @@ class CheckpointSource:
         """None: the model routes itself."""
         return None
 
-    def encoder(self) -> Encoder:
+    def encoder(self, vocab_size: int) -> Encoder:
         """Raises CheckpointError: there is no readable tokenizer."""
-        return PromptEncoder(self.model.folder)
+        return PromptEncoder(self.model.folder, vocab_size)
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """What generation config, config and tokenizer say."""

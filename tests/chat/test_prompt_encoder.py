@@ -166,6 +166,25 @@ def test_text_that_is_no_unicode_is_refused(encoder: PromptEncoder, tmp_path: Pa
         encoder.count(text)
 
 
+def test_token_ids_are_the_models_whatever_the_tokenizer_knows(encoder: PromptEncoder) -> None:
+    """A padded vocabulary has tokens without words, which the model may write; an unpadded one may have
+    fewer than a tokenizer to which some were added."""
+    words = len(encoder.tokenizer)
+    padded, short = PromptEncoder(DEMO, words + 8), PromptEncoder(DEMO, words - 8)
+    assert padded.encode(GenerationRequest(prompt_token_ids=(words, words + 7)), 64) == [words, words + 7]
+    for one, first in ((encoder, words), (padded, words + 8), (short, words - 8)):
+        with pytest.raises(ConfigError, match=f"outside of 0 to {first - 1}, this model's vocabulary"):
+            one.encode(GenerationRequest(prompt_token_ids=(1, first)), 64)
+    assert padded.tokenizer.decode([words + 7]) == ""
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_where_it_uses_them() -> None:
+    ids = PromptEncoder(DEMO).encode(GenerationRequest(prompt="one two"), 64)
+    few = PromptEncoder(DEMO, max(ids))
+    with pytest.raises(ConfigError, match=f"token {max(ids)}, .* 0 to {max(ids) - 1}: .* download"):
+        few.encode(GenerationRequest(prompt="one two"), 64)
+
+
 def test_an_empty_prompt_is_refused(encoder: PromptEncoder) -> None:
     with pytest.raises(ConfigError, match="empty"):
         encoder.encode(GenerationRequest(prompt=""), 100)

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.engines import ask, check_stats, load_with_slots
-from support.tokenizer import SPECIAL_TOKENS
+from support.tiny_models import reference_greedy, tiny_model, write_model
+from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE
 
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import ConfigError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -58,6 +62,22 @@ def test_editing_an_earlier_message_reuses_the_common_prefix_alone(tiny: Tiny, t
     assert answer.stats.reused_tokens == len("sutell me a ")  # <s> and <user> are one token each
     with load_with_slots(tiny("qwen2_moe")[0], 24, draft_length=0) as fresh:
         assert ask(fresh, edited, NUM_TOKENS).tokens == answer.tokens
+
+
+def test_what_a_padded_vocabulary_let_the_model_write_can_be_read_again(tmp_path: Path) -> None:
+    """Rows behind the tokenizer's words have logits like others."""
+    model = tiny_model("qwen2_moe", vocab_size=VOCAB_SIZE + 8)
+    with torch.no_grad():
+        model.lm_head.weight[:VOCAB_SIZE] *= 0.1  # so that the others are chosen
+    with load_with_slots(write_model(tmp_path / "padded", model), 24) as engine:
+        for draft_length in (0, 4):
+            answer = ask(engine, "tell me", NUM_TOKENS, draft_length=draft_length)
+            assert max(answer.tokens) >= VOCAB_SIZE
+            read = (*answer.prompt, *answer.tokens)
+            events = list(engine.stream(GenerationRequest(prompt_token_ids=read, max_new_tokens=4)))
+            assert [t for e in events for t in e.token_ids] == reference_greedy(model, list(read), 4)
+            with pytest.raises(ConfigError, match=f"0 to {VOCAB_SIZE + 7}"):
+                next(iter(engine.stream(GenerationRequest(prompt_token_ids=(VOCAB_SIZE + 8,)))))
 
 
 def test_asking_the_same_again_runs_the_last_prompt_token_alone(tiny_engine: Engines) -> None:
