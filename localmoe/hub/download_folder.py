@@ -175,6 +175,11 @@ class DownloadFolder:
         if not os.path.lexists(self.target):
             return
         record = DownloadRecord.read(self.target)
+        held = "" if record is None else record.repo_id
+        if held != self.repo_id and held.lower() == self.repo_id.lower():  # the disk does not tell them apart
+            raise DownloadError(
+                f"{self.target} holds {held}: write the name in the same letters, or remove it."
+            )
         if self.target.is_symlink() or record is None or record.repo_id != self.repo_id:
             raise DownloadError(
                 f"{self.target} holds a model that was not downloaded from {self.repo_id} by localmoe, and "

@@ -54,7 +54,8 @@ def download_lock(folder: Path, name: str, what: str) -> Iterator[None]:
 
 def _other_holder(folder: Path, name: str, own: Path) -> int | None:
     """The id of another process that runs and has its file there."""
-    pattern = re.compile(rf"\.{re.escape(name)}\.lock-(\d+)-(\d+)")
+    # names that differ in case alone are one folder on some disks
+    pattern = re.compile(rf"\.{re.escape(name)}\.lock-(\d+)-(\d+)", re.IGNORECASE)
     found: int | None = None
     for path in list(folder.iterdir()):
         match = pattern.fullmatch(path.name)

@@ -22,8 +22,11 @@ def is_repo_id(text: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """A model's name as one file name: "owner/name" becomes "owner--name", anything odd a "-"."""
-    return _UNSAFE.sub("-", name.replace("/", "--")).strip(".-")[:100] or "model"
+    """A model's name as one file name: "owner/name" becomes "owner--name", anything odd a "-". Repo ids keep
+    all of their characters, of which there are at most 194, so that each has a folder of its own; other names
+    are cut."""
+    safe = _UNSAFE.sub("-", name.replace("/", "--")).strip(".-")
+    return (safe if is_repo_id(name) else safe[:100]) or "model"
 
 
 def repo_id_of(folder_name: str) -> str:

@@ -279,6 +279,23 @@ def test_a_repo_id_survives_being_a_folder_name(text: str) -> None:
         assert repo_id_of(safe_name(text)) == text
 
 
+@given(st.from_regex(r"[\w][\w.-]{80,95}/[\w][\w.-]{80,95}", fullmatch=True))
+def test_the_longest_repo_ids_have_folders_of_their_own(text: str) -> None:
+    if is_repo_id(text):
+        assert repo_id_of(safe_name(text)) == text
+        assert len(f".{safe_name(text)}.lock-{2**31}-{2**62}") <= 255, "what disks take"
+
+
+def test_models_whose_long_names_end_otherwise_are_listed_and_removed_apart(tmp_path: Path) -> None:
+    long = "some-organisation-of-researchers/" + "a-very-long-model-name-" * 3
+    ids = [long + "base", long + "chat"]
+    for repo_id in ids:
+        write_model(tmp_path / "home/models" / safe_name(repo_id))
+    assert names() == ids
+    catalogue.remove_model(ids[0])
+    assert names() == ids[1:] and catalogue.resolve_model(ids[1]).name == ids[1]
+
+
 @given(st.text())
 def test_a_safe_name_is_one_plain_path_component(text: str) -> None:
     name = safe_name(text)

@@ -106,6 +106,10 @@ def test_a_folder_that_was_not_downloaded_is_left_as_it_is(hub: HubServer, tmp_p
     (own / "localmoe_download.json").write_text("[" * 100_000)
     with pytest.raises(DownloadError, match="left as it is"):
         pull()
+    record = '{"repo_id": "Org/Moe", "revision": "1"}'  # as where a disk ignores the case of names
+    (own / "localmoe_download.json").write_text(record)
+    with pytest.raises(DownloadError, match="holds Org/Moe: write the name in the same letters"):
+        pull()
 
 
 @pytest.mark.parametrize(
