@@ -8,6 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
+from localmoe.core.whole_file import sync_folder
 from localmoe.hub.disk import is_full
 
 
@@ -24,6 +25,7 @@ def write_json(path: Path, value: object, *, compact: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)  # else a loss of power may take the rename back
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -16,14 +15,3 @@ def free_disk_bytes(folder: Path) -> int:
 def is_full(error: OSError) -> bool:
     """Whether the disk, or the user's share of it, has no room left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

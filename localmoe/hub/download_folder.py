@@ -13,8 +13,9 @@ from pathlib import Path
 
 from localmoe.core.errors import DiskFullError, DownloadError, LocalMoeError
 from localmoe.core.units import format_bytes
+from localmoe.core.whole_file import sync_folder
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.disk import free_disk_bytes, is_full, sync_folder
+from localmoe.hub.disk import free_disk_bytes, is_full
 from localmoe.hub.local_models import models_folder
 from localmoe.hub.names import safe_name
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot

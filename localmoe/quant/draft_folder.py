@@ -13,7 +13,8 @@ from pathlib import Path
 
 from localmoe.core.errors import DraftError
 from localmoe.core.units import format_bytes
-from localmoe.hub.disk import is_full, sync_folder
+from localmoe.core.whole_file import sync_folder
+from localmoe.hub.disk import is_full
 from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
 from localmoe.quant.draft_progress import STATE_FILE, DraftProgress
