@@ -7,9 +7,8 @@ import argparse
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import ConfigError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
-from localmoe.core.routing_trace import RoutingTrace
+from localmoe.core.routing_trace import RoutingTrace, check_trace_file
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.model.routing_trace import RoutingRecorder
@@ -22,8 +21,7 @@ def run_trace(args: argparse.Namespace) -> None:
         LocalMoeError: for one sentence to the user.
     """
     prompts = read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
-    if not args.out.parent.is_dir() or args.out.is_dir():  # said before hours of answers, not after
-        raise ConfigError(f"The trace {args.out} cannot be written: name a file in a folder that exists.")
+    check_trace_file(args.out)  # said before hours of answers, not after
     requests = [
         GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
         for prompt in prompts

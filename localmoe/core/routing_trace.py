@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.errors import ConfigError
-from localmoe.core.whole_file import write_whole
+from localmoe.core.whole_file import check_writable, write_whole
 
 FORMAT, VERSION = "localmoe-routing-trace", 1
 _NO_TRACE = (
@@ -92,7 +92,7 @@ class RoutingTrace:
         try:
             write_whole(path, buffer.getvalue())
         except OSError as error:
-            raise ConfigError(f"The trace {path} cannot be written: {error.strerror or error}.") from error
+            raise _unwritable(path, error) from error
 
     @classmethod
     def read(cls, path: Path) -> RoutingTrace:
@@ -140,3 +140,20 @@ class RoutingTrace:
         )
         if not sound:
             raise ConfigError(f"The trace {path} contradicts itself: record it again with localmoe trace.")
+
+
+def check_trace_file(path: Path) -> None:
+    """See that a trace can be put there.
+
+    Raises:
+        ConfigError: none can, as its folder does not exist or takes none.
+    """
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    reason = f"The trace {path} cannot be written ({error.strerror or error})"
+    return ConfigError(f"{reason}: name a file in a folder that exists and that you may write to.")

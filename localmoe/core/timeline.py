@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from localmoe.core.errors import ConfigError
-from localmoe.core.whole_file import write_whole
+from localmoe.core.whole_file import check_writable, write_whole
 
 # draft: the low-bit model's tokens; verify: passes of the target; cpu: experts that the CPU computes in them;
 # stall: the target waits for a copy; copies: host to device; host: neither draft nor target runs
@@ -162,10 +162,12 @@ def check_trace_path(path: Path) -> Path:
     """The path itself, if a file can be put there.
 
     Raises:
-        ConfigError: its folder does not exist, or it is a folder.
+        ConfigError: none can, as its folder does not exist or takes none.
     """
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(f"The timeline {path} cannot be written: name a file in a folder that exists.")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     return path
 
 
@@ -178,4 +180,9 @@ def write_trace(path: Path, steps: Sequence[StepSpans], process: str = "localmoe
     try:
         write_whole(path, json.dumps(trace_events(steps, process)).encode())
     except OSError as error:
-        raise ConfigError(f"The timeline {path} cannot be written: {error.strerror or error}.") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    reason = f"The timeline {path} cannot be written ({error.strerror or error})"
+    return ConfigError(f"{reason}: name a file in a folder that exists and that you may write to.")

@@ -32,6 +32,23 @@ def write_whole(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """See that `write_whole` can write there: for what is written after hours of work.
+
+    Raises:
+        OSError: it cannot, as far as can be known before.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise OSError(errno.EINVAL, "it is a device, not a file", str(path))
+    temporary = _beside(path)
+    try:
+        temporary.open("xb").close()
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Put a folder's entries on the disk, so that a rename outlives a loss of power. Where a disk has no such
     thing nothing is done (Windows needs none)."""

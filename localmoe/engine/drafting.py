@@ -35,7 +35,7 @@ from localmoe.quant.builder import (
     estimate_layout_bytes,
 )
 from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
-from localmoe.quant.draft_folder import DraftWriteError
+from localmoe.quant.draft_folder import DraftFolder, DraftWriteError
 from localmoe.quant.draft_format import DraftProvenance, Setting
 from localmoe.quant.draft_layout import layout_of
 from localmoe.quant.draft_writer import DraftWriter
@@ -83,8 +83,9 @@ def build_draft(
     compute = choose_compute(settings.device if settings.method == "gptq" else "cpu", "auto", stored)
     if settings.method == "nf4":
         bitsandbytes_functional()  # whether it is there is said before weights are read
-    if settings.method == "gptq":
-        read_calibration(settings.calibration)  # what is wrong with it is said before weights are read
+    # what is wrong with text or place is said before weights are read
+    text = read_calibration(settings.calibration) if settings.method == "gptq" else None
+    DraftFolder(*_recipe(source, checkpoint, out, settings, text)).check()
     skeleton = build_skeleton(checkpoint, compute.dtype)
     records = skeleton.num_experts * sum(experts.layout.num_bytes(stored) for experts in skeleton.experts)
     check_records(source.name, records, host_room(probe_hardware(measure=False), device="cpu"))
@@ -109,25 +110,9 @@ def make_draft(
     Args:
         pause: see GptqBuild.run.
     """
-    bits, group_size = settings.gptq.bits, settings.gptq.group_size
-    fingerprint = basis.checkpoint.fingerprint()
     text = read_calibration(settings.calibration) if settings.method == "gptq" else None
-    others: Mapping[str, Setting] = settings.gptq.provenance() if text else {}
-    if settings.method == "nf4":
-        others = {"dtype": str(basis.store.dtype).removeprefix("torch.")}
-    provenance = DraftProvenance.now(
-        basis.model.name,
-        fingerprint,
-        settings.method,
-        group_size,
-        bits,
-        base_revision=snapshot_revision(basis.model.folder),
-        calibration_hash=text.digest if text else "",
-        seed=settings.gptq.seed if text else 0,
-        settings=others,
-    )
+    place, provenance = _recipe(basis.model, basis.checkpoint, out, settings, text)
     source = HostExpertSource(basis.skeleton, basis.store)
-    place = out or draft_folder(basis.model, settings.method, bits, group_size, fingerprint)
     tokens = None if text is None else _calibration_tokens(basis, text, settings.gptq)
     writer = DraftWriter(
         place,
@@ -140,7 +125,9 @@ def make_draft(
     try:
         with writer:
             if settings.method == "rtn":
-                build_rtn_draft(source, writer, bits, group_size, progress=progress, cancel=cancel)
+                build_rtn_draft(
+                    source, writer, provenance.bits, provenance.group_size, progress=progress, cancel=cancel
+                )
             elif settings.method == "nf4":
                 build_nf4_draft(source, writer, progress=progress, cancel=cancel)
             else:
@@ -155,6 +142,33 @@ def make_draft(
             "The GPU's memory ran out while the draft was built, as other programs use it too: close them, "
             "give a smaller --vram-budget, or use --device cpu; finished layers are kept."
         ) from None
+
+
+def _recipe(
+    model: LocalModel,
+    checkpoint: Checkpoint,
+    out: Path | None,
+    settings: DraftSettings,
+    text: CalibrationText | None,
+) -> tuple[Path, DraftProvenance]:
+    """Where the draft will lie, and what it will say of itself."""
+    bits, group_size = settings.gptq.bits, settings.gptq.group_size
+    fingerprint = checkpoint.fingerprint()
+    others: Mapping[str, Setting] = settings.gptq.provenance() if text else {}
+    if settings.method == "nf4":
+        others = {"dtype": str(checkpoint_dtype(checkpoint)).removeprefix("torch.")}
+    provenance = DraftProvenance.now(
+        model.name,
+        fingerprint,
+        settings.method,
+        group_size,
+        bits,
+        base_revision=snapshot_revision(model.folder),
+        calibration_hash=text.digest if text else "",
+        seed=settings.gptq.seed if text else 0,
+        settings=others,
+    )
+    return out or draft_folder(model, settings.method, bits, group_size, fingerprint), provenance
 
 
 def _memory_for_a_build(device: torch.device) -> int:

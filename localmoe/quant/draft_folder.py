@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localmoe.core.errors import DraftError
 from localmoe.core.units import format_bytes
-from localmoe.core.whole_file import sync_folder
+from localmoe.core.whole_file import check_writable, sync_folder
 from localmoe.hub.disk import is_full
 from localmoe.hub.process_marks import is_running, own_mark
 from localmoe.quant.draft_format import PROVENANCE_FILE, DraftProvenance
@@ -57,6 +57,17 @@ class DraftFolder:
         self.progress = DraftProgress(self.path, provenance)
         self._stopped = self._sibling("stopped")
         self._old = self._sibling("replaced")
+
+    def check(self) -> None:
+        """See that a draft can be put there, before the work that it takes. Makes nothing.
+
+        Raises:
+            DraftError: `out` holds something else, or nothing can be written there.
+        """
+        self._check_target()
+        folder = next(parent for parent in self.out.parents if os.path.lexists(parent))
+        with write_errors(self.out):
+            check_writable(folder / f"{self.path.name}.json")
 
     def create(self, needed_bytes: int, free_bytes: Callable[[Path], int]) -> None:
         """Check the place and make the temporary folder, with the finished layers of an ended build of the

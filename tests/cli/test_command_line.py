@@ -254,6 +254,7 @@ def test_values_that_cannot_be_read_are_usage_errors(
         ("--top-k", "-3"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--max-new-tokens", "0"),
         ("--context", "3"), ("--context", "9999999"), ("--policy", "magic"),
         ("--timeline", "no/such/folder/trace.json"),
+        ("--timeline", "a" * 250),
     ],
 )  # fmt: skip
 def test_values_out_of_range_get_one_sentence(

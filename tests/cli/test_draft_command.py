@@ -13,6 +13,7 @@ from localmoe.cli.main import main
 from localmoe.cli.output import ProgressBars
 from localmoe.core.draft_config import DraftSettings, GptqSettings, nf4_settings
 from localmoe.core.types import Progress
+from localmoe.engine import drafting
 
 FEW = ("--calibration-tokens", "4096", "--device", "cpu")
 
@@ -52,6 +53,22 @@ def test_a_draft_of_another_model_is_refused(tmp_path: Path, capsys: pytest.Capt
     (out / "localmoe_draft.json").write_text(json.dumps(provenance))
     code, text, err = run(capsys, "generate", "demo", "--prompt", "hi", "--draft", str(out))
     assert (code, text) == (1, "") and "another model" in err
+
+
+@pytest.mark.parametrize("method", ["gptq", "rtn"])
+def test_a_place_that_cannot_be_written_is_refused_before_weights_are_read(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(drafting, "load_weights", read)
+    (tmp_path / "file").write_text("mine")
+    for out in ("file", "file/below", "new/" + "a" * 250, "a" * 250):
+        code, text, err = run(capsys, "draft", "demo", "--method", method, "--out", str(tmp_path / out))
+        lines = [line for line in err.splitlines() if line.strip()]
+        assert (code, text) == (1, "") and len(lines) == 1 and "choose another folder" in lines[0], out
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 Call = tuple[str, Path | None, DraftSettings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_trace_of_another_shape_is_refused_before_weights_are_made(
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for out_path in (tmp_path / "absent" / "a.npz", tmp_path):
+    for out_path in (tmp_path / "absent" / "a.npz", tmp_path, tmp_path / ("a" * 250), Path(os.devnull)):
         code, out, err = run(capsys, "trace", "demo", "--out", str(out_path))
         lines = [line for line in err.splitlines() if line.strip()]
         assert (code, out) == (1, "") and len(lines) == 1 and str(out_path) in lines[0]

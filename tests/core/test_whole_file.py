@@ -1,4 +1,4 @@
-"""A file that is written whole: what is on the disk when."""
+"""A file that is written whole: what is on the disk when, and what is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.files import write_json
-from localmoe.core.whole_file import sync_folder, write_whole
+from localmoe.core.whole_file import check_writable, sync_folder, write_whole
 
 needs_folders = pytest.mark.skipif(os.name == "nt", reason="Windows syncs no folders")
 
@@ -58,3 +58,17 @@ def test_a_disk_that_syncs_no_folders_keeps_the_file_all_the_same(
     answer = errno.EIO
     with pytest.raises(OSError, match="Input/output"):
         sync_folder(tmp_path)
+
+
+def test_what_can_be_written_is_told_before_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"old")
+    check_writable(tmp_path / "there")
+    check_writable(tmp_path / "new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("there", b"old")]
+
+
+def test_what_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent" / "a", tmp_path / ("a" * 250), Path(os.devnull)):
+        with pytest.raises(OSError):
+            check_writable(path)
+    assert list(tmp_path.iterdir()) == []
