@@ -25,6 +25,9 @@ _VOCABULARIES = {
     "tekken.json",
 }
 _ROOM = 64  # tokens of an answer, in the context that a refusal advises
+# a text of more characters a token of the context is looked at first up to there: what is far too long would
+# take seconds to be tokenised, in which nobody else is answered
+_LOOKED_AT = 16
 
 
 class Encoder(Protocol):
@@ -83,11 +86,11 @@ class PromptEncoder:
             ids = _known(request.prompt_token_ids, self._vocab_size)
             return _fitting(ids, context, self._max_context)
         if request.prompt is not None:
-            ids = self._raw(request.prompt)
+            ids = self._raw(request.prompt, context)
         elif request.continue_answer:
-            ids = self._chat(request.messages[:-1], request.messages[-1].content)
+            ids = self._chat(request.messages[:-1], context, request.messages[-1].content)
         else:
-            ids = self._chat(request.messages)
+            ids = self._chat(request.messages, context)
         if ids and max(ids) >= self._vocab_size:
             raise ConfigError(
                 f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
@@ -101,20 +104,24 @@ class PromptEncoder:
         Raises:
             ConfigError: the text is no valid Unicode.
         """
-        return len(self._tokens(text, add_special_tokens=False, verbose=False))
+        return len(self._tokens(text, None, add_special_tokens=False, verbose=False))
 
-    def _raw(self, prompt: str) -> list[int]:
-        return self._tokens(prompt)
+    def _raw(self, prompt: str, context: int) -> list[int]:
+        return self._tokens(prompt, context)
 
-    def _tokens(self, text: str, **options: bool) -> list[int]:
-        """Any text's ids: tokenizers take no lone surrogates, which stand for bytes that are no UTF-8 and for
-        halves of a pair in JSON."""
+    def _tokens(self, text: str, context: int | None, **options: bool) -> list[int]:
+        """Any text's ids, unless it is plain that they do not fit into the context. Tokenizers take no lone
+        surrogates, which stand for bytes that are no UTF-8 and for halves of a pair in JSON."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"The prompt holds {text[error.start]!a}, which is no valid Unicode: write it in UTF-8."
             ) from None
+        if context is not None and len(text) > _LOOKED_AT * context:
+            begun = len(self.tokenizer(text[: _LOOKED_AT * context], **options)["input_ids"])
+            if begun >= 2 * context:  # twice: where a text is cut, its tokens may be others
+                raise _too_long(begun, context, self._max_context, counted=False)
         ids: list[int] = self.tokenizer(text, **options)["input_ids"]
         return ids
 
@@ -127,14 +134,14 @@ class PromptEncoder:
         found = getattr(config.get_text_config(), "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
-    def _chat(self, messages: Sequence[Message], answer: str = "") -> list[int]:
+    def _chat(self, messages: Sequence[Message], context: int, answer: str = "") -> list[int]:
         """The messages, and the beginning of an answer that is continued.
 
         The latter goes after the prompt that the model had answered, so that it reads what it had written.
         That is what transformers' `continue_final_message` gives where a template leaves answers as they are;
         those of reasoning models change them (thoughts are cut out or given another frame)."""
         if not self.has_template:
-            return self._raw(_plain_dialogue(messages) + answer)
+            return self._raw(_plain_dialogue(messages) + answer, context)
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -145,7 +152,7 @@ class PromptEncoder:
         if answer:
             channels = harmony_marks(self.tokenizer)
             text = text + as_messages(answer) if channels else resumed(text, answer)
-        return self._tokens(text, add_special_tokens=False)
+        return self._tokens(text, context, add_special_tokens=False)
 
 
 class TokenEncoder:
@@ -198,17 +205,26 @@ def _fitting(
     if not ids:
         raise ConfigError("The prompt is empty: write something.")
     if len(ids) >= context:
-        longest = max_context() or 0
-        remedy = "shorten the prompt"
-        if len(ids) < longest:
-            remedy += f" or load the model with a context of at least {min(len(ids) + _ROOM, longest)}"
-        elif longest:
-            remedy += f", as the model was made for at most {longest} tokens"
-        raise ContextLengthError(
-            f"The prompt has {len(ids)} tokens, but the context holds {context} and the answer needs "
-            f"room too: {remedy}."
-        )
+        raise _too_long(len(ids), context, max_context, counted=True)
     return list(ids)
+
+
+def _too_long(
+    num_tokens: int, context: int, max_context: Callable[[], int | None], *, counted: bool
+) -> ContextLengthError:
+    """counted: the prompt has so many tokens; else its beginning alone has them."""
+    longest = max_context() or 0
+    remedy = "shorten the prompt"
+    if num_tokens < longest:
+        needed = min(num_tokens + _ROOM, longest) if counted else longest
+        remedy += f" or load the model with a context of {'at least' if counted else 'up to'} {needed}"
+    elif longest:
+        remedy += f", as the model was made for at most {longest} tokens"
+    number = f"{'' if counted else 'more than '}{num_tokens}"
+    return ContextLengthError(
+        f"The prompt has {number} tokens, but the context holds {context} and the answer needs room too: "
+        f"{remedy}."
+    )
 
 
 def _plain_dialogue(messages: Sequence[Message]) -> str:

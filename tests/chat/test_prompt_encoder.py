@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_tokenizers import DEMO, copy_tokenizer
 
+from localmoe.chat import prompt
 from localmoe.chat.prompt import PromptEncoder, TokenEncoder
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
@@ -130,6 +132,44 @@ def test_a_context_is_advised_that_the_model_was_made_for(
     with pytest.raises(ContextLengthError, match=f"with a context of at least {advised}\\."):
         encoder.encode(request, 64)
     assert len(encoder.encode(request, advised)) == length
+
+
+class WatchedTokenizer:
+    """A tokenizer, and how long the texts were that it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.read = tokenizer, list[int]()
+
+    def __call__(self, text: str, **options: bool) -> Any:
+        self.read.append(len(text))
+        return self._tokenizer(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("context", [16, 64, 1024])
+def test_of_a_text_that_is_far_too_long_the_beginning_is_tokenised_alone(
+    context: int, encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "once upon a time there was a \u00e9 " * 100_000
+    watched = WatchedTokenizer(encoder.tokenizer)
+    monkeypatch.setattr(encoder, "tokenizer", watched)
+    for request in (GenerationRequest(prompt=text), GenerationRequest(messages=(Message("user", text),))):
+        with pytest.raises(ContextLengthError, match=r"has more than \d+ tokens, but the context holds"):
+            encoder.encode(request, context)
+    assert len(watched.read) == 2 and max(watched.read) <= 16 * context
+
+
+def test_a_long_text_of_few_tokens_is_counted_whole(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Characters tell nothing of a text whose tokens are long."""
+    monkeypatch.setattr(prompt, "_LOOKED_AT", 8)
+    request = GenerationRequest(prompt=" strawberries" * 40)  # of 13 characters a token
+    assert len(encoder.encode(request, 41)) == 40
+    with pytest.raises(ContextLengthError, match="has 40 tokens"):
+        encoder.encode(request, 40)
 
 
 def test_what_no_context_of_the_model_holds_can_only_be_shortened(
