@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 from localmoe.core.whole_file import sync_folder
@@ -47,6 +48,30 @@ def refused(what: str, folder: Path, error: OSError) -> str:
 
 def set_aside(path: Path) -> Path:
     """Rename a file that cannot be read so that nothing overwrites it; its new path."""
-    kept = path.with_name(f"{path.name}.{secrets.token_hex(3)}.damaged")
+    kept = _damaged_name(path)
     os.replace(path, kept)
     return kept
+
+
+def copy_aside(path: Path) -> Path:
+    """The same for a file in whose place another one is written: until then it keeps its name, and the next
+    start finds it there if this one is killed."""
+    kept = _damaged_name(path)
+    try:
+        os.link(path, kept)
+    except OSError:  # a disk without hard links
+        shutil.copy2(path, kept)
+    return kept
+
+
+def left_aside(path: Path) -> Path | None:
+    """The file that was set aside last, if nothing was written in its place since: who set it aside may have
+    been killed before anybody read of it."""
+    if path.exists():
+        return None
+    found = path.parent.glob(f"{path.name}.*.damaged")
+    return max(found, key=lambda kept: kept.stat().st_ctime, default=None)
+
+
+def _damaged_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(3)}.damaged")

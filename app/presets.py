@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from app.files import refused, set_aside, write_json
+from app.files import left_aside, refused, set_aside, write_json
 from app.settings import AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 
@@ -37,6 +37,8 @@ class Presets:
         self.report = ""
         if path.exists():
             self._read()
+        elif (kept := left_aside(path)) is not None:
+            self._say_unread(kept)
 
     def _read(self) -> None:
         try:
@@ -46,8 +48,10 @@ class Presets:
                 for kind in FIELDS
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LocalMoeError):
-            kept = set_aside(self._path)
-            self.report = f"The presets could not be read and were kept as {kept.name} in {kept.parent}."
+            self._say_unread(set_aside(self._path))
+
+    def _say_unread(self, kept: Path) -> None:
+        self.report = f"The presets could not be read and were kept as {kept.name} in {kept.parent}."
 
     def names(self, kind: Kind) -> list[str]:
         """In the order of the alphabet."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from app.files import refused, set_aside, write_json
+from app.files import copy_aside, left_aside, refused, set_aside, write_json
 from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
@@ -227,29 +227,38 @@ class SettingsStore:
         self.report = ""
         if path.exists():
             self._read()
+        elif (kept := left_aside(path)) is not None:
+            self._say_unread(kept)
 
     def _read(self) -> None:
         try:
             data = json.loads(self._path.read_text(encoding="utf-8"))
             kept_load, kept_answers = dict(data["load"]), dict(data["answers"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            kept = set_aside(self._path)
-            self.report = f"The settings could not be read, so the usual ones are used; kept as {kept.name}."
+            self._say_unread(set_aside(self._path))
             return
         self.answers, bad = _sound_answers(kept_answers)
         self.load, bad_load = _sound_load(kept_load, self.answers)
         if bad or bad_load:
             self._mend([*bad_load, *bad])
 
+    def _say_unread(self, kept: Path) -> None:
+        self.report = f"The settings could not be read, so the usual ones are used; kept as {kept.name}."
+
     def _mend(self, bad: Sequence[str]) -> None:
         """Keep the file aside, and in its place the settings of it that can be used."""
-        kept, names = set_aside(self._path), ", ".join(bad)
-        self.report = f"Of the settings, the usual ones are used for {names}; the file is {kept.name}."
+        names, kept = ", ".join(bad), None
         try:
+            kept = copy_aside(self._path)
             self.save()
-        except ConfigError as error:
-            kept.rename(self._path)  # the next start finds it where it was
-            self.report = f"Of the settings, the usual ones are used for {names}. {error}"
+        except (OSError, ConfigError) as error:  # the next start finds the file where it is
+            if kept is not None:
+                kept.unlink()
+            what = "The settings could not be saved"
+            why = refused(what, self._path.parent, error) if isinstance(error, OSError) else error
+            self.report = f"Of the settings, the usual ones are used for {names}. {why}"
+        else:
+            self.report = f"Of the settings, the usual ones are used for {names}; the file is {kept.name}."
 
     def save(self, *, load: LoadSettings | None = None, answers: AnswerSettings | None = None) -> None:
         """Keep these (already checked) settings.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.files import set_aside, write_json
+from app.files import left_aside, set_aside, write_json
 from app.unicode_text import whole_unicode
 from localmoe.hub.names import is_repo_id
 
@@ -64,14 +64,18 @@ class QueueFile:
     def read(self) -> list[Download]:
         """The queue as it was kept; what ran goes on."""
         if not self._path.exists():
+            if (kept := left_aside(self._path)) is not None:
+                self._say_unread(kept)
             return []
         try:
             entries = json.loads(self._path.read_text(encoding="utf-8"))["downloads"]
             return [_entry(values) for values in entries]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            kept = set_aside(self._path)
-            self.report = f"The download queue could not be read, so it is empty; kept as {kept.name}."
+            self._say_unread(set_aside(self._path))
             return []
+
+    def _say_unread(self, kept: Path) -> None:
+        self.report = f"The download queue could not be read, so it is empty; kept as {kept.name}."
 
     def write(self, downloads: Sequence[Download]) -> None:
         """Replace the file whole."""

@@ -196,6 +196,8 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     file = QueueFile(path)
     assert file.read() == [] and "kept as" in file.report and not path.exists()
+    again = QueueFile(path)
+    assert again.read() == [] and again.report == file.report, "it may not have been said before a kill"
     assert len(list(tmp_path.glob("*.damaged"))) == 1
 
 

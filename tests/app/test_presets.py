@@ -83,6 +83,7 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, content: str) -> None:
     assert presets.names("prompt") == [] and presets.report.startswith("The presets could not be read")
     (kept,) = tmp_path.glob("*.damaged")
     assert kept.read_text() == content and kept.name in presets.report
+    assert Presets(path).report == presets.report, "who read it may have been killed before it was said"
     presets.save("prompt", "new", ANSWERS)
     assert json.loads(path.read_text())["prompt"] == {"new": {"system_prompt": "Be brief."}}
 

@@ -186,6 +186,49 @@ def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path,
     assert kept.name in store.report and kept.read_text() == content
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_kill_while_a_file_is_mended_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"load": {"model": "m", "context": "wide"}, "answers": {"seed": 7}}))
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("app.settings.write_json", kill)
+        SettingsStore(path)
+    store = SettingsStore(path)
+    assert (store.load, store.answers.seed) == (LoadSettings("m"), 7) and "context" in store.report
+    assert SettingsStore(path).report == "", "it was mended, and said"
+
+
+def test_damaged_settings_are_told_at_each_start_until_there_are_others(tmp_path: Path) -> None:
+    """A process may be killed before its page was read."""
+    path = tmp_path / "settings.json"
+    path.write_text("{")
+    first, second = SettingsStore(path), SettingsStore(path)
+    (kept,) = tmp_path.glob("*.damaged")
+    assert first.report == second.report and kept.name in first.report
+    second.save(load=LoadSettings("m"))
+    assert SettingsStore(path).report == ""
+
+
+def test_a_disk_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "settings.json"
+    content = json.dumps({"load": {"context": "wide"}, "answers": {"seed": 7}})
+    path.write_text(content)
+    assert SettingsStore(path).answers.seed == 7
+    (kept,) = tmp_path.glob("*.damaged")
+    assert kept.read_text() == content
+
+
 def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     load = LoadSettings("m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3")
