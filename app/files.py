@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from localmoe.core.whole_file import sync_folder
@@ -30,6 +31,26 @@ def write_json(path: Path, value: object, *, compact: bool = False) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def unknown_fields(values: Mapping[str, object], known: Iterable[str]) -> dict[str, object]:
+    """What a newer version has written beside the fields that this one knows, to be written back; but for
+    what JSON can say and no file can hold."""
+    names = set(known)
+    found = {}
+    for name, value in values.items():
+        if name in names:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):  # no Unicode, or too deep
+            json.dumps({name: value}, ensure_ascii=False, indent=1).encode()
+            found[name] = value
+    return found
+
+
+def newer_schema(values: Mapping[str, object], schema: int) -> int:
+    """Of a file that is written back: it stays a newer version's."""
+    found = values.get("schema")
+    return max(schema, found) if type(found) is int and found < 1 << 31 else schema
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from app.files import left_aside, refused, set_aside, write_json
+from app.files import left_aside, newer_schema, refused, set_aside, unknown_fields, write_json
 from app.settings import AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 
@@ -35,6 +35,9 @@ class Presets:
         self._saving = threading.Lock()  # two windows may save at once
         self._kept: dict[Kind, dict[str, _Values]] = {kind: {} for kind in FIELDS}
         self.report = ""
+        self._schema = SCHEMA
+        self._others: dict[str, object] = {}  # a newer version's kinds
+        self._unknown: dict[tuple[Kind, str], dict[str, object]] = {}  # and fields, by kind and name
         if path.exists():
             self._read()
         elif (kept := left_aside(path)) is not None:
@@ -47,6 +50,12 @@ class Presets:
                 kind: {_name(name): _checked(kind, values) for name, values in data[kind].items()}
                 for kind in FIELDS
             }
+            self._schema = newer_schema(data, SCHEMA)
+            self._others = unknown_fields(data, ("schema", *FIELDS))
+            for kind, known in FIELDS.items():
+                for name, values in data[kind].items():
+                    if unknown := unknown_fields(values, known):
+                        self._unknown[kind, _name(name)] = unknown
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LocalMoeError):
             self._say_unread(set_aside(self._path))
 
@@ -87,11 +96,18 @@ class Presets:
             if name not in self._kept[kind]:
                 raise ConfigError("There is no preset of this name: choose one first.")
             self._keep(kind, {key: values for key, values in self._kept[kind].items() if key != name})
+            self._unknown.pop((kind, name), None)
 
     def _keep(self, kind: Kind, presets: dict[str, _Values]) -> None:
         kept = {**self._kept, kind: presets}
+        written = {
+            str(kind): {
+                name: {**values, **self._unknown.get((kind, name), {})} for name, values in found.items()
+            }
+            for kind, found in kept.items()
+        }
         try:
-            write_json(self._path, {"schema": SCHEMA, **{str(key): values for key, values in kept.items()}})
+            write_json(self._path, {"schema": self._schema, **written, **self._others})
         except OSError as error:
             what = "The presets could not be saved"  # also without the one that was to be deleted
             raise ConfigError(refused(what, self._path.parent, error)) from error

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from app.files import copy_aside, left_aside, refused, set_aside, write_json
+from app.files import copy_aside, left_aside, newer_schema, refused, set_aside, unknown_fields, write_json
 from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
@@ -28,6 +29,7 @@ SCHEMA = 1
 MAX_CONTEXT = 10_000_000
 MAX_NEW_TOKENS = 1_000_000
 MAX_SYSTEM_PROMPT = 20_000
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class SettingsStore:
         self.load = LoadSettings()
         self.answers = AnswerSettings()
         self.report = ""
+        # of a newer version: what this one does not know, of the file and of both kinds
+        self._schema, self._file, self._load, self._answers = SCHEMA, _NOTHING, _NOTHING, _NOTHING
         if path.exists():
             self._read()
         elif (kept := left_aside(path)) is not None:
@@ -237,6 +241,10 @@ class SettingsStore:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._say_unread(set_aside(self._path))
             return
+        self._schema = newer_schema(data, SCHEMA)
+        self._file = unknown_fields(data, ("schema", "load", "answers"))
+        self._load = unknown_fields(kept_load, asdict(self.load))
+        self._answers = unknown_fields(kept_answers, asdict(self.answers))
         self.answers, bad = _sound_answers(kept_answers)
         self.load, bad_load = _sound_load(kept_load, self.answers)
         if bad or bad_load:
@@ -269,7 +277,11 @@ class SettingsStore:
         with self._saving:
             load, answers = load or self.load, answers or self.answers
             try:
-                write_json(self._path, {"schema": SCHEMA, "load": asdict(load), "answers": asdict(answers)})
+                kept = {
+                    "load": {**asdict(load), **self._load},
+                    "answers": {**asdict(answers), **self._answers},
+                }
+                write_json(self._path, {"schema": self._schema, **kept, **self._file})
             except OSError as error:
                 what = "The settings could not be saved"
                 raise ConfigError(refused(what, self._path.parent, error)) from error

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from app.files import left_aside, set_aside, write_json
+from app.files import left_aside, newer_schema, set_aside, unknown_fields, write_json
 from app.unicode_text import whole_unicode
 from localmoe.hub.names import is_repo_id
 
@@ -49,6 +49,9 @@ class Download:
     seconds_left: float | None = None
 
 
+_KNOWN = frozenset(field.name for field in fields(Download))
+
+
 def new_id() -> str:
     """Of an entry."""
     return secrets.token_hex(8)
@@ -60,6 +63,9 @@ class QueueFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.report = ""
+        self._schema = SCHEMA
+        self._others: dict[str, object] = {}  # a newer version's fields
+        self._unknown: dict[str, dict[str, object]] = {}  # and those of entries, by id
 
     def read(self) -> list[Download]:
         """The queue as it was kept; what ran goes on."""
@@ -68,11 +74,18 @@ class QueueFile:
                 self._say_unread(kept)
             return []
         try:
-            entries = json.loads(self._path.read_text(encoding="utf-8"))["downloads"]
-            return [_entry(values) for values in entries]
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+            unknown = [unknown_fields(values, _KNOWN) for values in data["downloads"]]
+            if newer_schema(data, SCHEMA) == SCHEMA and any(unknown):
+                raise ValueError("a field that no download of this version has")
+            found = [_entry({n: v for n, v in values.items() if n in _KNOWN}) for values in data["downloads"]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._say_unread(set_aside(self._path))
             return []
+        self._schema = newer_schema(data, SCHEMA)
+        self._others = unknown_fields(data, ("schema", "downloads"))
+        self._unknown = {one.id: rest for one, rest in zip(found, unknown, strict=True)}
+        return found
 
     def _say_unread(self, kept: Path) -> None:
         self.report = f"The download queue could not be read, so it is empty; kept as {kept.name}."
@@ -83,7 +96,8 @@ class QueueFile:
         for entry in entries:
             for name in _NOT_KEPT:
                 del entry[name]
-        write_json(self._path, {"schema": SCHEMA, "downloads": entries})
+        entries = [{**entry, **self._unknown.get(entry["id"], {})} for entry in entries]
+        write_json(self._path, {"schema": self._schema, "downloads": entries, **self._others})
 
 
 def _entry(values: dict[str, Any]) -> Download:

@@ -187,6 +187,19 @@ def test_a_restart_goes_on_with_what_ran_and_nothing_else(
     again.close()
 
 
+def test_a_newer_version_s_queue_is_read_and_what_it_says_besides_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "downloads.json"
+    entry = {"id": "a1", "repo_id": "a/b", "mirror": "m"}
+    path.write_text(json.dumps({"schema": 2, "downloads": [entry], "limit": 3}))
+    file = QueueFile(path)
+    found = file.read()
+    assert [(one.id, one.repo_id) for one in found] == [("a1", "a/b")] and not file.report
+    file.write([*found, Download("b2", "c/d")])
+    data = json.loads(path.read_text())
+    assert (data["schema"], data["limit"]) == (2, 3)
+    assert [one.get("mirror") for one in data["downloads"]] == ["m", None]
+
+
 DAMAGED = ["", "[]", "{", '{"downloads": 3}', '{"downloads": [{"id": "x"}]}', "[" * 100_000]
 
 

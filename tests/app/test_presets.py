@@ -67,6 +67,20 @@ def test_what_is_no_unicode_is_mended_and_kept(tmp_path: Path) -> None:
     assert (again.report, again.values("prompt", "a b")) == ("", {"system_prompt": "x?"})
 
 
+def test_what_a_newer_version_has_saved_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "presets.json"
+    brief = {"system_prompt": "Be brief.", "colour": "red"}
+    path.write_text(
+        json.dumps({"schema": 2, "prompt": {"brief": brief, "b": brief}, "sampling": {}, "voices": {"a": 1}})
+    )
+    presets = Presets(path)
+    presets.save("sampling", "warm", ANSWERS)
+    presets.delete("prompt", "b")
+    data = json.loads(path.read_text())
+    assert (data["schema"], data["voices"], data["prompt"]) == (2, {"a": 1}, {"brief": brief})
+    assert presets.values("prompt", "brief") == {"system_prompt": "Be brief."} and "warm" in data["sampling"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

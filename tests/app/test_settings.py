@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,29 @@ def test_damaged_settings_are_kept_aside_and_the_usual_ones_used(tmp_path: Path,
     assert store.load == LoadSettings() and store.answers == AnswerSettings()
     (kept,) = tmp_path.glob("*.damaged")
     assert kept.name in store.report and kept.read_text() == content
+
+
+def test_what_a_newer_version_has_saved_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    load, answers = {"model": "m", "card": "2"}, {"seed": 7, "moods": {"calm": [1, None]}}
+    path.write_text(json.dumps({"schema": 3, "load": load, "answers": answers, "page": {"zoom": 2}}))
+    store = SettingsStore(path)
+    assert (store.load, store.answers.seed, store.report) == (LoadSettings("m"), 7, "")
+    store.save(load=LoadSettings("n", "3GiB"))
+    store.save(answers=AnswerSettings(seed=8))
+    data = json.loads(path.read_text())
+    assert (data["schema"], data["page"]) == (3, {"zoom": 2})
+    assert data["load"] == {**asdict(LoadSettings("n", "3GiB")), "card": "2"}
+    assert data["answers"] == {**asdict(AnswerSettings(seed=8)), "moods": answers["moods"]}
+
+
+@pytest.mark.parametrize("value", ["a\ud800", {"\ud800": 1}])
+def test_what_no_file_can_hold_keeps_no_settings_from_being_saved(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"schema": "x", "load": {"odd": value}, "answers": {}, "other": value}))
+    SettingsStore(path).save(answers=AnswerSettings(seed=8))
+    data = json.loads(path.read_text())
+    assert data == {"schema": 1, "load": asdict(LoadSettings()), "answers": asdict(AnswerSettings(seed=8))}
 
 
 class Killed(BaseException):
