@@ -157,7 +157,7 @@ class RoutedExperts:
         state = self._state
         if state.phase != "verify" or not state.scheduler.wants_next_gate:
             return
-        guessed = guess(state.gates, self._layer + 1, x)
+        guessed = guess(state.gates, self._layer + 1, x, state.memory.store.num_experts)
         if guessed is not None:
             state.scheduler.notify(guessed)
 
@@ -184,12 +184,12 @@ class RoutedExperts:
 
 
 def _rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
-    """expert -> flat (token, k) positions that chose it; indices past the experts mean "none" and are
+    """expert -> flat (token, k) positions that chose it; indices outside the experts mean "none" and are
     skipped."""
     rows: dict[int, list[int]] = {}
     top_k = len(chosen[0])
     for token, experts in enumerate(chosen):
         for k, expert in enumerate(experts):
-            if expert < num_experts:
+            if 0 <= expert < num_experts:
                 rows.setdefault(expert, []).append(token * top_k + k)
     return rows

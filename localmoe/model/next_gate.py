@@ -55,13 +55,18 @@ def _gate_of(router: nn.Module) -> Gate:
     return choose
 
 
-def guess(gates: Sequence[Gate | None], layer: int, hidden: Tensor) -> NextGateGuessed | None:
-    """What the gate of `layer` would choose for `hidden` (T, H); None where that cannot be told."""
+def guess(
+    gates: Sequence[Gate | None], layer: int, hidden: Tensor, num_experts: int
+) -> NextGateGuessed | None:
+    """What the gate of `layer` would choose for `hidden` (T, H); None where that cannot be told. An index
+    outside the experts means "none"."""
     gate = gates[layer] if layer < len(gates) else None
     if gate is None:
         return None
     weights, experts = gate(hidden)
-    wanted = torch.zeros(int(experts.max()) + 1, dtype=torch.float32, device=hidden.device)
-    wanted.index_add_(0, experts.flatten(), weights.flatten().float())
+    known = (experts >= 0) & (experts < num_experts)
+    experts, weights = experts[known], weights[known]
+    wanted = torch.zeros(num_experts, dtype=torch.float32, device=hidden.device)
+    wanted.index_add_(0, experts, weights.float())
     order = wanted.argsort(descending=True, stable=True)[: experts.unique().numel()]
     return NextGateGuessed(layer, tuple(order.tolist()), tuple(wanted[order].tolist()), len(hidden))

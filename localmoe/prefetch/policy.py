@@ -24,6 +24,10 @@ class CacheShape:
     num_slots: int
     rates: Rates = NOTHING_MEASURED
 
+    def known(self, experts: Sequence[int]) -> list[int]:
+        """Those of a router's choices that are experts: an index outside of them means "none"."""
+        return [expert for expert in experts if 0 <= expert < self.num_experts]
+
 
 Residency = Callable[[], NDArray[np.bool_]]  # (L, E): in a slot, or on its way there; not to be written to
 

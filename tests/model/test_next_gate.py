@@ -34,14 +34,28 @@ def test_the_gate_of_every_layer_is_found_and_asked(
         parent = model.get_submodule(experts.path.rpartition(".")[0])
         with torch.inference_mode():
             _, weights, index = (getattr(parent, "gate", None) or parent.router)(hidden)
-            found = guess(gates, layer, hidden)
+            found = guess(gates, layer, hidden, skeleton.num_experts)
         wanted: dict[int, float] = {}
         for expert, weight in zip(index.flatten().tolist(), weights.flatten().tolist(), strict=True):
             wanted[expert] = wanted.get(expert, 0.0) + weight
         assert found is not None and (found.layer, found.num_tokens) == (layer, 3)
         assert dict(zip(found.experts, found.weights, strict=True)) == pytest.approx(wanted, rel=1e-5)
         assert list(found.weights) == sorted(found.weights, reverse=True)
-    assert guess(gates, len(gates), hidden) is None and guess([None], 0, hidden) is None
+    num_experts = skeleton.num_experts
+    assert guess(gates, len(gates), hidden, num_experts) is None
+    assert guess([None], 0, hidden, num_experts) is None
+
+
+@pytest.mark.parametrize("none", [-1, 8, 100])
+def test_what_is_no_expert_is_not_guessed(none: int) -> None:
+    """As where a router fills up what it does not choose."""
+    hidden, weights = torch.zeros(2, 4), torch.tensor([[0.6, 0.4], [0.7, 0.3]])
+    experts = torch.tensor([[7, none], [7, 2]])
+    found = guess([lambda x: (weights, experts)], 0, hidden, 8)
+    assert found is not None and found.experts == (7, 2)
+    assert found.weights == pytest.approx((1.3, 0.3))
+    found = guess([lambda x: (weights, torch.full((2, 2), none))], 0, hidden, 8)
+    assert found is not None and found.experts == found.weights == ()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,14 @@ def test_adapmoe_prefetches_the_first_guess_that_is_not_here() -> None:
     assert wishes(policy, NextGateGuessed(1, (5, 5), (0.6, 0.3), 1)) == []
 
 
+@pytest.mark.parametrize("policy", [NextGatePolicy(SHAPE), AdapMoePolicy(SHAPE)])
+def test_what_is_no_expert_is_not_asked_for(policy: Policy) -> None:
+    holding(policy, K(1, 5), K(1, 7))
+    asked = wishes(policy, NextGateGuessed(1, (8, -1, 5, 2), (0.4, 0.3, 0.2, 0.1), 1))
+    assert asked == [K(1, 2)]
+    assert wishes(policy, NextGateGuessed(1, (-1, 8, 900), (0.6, 0.3, 0.1), 1)) == []
+
+
 @given(st.integers(0, 8), st.floats(0, 1))
 def test_adapmoes_cost_is_the_papers_for_two_of_eight_experts(s: int, a: float) -> None:
     missing_both, missing_one = (8 - s) * (7 - s) / 56, 2 * (8 - s) * s / 56

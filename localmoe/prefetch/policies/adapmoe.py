@@ -56,7 +56,7 @@ class AdapMoePolicy(PolicyBase):
         match event:
             case NextGateGuessed():
                 here = self._residency()[event.layer]
-                wanted = event.experts[: self.shape.experts_per_token]
+                wanted = self.shape.known(event.experts)[: self.shape.experts_per_token]
                 first = next((e for e in wanted if not here[e]), None)
                 self._guess = None if first is None else ExpertKey(event.layer, first)
                 return () if self._guess is None else [PrefetchRequest(self._guess, float(event.layer))]

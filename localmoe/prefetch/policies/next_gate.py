@@ -48,7 +48,7 @@ class NextGatePolicy(PolicyBase):
         match event:
             case NextGateGuessed():
                 here = self._residency()[event.layer]
-                wanted = event.experts[: self.shape.experts_per_token]
+                wanted = self.shape.known(event.experts)[: self.shape.experts_per_token]
                 keys = [ExpertKey(event.layer, e) for e in wanted if not here[e]]
                 self._guessed.update(keys)
                 return [PrefetchRequest(key, float(event.layer)) for key in keys]
