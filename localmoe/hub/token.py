@@ -13,6 +13,7 @@ from huggingface_hub import get_token
 
 from localmoe.core.errors import ConfigError
 from localmoe.core.home import localmoe_home
+from localmoe.core.whole_file import sync_folder
 
 _VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _FORM = re.compile(r"[\x21-\x7e]{8,200}")  # becomes an HTTP header: one visible ASCII word
@@ -61,6 +62,7 @@ def save_token(text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"The token cannot be kept in {path.parent} ({error.strerror}).") from None
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localmoe.core.whole_file import sync_folder
 from localmoe.hub.safetensors_header import read_file_header
 from localmoe.hub.weight_files import INDEX_NAME, SINGLE_NAME
 
@@ -59,6 +60,7 @@ def write_synced(path: Path, *parts: bytes | memoryview) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     part_path.replace(path)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -12,13 +12,21 @@ import pytest
 
 from app.files import write_json
 from localmoe.core.whole_file import check_writable, sync_folder, write_whole
+from localmoe.hub.token import save_token
+from localmoe.quant.shard_writer import write_synced
 
 needs_folders = pytest.mark.skipif(os.name == "nt", reason="Windows syncs no folders")
 
 
 @needs_folders
 @pytest.mark.parametrize(
-    "write", [lambda path: write_whole(path, b"new"), lambda path: write_json(path, "n")]
+    "write",
+    [
+        lambda path: write_whole(path, b"new"),
+        lambda path: write_json(path, "new"),
+        lambda path: write_synced(path, b"new"),
+        lambda path: save_token("hf_" + "x" * 30),
+    ],
 )
 def test_the_rename_is_put_on_the_disk_after_the_file(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -34,6 +42,7 @@ def test_the_rename_is_put_on_the_disk_after_the_file(
         done.append("rename")
         replace(source, target)
 
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "fsync", watched)
     monkeypatch.setattr(os, "replace", renamed)
     write(tmp_path / "chat.json")
