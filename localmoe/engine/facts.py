@@ -25,6 +25,7 @@ from localmoe.hub.remote_repo import RemoteRepo
 from localmoe.hub.weight_files import CONFIG_NAME
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
 from localmoe.model.skeleton import Skeleton, build_skeleton
+from localmoe.model.tying import untie_named
 
 
 def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
@@ -46,6 +47,8 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         skeleton = config_skeleton(repo_id, config)
         index = needs_index(snapshot)
         entries = None if index is None else repo.read_json(index, snapshot.commit)
+        named = (entries or {}).get("weight_map")
+        untie_named(skeleton.model, named if isinstance(named, dict) else {})
         num_bytes = sum(file.num_bytes for file in choose_files(snapshot, entries))
     except TransientError as error:
         raise HubUnreachableError(

@@ -7,6 +7,7 @@ to is missing, they are tied to the one that is there.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -43,6 +44,15 @@ def settle_ties(model: Any, checkpoint: Checkpoint) -> None:
             if name != kept and (name not in there or _same(there[name], there[kept])):
                 settled[name] = kept
     _apply(model, tied, settled)
+
+
+def untie_named(model: Any, stored: Container[str]) -> None:
+    """In a model without weights, untie what an index names as two tensors: that they have the same values is
+    seen when they are here."""
+    tied = tied_weights(model)
+    _apply(
+        model, tied, {name: kept for name, kept in tied.items() if not (name in stored and kept in stored)}
+    )
 
 
 def share_ties(model: Any, other: Any) -> None:

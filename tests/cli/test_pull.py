@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.hub_home import REPO, hub_and_home, small_model
 from support.hub_server import HubServer, files_of
+from support.tiny_models import tied_model_storing
 
 from localmoe.cli.main import main
 from localmoe.core.config import EngineConfig, GenerationRequest
@@ -23,7 +25,11 @@ from localmoe.core.errors import DownloadCancelledError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine import fit as engine_fit
+from localmoe.engine.facts import repo_facts
 from localmoe.engine.pulling import pull_model
+from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.footprint import measure_footprint
+from localmoe.model.skeleton import build_skeleton
 
 Tiny = Callable[[str], tuple[Path, Any]]
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -205,6 +211,18 @@ def test_whether_it_fits_is_said_before_anything_is_downloaded(
     assert "too little room for the download" in err and len(err.splitlines()) == 1
     assert run(capsys, "pull", REPO, "--plan", "--discard")[0] == 2
     assert "no model org/none" in refused(capsys, "pull", "org/none", "--plan")
+
+
+@pytest.mark.parametrize("stored", ["two values", "the head alone"])
+def test_two_tensors_that_the_config_calls_one_are_both_counted_before_a_download(
+    stored: str, hub: HubServer, tmp_path: Path
+) -> None:
+    folder = tied_model_storing(tmp_path / "tied", stored)
+    names = dict.fromkeys(Checkpoint.open(folder).tensors, "model.safetensors")
+    index = json.dumps({"weight_map": names}).encode()
+    hub.commit(REPO, {**files_of(folder), "model.safetensors.index.json": index})
+    here = measure_footprint(REPO, torch.float32, build_skeleton(Checkpoint.open(folder), torch.float32))
+    assert repo_facts(REPO).footprint.shared_params == here.shared_params
 
 
 def test_a_user_who_wants_no_network_is_told_so(
