@@ -103,11 +103,8 @@ class Placement:
             CheckpointError: some have none.
         """
         absent = [key for key, found in self._elements.items() if found != self._meta[key].numel()]
-        absent += [
-            key
-            for key in self._meta
-            if key not in self._experts and not self._is_placed(self._tied.get(key, key))
-        ]
+        shared = (key for key in self._meta if key not in self._experts)
+        absent += [key for key in shared if not self._is_placed(self._tied.get(key, key))]
         if absent:
             raise CheckpointError(
                 f"{len(absent)} weights are missing from {self._folder}, e.g. {min(absent)}: "
