@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from localmoe.experts.host_store import HostStore
-from localmoe.model.materialise import float32_names
 from localmoe.model.skeleton import Skeleton
-from localmoe.model.tying import tied_weights
+from localmoe.model.tying import path_of_own_weight
 
 
 def own_embedding(model: Any) -> str | None:
@@ -26,13 +25,7 @@ def own_embedding(model: Any) -> str | None:
         return None
     if type(module) is not nn.Embedding or module.max_norm is not None:
         return None
-    path = next((name for name, found in model.named_modules() if found is module), None)
-    key, float32 = f"{path}.weight", float32_names(model)
-    tied = tied_weights(model)
-    if path is None or key in tied or key in tied.values() or (float32 is not None and float32.search(key)):
-        return None
-    users = [name for name, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
-    return path if users == [key] else None
+    return path_of_own_weight(model, module)
 
 
 def embedding_params(model: Any) -> int:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.packed_weight import PackedWeight, can_be_packed, packed_bytes
-from localmoe.model.materialise import float32_names
 from localmoe.model.skeleton import Skeleton
-from localmoe.model.tying import tied_weights
+from localmoe.model.tying import path_of_own_weight
 
 _ROWS_AT_ONCE = 1024
 _MEMORY = "localmoe_packed"  # a buffer of the module: it moves, counts and goes with the model
@@ -31,13 +30,7 @@ def own_head(model: Any) -> str | None:
     module = model.get_output_embeddings()
     if type(module) is not nn.Linear or not can_be_packed(*module.weight.shape):
         return None
-    path = next((name for name, found in model.named_modules() if found is module), None)
-    key, float32 = f"{path}.weight", float32_names(model)
-    tied = tied_weights(model)
-    if path is None or key in tied or key in tied.values() or (float32 is not None and float32.search(key)):
-        return None
-    users = [name for name, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
-    return path if users == [key] else None
+    return path_of_own_weight(model, module)
 
 
 def saved_bytes(model: Any, stored: torch.dtype) -> int:

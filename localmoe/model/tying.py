@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
+from localmoe.model.materialise import float32_names
 from localmoe.model.weight_reader import WeightReader, stored_dtype
 
 _COMPARED = 4 << 20  # elements read at once
@@ -24,6 +25,17 @@ _COMPARED = 4 << 20  # elements read at once
 def tied_weights(model: Any) -> dict[str, str]:
     """Name of a weight -> name of the one that it is."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def path_of_own_weight(model: Any, module: nn.Module) -> str | None:
+    """Path of a module whose weight nothing else uses and the architecture does not keep in float32; None for
+    any other."""
+    path = next((name for name, found in model.named_modules() if found is module), None)
+    key, float32, tied = f"{path}.weight", float32_names(model), tied_weights(model)
+    if path is None or key in tied or key in tied.values() or (float32 is not None and float32.search(key)):
+        return None
+    users = [name for name, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
+    return path if users == [key] else None
 
 
 def settle_ties(model: Any, checkpoint: Checkpoint) -> None:
