@@ -104,7 +104,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     linears = _keep_linears(skeleton, source, compute)
     if compute.whole_passes or (in_place and not source.has_wide_matrices()):
         skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
-    if compute.whole_passes and config.pack_experts and source.can_pack_head(skeleton):
+    can_pack_head = source.can_pack_head(skeleton)
+    if compute.whole_passes and config.pack_experts and can_pack_head:
         skeleton = replace(skeleton, packed_head=own_head(skeleton.model))
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
@@ -115,7 +116,7 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
-    if not source.can_pack_head(skeleton):
+    if not can_pack_head:
         footprint = replace(footprint, head_saved_bytes=0)
     if compute.in_place and linears is None:  # all take what is computed in
         footprint = replace(footprint, linear_params=0)
