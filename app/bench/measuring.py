@@ -93,7 +93,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     requests = _requests(plan.prompts, plan.max_new_tokens)
     answers = len(requests) * (2 if engine.plan.drafting else 1)
     about = _about(engine, "what-if")
-    footprint = engine.footprint.in_codes()  # as a GPU keeps experts
+    footprint = engine.footprint.in_codes().in_whole_passes()  # as a GPU runs it
     context, cpu = engine.plan.context, engine.info().cpu_bytes_per_s
 
     def answered(done: int) -> None:

@@ -12,15 +12,14 @@ from localmoe.model.runner import SequenceState
 class Session:
     """Token ids behind one sequence state. A chat's next turn prefills only what is new."""
 
-    def __init__(self, state: SequenceState, *, can_rollback: bool) -> None:
+    def __init__(self, state: SequenceState) -> None:
         self._state = state
-        self._can_rollback = can_rollback
         self._tokens: list[int] = []
         self._exact = True
 
     def begin(self, prompt: Sequence[int], *, exact: bool = True) -> int:
-        """Shorten the state to the longest prefix that it shares with the prompt; returns that prefix's
-        length.
+        """Shorten the state to the longest prefix that it shares with the prompt, and can keep; returns that
+        prefix's length.
 
         At least the last prompt token is left to run, since its logits are needed.
 
@@ -35,8 +34,7 @@ class Session:
             if old != new:
                 break
             shared += 1
-        if shared < self._state.length and not self._can_rollback:
-            shared = 0
+        shared = self._state.keepable(shared)
         self._state.truncate(shared)
         self._tokens = list(prompt)
         return shared

@@ -80,7 +80,9 @@ def _footprint(args: argparse.Namespace) -> tuple[ModelFootprint, int]:
         source = CheckpointSource.open(args.model)
     skeleton = source.skeleton(source.stored_dtype)
     name = args.shape or source.name
-    footprint = measure_footprint(name, source.stored_dtype, skeleton).in_codes()  # as on a GPU
+    footprint = (
+        measure_footprint(name, source.stored_dtype, skeleton).in_codes().in_whole_passes()
+    )  # as on a GPU
     return footprint, source.stored_dtype.itemsize
 
 

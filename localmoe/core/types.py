@@ -35,7 +35,9 @@ class ModelFootprint:
         draft_expert_bytes: one expert's INT4 codes and scales on the device.
         max_context: longest context that the model's config allows.
         hidden_size, vocab_size: dimensions that size the workspace.
-        can_rollback: whether the KV cache can drop its last tokens (no recurrent state).
+        can_rollback: whether the last tokens can be dropped again: of keys and values always, of recurrent
+            state where steps run whole on a GPU, if the kernels know it.
+        delta_state_bytes: of a model with such recurrent state, what it takes there, for one sequence.
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
@@ -65,6 +67,7 @@ class ModelFootprint:
     hidden_size: int
     vocab_size: int
     can_rollback: bool
+    delta_state_bytes: int = 0
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
     expert_form: str = "plain"
@@ -99,6 +102,10 @@ class ModelFootprint:
         if packing and self.bf12_expert_bytes:
             return replace(found, expert_bytes=self.bf12_expert_bytes, expert_form="bf12")
         return found
+
+    def in_whole_passes(self) -> ModelFootprint:
+        """The same where steps run whole on a GPU."""
+        return replace(self, can_rollback=self.can_rollback or self.delta_state_bytes > 0)
 
     def in_16_bits(self) -> ModelFootprint:
         """The same with experts decoded, if they are kept in codes, and the head likewise."""

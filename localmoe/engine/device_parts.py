@@ -27,6 +27,7 @@ from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.compaction import compact
+from localmoe.model.delta_net import delta_nets
 from localmoe.model.next_gate import find_gates
 from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
@@ -102,6 +103,7 @@ def make_runner(
     """
     from localmoe.kernels.gpu.routed_experts import ExpertShape, stage_block
     from localmoe.model.device_cache import DeviceKVCache
+    from localmoe.model.device_delta import DeltaStates, take_over_deltas
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
     from localmoe.model.device_foresight import Foresight
     from localmoe.model.device_linear import KernelMode
@@ -136,7 +138,12 @@ def make_runner(
     if lane is not None:
         passes.rests = RestCopies(device)
     take_over_device(skeleton, layers, window)
-    cache = DeviceKVCache(int(skeleton.text_config.num_hidden_layers), kv_positions(context), window)
+    nets = delta_nets(skeleton.model)
+    deltas = DeltaStates(nets, window, prepared.compute.dtype) if nets else None
+    if deltas is not None:
+        take_over_deltas(nets, deltas)
+    num_layers = int(skeleton.text_config.num_hidden_layers)
+    cache = DeviceKVCache(num_layers, kv_positions(context), window, deltas)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,

@@ -8,6 +8,7 @@ import importlib.util
 import torch
 
 from localmoe.kernels.activations import detect_activation
+from localmoe.model.delta_net import is_delta_recurrent
 from localmoe.model.skeleton import Skeleton
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -32,7 +33,7 @@ def why_no_kernels() -> str:
 def why_not_in_kernels(skeleton: Skeleton) -> str:
     """What of the architecture the kernels do not know; "" if they know all."""
     text = skeleton.text_config
-    if not skeleton.can_rollback:
+    if not skeleton.can_rollback and not is_delta_recurrent(skeleton):
         return "it keeps recurrent state"
     if getattr(text, "attention_chunk_size", None):
         return "its attention is cut into chunks"

@@ -61,7 +61,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self._improver = DraftImprover(self._turns, self._busy, self._budget.reserve)
-        self._session = Session(parts.runner.sequence, can_rollback=parts.prepared.footprint.can_rollback)
+        self._session = Session(parts.runner.sequence)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time

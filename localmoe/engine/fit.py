@@ -58,6 +58,8 @@ def fit_model(
         compute = replace(
             compute, in_place=may_compute_in_place(config, compute, stored) and not facts.unsuited_in_place
         )
+        if compute.whole_passes:
+            facts = replace(facts, footprint=facts.footprint.in_whole_passes())
         if compute.whole_passes or compute.in_place:
             facts = replace(facts, footprint=facts.footprint.in_codes(packing=config.pack_experts))
         plan = divide_memory(

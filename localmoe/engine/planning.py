@@ -114,6 +114,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     draft = source.draft_form(config.draft_dir)
     footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    if compute.whole_passes:
+        footprint = footprint.in_whole_passes()
     if not source.can_pack(skeleton):
         footprint = replace(footprint, bf12_expert_bytes=0)
     if not can_pack_head:

@@ -1,5 +1,6 @@
 """The shared KV cache where passes run on the GPU without the host: positions are read on the device. Keeps
-the rules of model.kv_cache otherwise."""
+the rules of model.kv_cache otherwise. Layers of linear attention keep a state instead (device_delta), which
+can go back to where the last window began, or to one other place."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from localmoe.kernels.gpu.delta_places import PROMPT
 from localmoe.kernels.gpu.rope import write_kv
+from localmoe.model.device_delta import DeltaStates
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
+
+# tokens: more than a template puts before an answer, and no more than are run again in no time
+_BEFORE_THE_END = 32
 
 
 class _Room:
@@ -67,31 +73,101 @@ class DeviceKVLayer(KVLayer):
 
 
 class DeviceKVCache(KVCache):
-    """One DeviceKVLayer a decoder layer."""
+    """One DeviceKVLayer a decoder layer; those of linear attention stay empty. deltas: the state of these."""
 
-    def __init__(self, num_layers: int, capacity: int, window: DeviceWindow) -> None:
+    def __init__(
+        self, num_layers: int, capacity: int, window: DeviceWindow, deltas: DeltaStates | None = None
+    ) -> None:
         super().__init__(num_layers, capacity)
-        self._room = _Room(num_layers)
+        self.deltas = deltas
+        stateful = () if deltas is None else deltas.layers
+        self._room = _Room(num_layers - len(stateful))
         self.layers = [DeviceKVLayer(capacity, window, self._room) for _ in range(num_layers)]
+        self._with_keys = [layer for index, layer in enumerate(self.layers) if index not in stateful]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Of linear attention: nothing is held."""
+        self._base, self._reach = 0, 0  # positions between which the state can be had
+        self._kept = 0  # another one that can be; 0: there is none
 
     @property
     def capacity(self) -> int:
         """Positions that fit."""
         return int(self.layers[0].capacity)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+        return super().num_bytes + (0 if self.deltas is None else self.deltas.num_bytes)
+
+    def has_previous_state(self, *args: object) -> bool:
+        """What transformers asks before it makes masks of which nothing is used here."""
+        return True
+
+    def keepable(self, length: int) -> int:
+        """So many of the first `length` tokens can be kept."""
+        length = min(length, self.length)
+        if self.deltas is None:
+            return length
+        found = min(length, self._reach)
+        if found >= self._base:
+            return found
+        return self._kept if self._kept <= length else 0
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, none or as many as can be kept."""
+        if self.deltas is not None and length < self._base:
+            assert length in (0, self._kept), f"{length} of {self._base} tokens, {self._kept} were kept"
+            if length:
+                self.deltas.go_back(length)
+            self._base = self._reach = length
+        if length < self._kept:
+            self._kept = 0
+        super().truncate(length)
+
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
         super().release()
         self._room.release()
+        self._forget()
+        if self.deltas is not None:
+            self.deltas.release()
 
     def wipe(self) -> None:
-        """Back to zeros."""
-        for layer in self.layers:
+        """Back to zeros; no text was there."""
+        for layer in self._with_keys:
             layer.keys.zero_()
             layer.values.zero_()
+        self._forget()
 
     def advance(self, length: int) -> None:
         """A pass has written positions up to `length`."""
         assert length <= self.capacity, f"{length} positions in a cache of {self.capacity}"
         for layer in self.layers:
             layer.length = length
+
+    # -- of linear attention: what passes are issued for, and where in their stream order they begin
+
+    def expect_window(self, start: int, count: int) -> None:
+        """A window's pass is issued, of which any number of tokens may be kept."""
+        self._base, self._reach = start, start + count
+
+    def begin_prompt(self, start: int, count: int) -> None:
+        """Before the first layer of a prompt's pass, which is kept whole. The state shortly before its end is
+        kept aside: the next turn of a chat may have another end there, and no thoughts behind it."""
+        if self.deltas is not None:
+            self.keep_at(start + count - _BEFORE_THE_END, start)
+            self.deltas.begin(PROMPT)
+        self._base = self._reach = start + count
+
+    def keep_at(self, position: int, start: int) -> None:
+        """The pass that is issued next, from `start` on, keeps aside the state of that position."""
+        if self.deltas is not None and position > 0:
+            self.deltas.keep_before(position - start)
+            self._kept = position
+
+    def begin_pass(self, kind: int) -> None:
+        """Of kernels.gpu.delta_places, before its first layer."""
+        if self.deltas is not None:
+            self.deltas.begin(kind)

@@ -18,6 +18,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.add import add
 from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
 from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
+from localmoe.model.delta_net import DeltaNet
 from localmoe.model.device_linear import KernelMode, join_rows
 from localmoe.model.device_shared_experts import (
     SharedBeside,
@@ -31,6 +32,9 @@ from localmoe.model.packed_head import packed_weight_of
 from localmoe.model.side_stream import SideStream
 
 _DECODER_NAMES = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
+# of one that attends linearly in some layers
+_MIXED_NAMES = _DECODER_NAMES | {"linear_attn", "isinstance", "tuple"}
+_KIND_NAMES = ({"block_type"}, {"layer_type"})
 _MLP_NAMES = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _SILU = Activation("silu")
 
@@ -63,6 +67,9 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
             if len({linear.bias is None for linear in linears}) == 1:
                 mode.fuse(linears)
             trials.append(rope_trial(module))
+        net = DeltaNet.of(module)
+        if net is not None:
+            mode.fuse(net.projections)
         if _is_gated_mlp(module):
             _replace_mlp(module, mode)
         if packed_weight_of(module) is not None:
@@ -73,9 +80,14 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
     for module in list(model.modules()):  # once the norms and the shared experts have their kernels
         if has_plain_shared_experts(module):
             SharedBeside(module, side)
-        if forward_names(module) == _DECODER_NAMES and _has_kernel(module.post_attention_layernorm):
+        if _is_decoder_layer(module) and _has_kernel(module.post_attention_layernorm):
             module.forward = partial(_decoder_forward, module)
     return mode
+
+
+def _is_decoder_layer(module: nn.Module) -> bool:
+    names = forward_names(module)
+    return names == _DECODER_NAMES or any(names == _MIXED_NAMES | kind for kind in _KIND_NAMES)
 
 
 def _has_kernel(norm: nn.Module) -> bool:
@@ -87,7 +99,9 @@ def _decoder_forward(
 ) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x)), the first sum in one kernel with the norm after it."""
     normed = layer.input_layernorm(hidden_states)
-    attended, _ = layer.self_attn(hidden_states=normed, attention_mask=attention_mask, **for_attention)
+    attend = layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
+    attended = attend(hidden_states=normed, attention_mask=attention_mask, **for_attention)
+    attended = attended[0] if isinstance(attended, tuple) else attended
     normed, residual = layer.post_attention_layernorm.localmoe_norm(attended, hidden_states)
     out = layer.mlp(normed)
     return add(residual, (out[0] if isinstance(out, tuple) else out).contiguous())
@@ -103,16 +117,19 @@ def _tabulate_rotary(module: nn.Module, context: int, dtype: torch.dtype) -> Non
     tables: dict[tuple[Any, ...], Any] = {}
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        key = (x.device, *args, *sorted(kwargs.items()))
+        coordinates = position_ids.shape[:-1]  # of a place, and the batch; those of a text are all alike
+        key = (x.device, coordinates, *args, *sorted(kwargs.items()))
         if key not in tables:
-            found = on_host(torch.empty(0, dtype=dtype), torch.arange(context)[None], *args, **kwargs)
+            all_places = torch.arange(context).expand(*coordinates, context)
+            found = on_host(torch.empty(0, dtype=dtype), all_places, *args, **kwargs)
             parts = found if isinstance(found, tuple) else (found,)
             parts = tuple(part.to(x.device) for part in parts)
             tables[key] = parts if isinstance(found, tuple) else parts[0]
         found = tables[key]
+        places = position_ids.reshape(-1, position_ids.shape[-1])[0]
         if isinstance(found, tuple):
-            return tuple(part.index_select(1, position_ids[0]) for part in found)
-        return found.index_select(1, position_ids[0])
+            return tuple(part.index_select(1, places) for part in found)
+        return found.index_select(1, places)
 
     module.forward = forward
 

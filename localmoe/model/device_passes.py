@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localmoe.core.types import Phase
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
+from localmoe.kernels.gpu.delta_places import DRAFT, WINDOW
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
@@ -23,7 +24,7 @@ from localmoe.model.device_linear import KernelMode
 from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 from localmoe.model.uninstall import uninstall
-from localmoe.model.window_report import DraftReport, WindowReport, read_window
+from localmoe.model.window_report import DraftReport, WindowReport, read_draft, read_window
 
 WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
@@ -170,6 +171,7 @@ class DevicePasses:
     def _draft_body(self) -> PassOutput:
         window = self._state.window
         torch.add(window.start, window.cursor, out=window.at)
+        self._cache.begin_pass(DRAFT)
         self._state.forced = self._forced.of_draft(window.cursor)
         token = self.choice.readable(window.tokens.index_select(0, window.cursor))
         self.choice.note(window.at, token)
@@ -184,9 +186,7 @@ class DevicePasses:
 
     def read_draft(self, report: NDArray[np.int32]) -> DraftReport:
         """The report of a draft pass."""
-        shape = (self._num_layers, self._top_k)
-        experts, weights = report[:-1].reshape(2, *shape)
-        return DraftReport(experts, weights.view(np.float32), float(report[-1:].view(np.float32)[0]))
+        return read_draft(report, (self._num_layers, self._top_k))
 
     # -- a window of the target
 
@@ -199,6 +199,7 @@ class DevicePasses:
             ("window", rows, self._visible(start + rows), *kind) for rows in WINDOW_BUCKETS if rows >= count
         )
         rows, self._state.window.visible = key[1:3]
+        self._cache.expect_window(start, count)
         return self._graphs.run(key, lambda: self._window_body(rows))
 
     def advance(self, output: PassOutput) -> None:
@@ -218,6 +219,7 @@ class DevicePasses:
     def _window_body(self, rows: int) -> PassOutput:
         window = self._state.window
         window.at.copy_(window.start)
+        self._cache.begin_pass(WINDOW)
         self._state.forced, self._state.foretold = self._forced.of_target(), self._forced.of_foretold()
         # padding rows may stand past the context, where the rotary table has no entry
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
@@ -263,6 +265,7 @@ class DevicePasses:
         state, window, count = self._state, self._state.window, len(tokens)
         window.set(start, count, [])
         window.at.copy_(window.start)
+        self._cache.begin_prompt(start, count)
         window.visible = self._visible(start + count)
         ids = torch.tensor(tokens, pin_memory=self.on_gpu).to(self._device, non_blocking=True)
         positions = torch.arange(start, start + count, device=self._device)
@@ -275,8 +278,6 @@ class DevicePasses:
         finally:
             stream.close()
             state.stream = None
-
-    # -- common to all
 
     def _visible(self, length: int) -> int:
         """Cache positions that a pass up to `length` is made for."""

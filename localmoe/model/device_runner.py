@@ -134,6 +134,8 @@ class DeviceRunner:
         count = len(tokens)
         self.passes.window.set(start, count, tokens)
         self.issue.force(phase, start, count)
+        if phase == "prefill":
+            self.sequence.keep_at(start, start)
         output, report = self.land_window(self.issue_window(count, start))
         self.take_over(report, phase)
         return output.logits[:count]
@@ -213,9 +215,9 @@ class DeviceRunner:
                 recorder.record(layer, torch.from_numpy(chosen.copy()))
 
     def rewind(self, length: int) -> None:
-        """After interrupted passes: go back to `length` tokens; slots that they may have filled are
-        emptied."""
+        """After interrupted passes: go back to `length` tokens, or to none where some layers' state may have
+        gone on; slots that they may have filled are emptied."""
         self.passes.memory.abandon_pass()
         if self.passes.lane is not None and self.passes.lane.open_passes:
             self.passes.lane.abandon_pass()
-        self.sequence.truncate(min(length, self.sequence.length))
+        self.sequence.truncate(min(length, self.sequence.length) if self.sequence.deltas is None else 0)

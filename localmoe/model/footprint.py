@@ -17,9 +17,11 @@ from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
+from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.cached_pass import cached_pass
+from localmoe.model.delta_net import delta_nets, is_delta_recurrent
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
@@ -64,6 +66,7 @@ def measure_footprint(
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
+        delta_state_bytes=0 if skeleton.can_rollback else _delta_state_bytes(skeleton, weight_bytes),
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         expert_form=layout.form.value,
@@ -72,6 +75,14 @@ def measure_footprint(
         head_saved_bytes=saved_bytes(skeleton.model, stored),
         packs_head=skeleton.packed_head is not None,
     )
+
+
+def _delta_state_bytes(skeleton: Skeleton, element_bytes: int) -> int:
+    """Of all layers, if their recurrent state is that of the gated delta rule."""
+    if not is_delta_recurrent(skeleton):
+        return 0
+    nets = delta_nets(skeleton.model).values()
+    return sum(net.shape.layer_bytes(PASS_PADDING, element_bytes) for net in nets)
 
 
 def _wide_params(model: Any) -> int:

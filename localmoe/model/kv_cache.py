@@ -90,6 +90,10 @@ class KVCache(Cache):
         """Tokens that all layers hold."""
         return min(int(layer.length) for layer in self.layers)
 
+    def keepable(self, length: int) -> int:
+        """So many of the first `length` tokens can be kept."""
+        return min(length, self.length)
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; also evens out layers after an interrupted pass."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"

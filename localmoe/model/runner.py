@@ -34,8 +34,11 @@ class SequenceState(Protocol):
     def length(self) -> int:
         """Tokens held."""
 
+    def keepable(self, length: int) -> int:
+        """The most of the first `length` tokens that can be kept."""
+
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
+        """Keep the first `length` tokens, if they can be."""
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
@@ -105,6 +108,10 @@ class RecurrentState(transformers.DynamicCache):
     def length(self) -> int:
         """Tokens held."""
         return int(self.get_seq_length())
+
+    def keepable(self, length: int) -> int:
+        """All, or nothing."""
+        return self.length if length >= self.length else 0
 
     def truncate(self, length: int) -> None:
         """Keep all, or nothing."""

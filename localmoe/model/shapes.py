@@ -116,6 +116,23 @@ _ALL = (
             **_rope(1e6),
         },
     ),
+    ModelShape(  # the text part of Qwen/Qwen3.5-35B-A3B and Qwen/Qwen3.6-35B-A3B: 34.7 B
+        "qwen3.5-35b-a3b",
+        "qwen3_5_moe_text",
+        {
+            "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 256, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+            },
+        },
+    ),
     ModelShape(  # allenai/OLMoE-1B-7B-0924: 6.9 B
         "olmoe-1b-7b",
         "olmoe",

@@ -18,7 +18,7 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
-_RECURRENT_LAYER_TYPES = {
+RECURRENT_LAYER_TYPES = {
     "linear_attention",
     "mamba",
     "mamba2",
@@ -209,7 +209,7 @@ def can_roll_back(text_config: Any) -> bool:
     """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
     types = set(getattr(text_config, "layer_types", None) or ())
     types |= set(getattr(text_config, "layers_block_type", None) or ())
-    if types & _RECURRENT_LAYER_TYPES:
+    if types & RECURRENT_LAYER_TYPES:
         return False
     return all(
         getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")

@@ -54,6 +54,12 @@ class WindowReport:
         return next((row for row, (token, choice) in pairs if token != choice), len(self.tokens))
 
 
+def read_draft(report: NDArray[np.int32], shape: tuple[int, int]) -> DraftReport:
+    """A draft pass's int32 numbers. shape: layers, experts a token."""
+    experts, weights = report[:-1].reshape(2, *shape)
+    return DraftReport(experts, weights.view(np.float32), float(report[-1:].view(np.float32)[0]))
+
+
 def read_window(
     report: NDArray[np.int32], shape: tuple[int, int, int], count: int, rows: int
 ) -> WindowReport:

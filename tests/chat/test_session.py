@@ -23,6 +23,9 @@ class State:
     def length(self) -> int:
         return len(self.tokens)
 
+    def keepable(self, length: int) -> int:
+        return length if not self.recurrent or length == self.length else 0
+
     def truncate(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)
         assert not self.recurrent or length in (0, len(self.tokens)), "recurrent state cannot be rolled back"
@@ -63,7 +66,7 @@ def test_whatever_is_asked_in_turn_exactly_the_shared_prefix_is_reused(
     asked: list[tuple[list[int], list[int], int | None]], recurrent: bool
 ) -> None:
     state = State(recurrent=recurrent)
-    session = Session(state, can_rollback=not recurrent)
+    session = Session(state)
     for prompt, reply, read in asked:
         held = list(state.tokens)
         longest = common(held, prompt[:-1])  # the last prompt token has to be run for its logits
@@ -80,14 +83,14 @@ def test_the_next_turn_of_a_chat_runs_only_what_is_new(
 ) -> None:
     prompt, reply, more = [1, *prompt], [*reply, 2], [0, *more]
     state = State(recurrent=recurrent)
-    session = Session(state, can_rollback=not recurrent)
+    session = Session(state)
     assert answer(state, session, prompt, reply) == 0
     assert answer(state, session, [*prompt, *reply, *more], [1]) == len(prompt) + len(reply) - 1
 
 
 def test_the_same_prompt_again_runs_its_last_token_only() -> None:
     state = State()
-    session = Session(state, can_rollback=True)
+    session = Session(state)
     answer(state, session, [1, 2, 0, 1], [2, 2, 2])
     assert answer(state, session, [1, 2, 0, 1], []) == 3
     assert answer(state, session, [1, 2], []) == 1
@@ -97,7 +100,7 @@ def test_the_same_prompt_again_runs_its_last_token_only() -> None:
 def test_an_edited_first_message_starts_again() -> None:
     for recurrent in (False, True):
         state = State(recurrent=recurrent)
-        session = Session(state, can_rollback=not recurrent)
+        session = Session(state)
         answer(state, session, [1, 2, 0], [2, 1])
         assert answer(state, session, [0, 2, 0], [2]) == 0
 
@@ -107,14 +110,14 @@ def test_a_recurrent_state_is_forgotten_where_another_would_be_shortened() -> No
     retry = [*prompt, 1, 1]
     for recurrent, expected in ((False, 3), (True, 0)):
         state = State(recurrent=recurrent)
-        session = Session(state, can_rollback=not recurrent)
+        session = Session(state)
         answer(state, session, prompt, reply)
         assert answer(state, session, retry, [1]) == expected
 
 
 def test_a_state_that_was_emptied_behind_its_back_is_not_reused() -> None:
     state = State()
-    session = Session(state, can_rollback=True)
+    session = Session(state)
     answer(state, session, [1, 2, 0], [2])
     state.truncate(1)  # a pass broke and was rolled back
     assert answer(state, session, [1, 2, 0, 2, 1], [0]) == 1
@@ -122,7 +125,7 @@ def test_a_state_that_was_emptied_behind_its_back_is_not_reused() -> None:
 
 def test_an_exact_turn_builds_on_no_other() -> None:
     state = State()
-    session = Session(state, can_rollback=True)
+    session = Session(state)
     shared = []
     for exact in (True, True, False, False, True, True):
         shared.append(session.begin([1, 2, 3, 4], exact=exact))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_config
+from support.tiny_models import ARCHITECTURES, DELTA_ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_config
 
 from localmoe.engine.device_support import why_not_in_kernels, why_not_on_device
 from localmoe.model.skeleton import Skeleton, skeleton_from_config
 
+MAMBA = {"num_experts": 8, "intermediate_size": 128, "attn_layer_period": 2, "attn_layer_offset": 1}
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -21,7 +22,7 @@ def skeleton(architecture: str, **changes: Any) -> Skeleton:
     return skeleton_from_config(tiny_config(architecture, **changes), torch.bfloat16, "the model")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *DELTA_ARCHITECTURES])
 def test_the_usual_architectures_have_no_reason(architecture: str) -> None:
     made = skeleton(architecture)
     assert why_not_in_kernels(made) == ""
@@ -41,7 +42,9 @@ def test_there_must_be_a_gpu_of_the_right_kind_and_triton(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("architecture", "changes", "reason"),
     [
-        (RECURRENT_ARCHITECTURE, {}, "it keeps recurrent state"),
+        ("jamba", MAMBA, "it keeps recurrent state"),
+        (RECURRENT_ARCHITECTURE, {"linear_key_head_dim": 24}, "it keeps recurrent state"),
+        (RECURRENT_ARCHITECTURE, {"hidden_act": "gelu"}, "it keeps recurrent state"),
         ("qwen3_moe", {"head_dim": 272}, "its attention heads are 272 wide"),
         ("qwen3_moe", {"head_dim": 256}, ""),
         ("mixtral", {"hidden_size": 1280, "num_attention_heads": 4}, "its attention heads are 320 wide"),

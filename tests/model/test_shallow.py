@@ -18,7 +18,9 @@ from localmoe.model.shallow import fill_alike, layer_kinds, shallow_bytes, shall
 from localmoe.model.shapes import SHAPES, shape_config
 from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
 
-DEPTHS = {"deepseek-v2-lite": 3}  # a dense layer comes first; of others, two layers show all
+# a dense layer comes first, or full attention only fourth; of others, two layers show all
+DEPTHS = {"deepseek-v2-lite": 3, "qwen3.5-35b-a3b": 4}
+ROUTED = {"qwen3.5-35b-a3b": 4}
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 
 
@@ -35,7 +37,8 @@ def test_real_shapes_keep_every_kind_of_layer_and_little_memory(name: str) -> No
     assert cut.text_config.num_hidden_layers == depth
     assert layer_kinds(cut) == layer_kinds(whole)[:depth]
     assert set(layer_kinds(cut)) == set(layer_kinds(whole))
-    assert len(cut.experts) == 2 and {e.layout for e in cut.experts} == {e.layout for e in whole.experts}
+    assert len(cut.experts) == ROUTED.get(name, 2)
+    assert {e.layout for e in cut.experts} == {e.layout for e in whole.experts}
     assert (cut.num_experts, cut.experts_per_token) == (whole.num_experts, whole.experts_per_token)
     assert cut.model.dtype == torch.bfloat16 and all(p.is_meta for p in cut.model.parameters())
     assert whole.config.to_dict() == before and cut.config.vocab_size == whole.config.vocab_size

@@ -58,11 +58,13 @@ def ask_ids(engine: Engine, ids: tuple[int, ...], num_tokens: int = 16, **reques
 
 
 def shallow(name: str, layers: int) -> ModelShape:
-    """A real model's shape with fewer layers."""
+    """A real model's shape with fewer layers, the last one of a kind that would be missing."""
     shape = find_shape(name)
     changes: dict[str, Any] = {"num_hidden_layers": layers}
     if "layer_types" in shape.dimensions:
-        changes["layer_types"] = list(shape.dimensions["layer_types"])[:layers]
+        all_types = list(shape.dimensions["layer_types"])
+        types = all_types[:layers]
+        changes["layer_types"] = types if set(types) == set(all_types) else [*types[:-1], all_types[-1]]
     return replace(shape, dimensions={**shape.dimensions, **changes})
 
 

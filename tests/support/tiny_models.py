@@ -13,6 +13,8 @@ from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
 ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
 RECURRENT_ARCHITECTURE = "qwen3_next"
+# whose recurrent state the GPU's kernels know: their projections lie in other orders
+DELTA_ARCHITECTURES = (RECURRENT_ARCHITECTURE, "qwen3_5_moe_text")
 CONTEXT = 512
 SLIDING_WINDOW = 16  # of gpt_oss, shorter than any test's text
 _WEIGHT_SCALE = 0.08  # large enough for answers that vary
@@ -75,7 +77,7 @@ def _special(architecture: str) -> dict[str, Any]:
             layers = ["sliding_attention", "full_attention", "sliding_attention"]
             sizes = {"num_local_experts": 8, "intermediate_size": 128, "head_dim": 32}
             return {**sizes, "sliding_window": SLIDING_WINDOW, "layer_types": layers}
-        case "qwen3_next":
+        case "qwen3_next" | "qwen3_5_moe_text":
             linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
             dims = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "num_hidden_layers": 4}

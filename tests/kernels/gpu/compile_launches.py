@@ -26,6 +26,7 @@ from localmoe.experts.rest_block import RestBlock
 from localmoe.experts.stage_block import StageBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
+from localmoe.kernels.delta_rule import DeltaShape
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu import packed_linear as packed_module
@@ -35,6 +36,10 @@ from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.copy_ahead import copy_ahead
 from localmoe.kernels.gpu.copy_rest import copy_rest
+from localmoe.kernels.gpu.delta_inputs import Projected, delta_inputs
+from localmoe.kernels.gpu.delta_memory import DeltaMemory
+from localmoe.kernels.gpu.delta_places import DRAFT, PROMPT, WINDOW, begin_pass
+from localmoe.kernels.gpu.delta_rule import delta_rule, gated_norm
 from localmoe.kernels.gpu.embedding import read_rows
 from localmoe.kernels.gpu.foretelling import foretell
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
@@ -198,6 +203,24 @@ def latent(rows: int) -> None:
     latent_attention(query, *caches, weight[:, :128], weight[:, 128:], start, scale=0.1, max_length=4096)
 
 
+def delta() -> None:
+    """Linear attention of Qwen3.5-35B-A3B: windows, prompts and drafts."""
+    shape, dtype, device = DeltaShape(16, 32, 128, 128, 4), torch.bfloat16, torch.device("cpu")
+    joined = torch.empty(72, shape.channels + 4096 + 64, dtype=dtype)
+    x, gate, b, a = joined.split((shape.channels, 4096, 32, 32), dim=1)
+    projected = Projected(x, a, b, (0, 128), (2048, 128), (4096, 256), 2)
+    memory = DeltaMemory.empty(shape, 2, 72, dtype, device).of_layer(1)
+    weight, heads = torch.empty(shape.channels, 4, dtype=dtype), torch.empty(32, dtype=dtype)
+    places = torch.empty(9, dtype=torch.int64)
+    for kind in (WINDOW, PROMPT, DRAFT):
+        rows = 1 if kind == DRAFT else 72
+        begin_pass(places, places[:1], places[:1], kind, 72)
+        part = replace(projected, x=x[:rows], a=a[:rows], b=b[:rows])
+        inputs = delta_inputs(part, weight, heads, heads, shape, memory, places, kind)
+        out = delta_rule(inputs, shape, memory, places, places[:1], rows, kind)
+    gated_norm(out, gate, (0, 256), 2, torch.empty(128, dtype=dtype), 1e-6)
+
+
 def route_widely() -> None:
     """With weights and logits in 32 bits."""
     x, weight = weights(64, 2048)
@@ -328,6 +351,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "one_row": one_row,
     "packed": packed,
     "rows": rows,
+    "delta": delta,
     "split": lambda: attend(9),
     "sections": sections,
     "loop": lambda: attend(1024),

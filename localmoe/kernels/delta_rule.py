@@ -1,0 +1,120 @@
+"""The gated delta rule of linear attention (Yang et al. 2024, "Gated Delta Networks", equation 10) and what
+leads to and from it in a decoder layer: shapes, and torch references in the tensors' own dtype and float32.
+Keeps no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+L2_EPSILON = 1e-6
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Heads and dimensions of one layer.
+
+    Attributes:
+        key_heads: of queries and keys alike; each serves as many value heads that follow each other.
+        value_heads, key_dim, value_dim: of the state, (value_heads, value_dim, key_dim) float32.
+        taps: positions that the convolution before it looks at.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def group(self) -> int:
+        """Value heads a key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def channels(self) -> int:
+        """C, what is convolved: all queries, all keys, all values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Of one layer's state."""
+        return self.value_heads * self.value_dim * self.key_dim
+
+    def layer_bytes(self, rows: int, element_bytes: int) -> int:
+        """What a layer keeps so that any of a window's `rows` tokens can be dropped, for a draft that goes
+        ahead, and to begin again before an answer: three states, twice the window's rows, and for the
+        convolution the rows before."""
+        rows_of_channels = 4 * (self.taps - 1) + 4 * rows
+        rates = 4 * rows * (self.key_heads + self.value_heads)
+        floats = 3 * self.state_elements + rates
+        return rows_of_channels * self.channels * element_bytes + floats * _FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """What the rule reads of T tokens.
+
+    Attributes:
+        mixed: (T, C), convolved, before queries and keys are normalised.
+        decay, beta: float32 (T, value_heads): how much of the state is kept, how much of an error corrected.
+    """
+
+    mixed: Tensor
+    decay: Tensor
+    beta: Tensor
+
+
+def reference_delta_inputs(
+    x: Tensor, before: Tensor, weight: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+) -> DeltaInputs:
+    """Causal convolution of each channel, SiLU, and the rates of each head.
+
+    Args:
+        x: (T, C) projected queries, keys and values. before: (taps - 1, C) of the tokens before.
+        weight: (C, taps). a, b: (T, value_heads) projected. a_log, dt_bias: (value_heads,).
+    """
+    rows = torch.cat((before, x)).T[None]
+    mixed = F.silu(F.conv1d(rows, weight[:, None], groups=len(weight)))[0].T
+    step = F.softplus(a.float() + dt_bias.float())
+    return DeltaInputs(mixed, torch.exp(-a_log.float().exp() * step), b.sigmoid().float())
+
+
+def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor]:
+    """For each token, S <- decay S, then S <- S + beta (v - S k) k^T, and S q comes out.
+
+    Args:
+        state: float32 (value_heads, value_dim, key_dim); not changed.
+
+    Returns:
+        (T, value_heads, value_dim) of the inputs' dtype, and the state behind the last token.
+    """
+    keys = shape.key_heads * shape.key_dim
+    q, k, v = inputs.mixed.float().split((keys, keys, shape.value_heads * shape.value_dim), dim=1)
+    q, k = (_normalised(part.unflatten(1, (shape.key_heads, -1)), shape) for part in (q, k))
+    q, v = q / shape.key_dim**0.5, v.unflatten(1, (shape.value_heads, -1))
+    out = []
+    for token in range(len(v)):
+        state = state * inputs.decay[token, :, None, None]
+        error = v[token] - torch.einsum("hvk,hk->hv", state, k[token])
+        state = state + torch.einsum("hv,hk->hvk", error * inputs.beta[token, :, None], k[token])
+        out.append(torch.einsum("hvk,hk->hv", state, q[token]))
+    return torch.stack(out).to(inputs.mixed.dtype), state
+
+
+def _normalised(heads: Tensor, shape: DeltaShape) -> Tensor:
+    length = torch.rsqrt(heads.square().sum(-1, keepdim=True) + L2_EPSILON)
+    return (heads * length).repeat_interleave(shape.group, dim=1)
+
+
+def reference_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of the rows of x (..., D), times silu(gate); rounded to x.dtype before the weight, after it
+    and at the end."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return ((weight * normed.to(x.dtype)).float() * F.silu(gate.float())).to(x.dtype)
