@@ -50,6 +50,7 @@ class DeltaStates:
         """The next window or prompt keeps its state before that row, for `go_back`."""
         keep_before(self._places, row)
 
+    @torch.inference_mode()
     def go_back(self, position: int) -> None:
         """To the state that was kept, which is one of that position."""
         assert self._memory is not None, "nothing was kept"

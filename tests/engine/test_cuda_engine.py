@@ -208,7 +208,7 @@ def free_for_an_engine() -> int:
 
 
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
-@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "olmoe-1b-7b"])
+@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b"])
 def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gib: int) -> None:
     free_before = free_for_an_engine()
     started = time.perf_counter()

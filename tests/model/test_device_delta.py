@@ -1,0 +1,125 @@
+"""Linear attention in whole passes: logits are transformers' own, a token's bits do not depend on what was
+verified with it or dropped, and the text can go back to before an answer. In Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import DELTA_ARCHITECTURES, tiny_model, write_model
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.types import Phase
+from localmoe.engine.loading import assemble
+from localmoe.engine.planning import prepare_model
+from localmoe.engine.settings import ComputeSettings
+from localmoe.hardware.needs import PASS_PADDING
+from localmoe.model.delta_net import delta_nets, is_delta_recurrent
+from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
+from localmoe.model.skeleton import skeleton_from_config
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+PROMPT = STREAM_FROM + 1  # tokens; the state is kept some before their end
+
+
+@pytest.fixture(scope="module", params=DELTA_ARCHITECTURES)
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny_model(request.param, dtype=torch.float16, **LAYERS)
+
+
+@pytest.fixture(scope="module")
+def runner(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceRunner]:
+    folder: Path = write_model(tmp_path_factory.mktemp("delta") / "tiny", model)
+    config = EngineConfig(device="cpu", context=160, draft_length=0)
+    prepared = prepare_model(str(folder), config)
+    compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
+    prepared = replace(prepared, skeleton=prepared.source.skeleton(torch.float16), compute=compute)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceRunner, "prepare", lambda self: None)  # all kinds of passes take minutes here
+        parts = assemble(prepared, config, progress=None, cancel=None)
+    assert isinstance(parts.runner, DeviceRunner)
+    yield parts.runner
+    parts.close()
+
+
+def close(got: Tensor, wanted: Tensor) -> bool:
+    return bool((got - wanted).norm() <= 0.02 * wanted.norm())
+
+
+def run(runner: DeviceRunner, tokens: Sequence[int], phase: Phase = "verify") -> Tensor:
+    return runner.run(tokens, phase, last_only=phase == "prefill")
+
+
+def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
+    tokens = [17, 99, 140, 31, 8, 230, 45, 61, 77, 120]
+    with torch.inference_mode():
+        wanted = model.float()(torch.tensor([tokens])).logits[0]
+    sequence = runner.sequence
+    sequence.truncate(0)
+    assert close(run(runner, tokens[:4], "prefill")[0], wanted[3])
+    window = run(runner, [*tokens[4:6], 9, 9])
+    assert close(window[:2], wanted[4:6])
+    assert [sequence.keepable(length) for length in (99, 8, 6, 4, 3)] == [8, 8, 6, 4, 0]
+    sequence.truncate(5)
+    assert torch.equal(run(runner, tokens[5:6])[0], window[1])
+    assert close(run(runner, tokens[6:9]), wanted[6:9])  # of an odd number: rows are padded
+    assert close(run(runner, tokens[9:], "prefill")[0], wanted[9])
+    assert sequence.keepable(9) == 9, "where the last part of the prompt began"
+    runner.rewind(9)  # a pass broke off, and may have moved the state of some layers
+    assert sequence.length == 0
+
+
+def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: DeviceRunner) -> None:
+    if model.config.model_type != DELTA_ARCHITECTURES[0]:
+        pytest.skip("what the other one lies in is of the test above")
+    tokens = torch.randint(6, 250, (PROMPT + 2,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.inference_mode():
+        wanted = model.float()(torch.tensor([tokens])).logits[0]
+    sequence = runner.sequence
+    sequence.truncate(0)
+    assert close(run(runner, tokens[:PROMPT], "prefill")[0], wanted[PROMPT - 1])
+    assert close(run(runner, tokens[PROMPT:]), wanted[PROMPT:])
+    kept = sequence.keepable(PROMPT - 1)
+    assert 0 < kept < PROMPT, "the prompt's last tokens may be others in the next turn"
+    assert sequence.keepable(PROMPT) == PROMPT and sequence.keepable(kept - 1) == 0
+    backs = []
+    for _ in range(2):
+        sequence.truncate(kept)
+        backs.append(run(runner, tokens[kept : kept + 4]))
+        assert close(backs[-1], wanted[kept : kept + 4])
+        run(runner, tokens[kept + 4 : kept + 5])
+    assert torch.equal(*backs)
+    sequence.truncate(0)
+    assert sequence.keepable(PROMPT) == 0
+
+
+def test_the_planner_knows_what_the_state_takes(runner: DeviceRunner) -> None:
+    deltas = runner.sequence.deltas
+    assert deltas is not None
+    runner.run([7], "verify", last_only=True)
+    planned = deltas.shape.layer_bytes(PASS_PADDING, 2)
+    assert 0.85 * planned <= deltas.num_bytes <= planned
+
+
+@pytest.mark.parametrize("architecture", DELTA_ARCHITECTURES)
+def test_the_layers_are_recognised_and_nothing_else_is(architecture: str) -> None:
+    made = skeleton_from_config(tiny_model(architecture).config, torch.bfloat16, "tiny")
+    state = torch.random.get_rng_state()
+    assert list(delta_nets(made.model)) == [0, 1, 2] and is_delta_recurrent(made)
+    assert torch.equal(torch.random.get_rng_state(), state), "the trial leaves no trace"
+    other = delta_nets(made.model)[1].module
+    other.activation = "relu"
+    assert list(delta_nets(made.model)) == [0, 2] and not is_delta_recurrent(made)
+    other.activation = "silu"
+    plain = type(other).forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(other), "forward", lambda *given, **named: 1.01 * plain(*given, **named))
+        assert not is_delta_recurrent(made), "it computes something else"
