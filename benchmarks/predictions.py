@@ -72,7 +72,8 @@ def main() -> None:
     columns = []
     for name in NAMES:
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
-        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_codes()
+        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda")
+        footprint = footprint.in_whole_passes().in_codes()
         columns.append([cell(footprint, card, settings, args) for card in CARDS.values()])
     print(f"| | {' | '.join(NAMES.values())} |\n|{'---|' * (len(NAMES) + 1)}")
     for card, cells in zip(CARDS.values(), zip(*columns, strict=True), strict=True):

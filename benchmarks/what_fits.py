@@ -28,7 +28,8 @@ CARDS_GIB = (8, 12, 16, 24)
 NAMES = {
     "olmoe-1b-7b": "OLMoE-1B-7B", "qwen1.5-moe-a2.7b": "Qwen1.5-MoE-A2.7B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite", "gpt-oss-20b": "gpt-oss-20b, in MXFP4",
-    "qwen3-30b-a3b": "Qwen3-30B-A3B", "phi-3.5-moe": "Phi-3.5-MoE", "mixtral-8x7b": "Mixtral-8x7B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B", "qwen3.5-35b-a3b": "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
+    "phi-3.5-moe": "Phi-3.5-MoE", "mixtral-8x7b": "Mixtral-8x7B",
 }  # fmt: skip
 COMPUTE = ComputeSettings(torch.device("cuda"), torch.bfloat16, whole_passes=True)
 
@@ -68,9 +69,8 @@ def main() -> None:
     config = EngineConfig(context=args.context, draft_length=0, pack_experts=not args.no_packing)
     for name, title in NAMES.items():
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
-        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_codes(
-            packing=config.pack_experts
-        )
+        footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_whole_passes()
+        footprint = footprint.in_codes(packing=config.pack_experts)
         shares = []
         for card in CARDS_GIB:
             try:

@@ -139,11 +139,13 @@ def test_no_weight_is_held_twice(architecture: str) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v2", "gpt_oss"])
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v2", "gpt_oss", "qwen3_5_moe_text"])
 def test_the_rotary_embedding_is_right_at_every_position(architecture: str) -> None:
     model = tiny(architecture)
     x = torch.zeros(1, 3, 64, dtype=DTYPE, device=DEVICE)
     positions = [torch.tensor([chosen], device=DEVICE) for chosen in ([0, 1, 2], [CONTEXT - 1, 7, 30])]
+    if architecture == "qwen3_5_moe_text":  # a place has three coordinates, which are one in a text
+        positions = [ids.expand(3, 1, -1) for ids in positions]
     wanted = [model.model.rotary_emb(x, position_ids=ids) for ids in positions]
     install(model, CONTEXT)
     for ids, expected in zip(positions, wanted, strict=True):
