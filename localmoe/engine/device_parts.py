@@ -143,7 +143,9 @@ def make_runner(
     if deltas is not None:
         take_over_deltas(nets, deltas)
     num_layers = int(skeleton.text_config.num_hidden_layers)
-    cache = DeviceKVCache(num_layers, kv_positions(context), window, deltas)
+    positions = kv_positions(context)
+    kv_bytes = prepared.footprint.kv_bytes_per_token * positions  # a twin's few layers need less
+    cache = DeviceKVCache(num_layers, positions, window, deltas, kv_bytes)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,

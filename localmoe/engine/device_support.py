@@ -9,11 +9,12 @@ import torch
 
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.delta_net import is_delta_recurrent
+from localmoe.model.head_widths import head_widths
 from localmoe.model.skeleton import Skeleton
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 _GRANULE = 16  # both dimensions of an expert are multiples of it: a tensor-core tile's depth
-_WIDEST_HEAD = 256
+_WIDEST_HEAD = 512  # kernels.gpu.attention.WIDEST_HEAD, which needs Triton to be imported
 
 
 def why_not_on_device(skeleton: Skeleton, device: torch.device, dtype: torch.dtype) -> str:
@@ -37,8 +38,9 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
         return "it keeps recurrent state"
     if getattr(text, "attention_chunk_size", None):
         return "its attention is cut into chunks"
-    if _head_width(text) > _WIDEST_HEAD:
-        return f"its attention heads are {_head_width(text)} wide"
+    widest = max(head_widths(skeleton))
+    if widest > _WIDEST_HEAD:
+        return f"its attention heads are {widest} wide"
     for experts in skeleton.experts:
         if any(size % _GRANULE for size in (*experts.layout.gate_up_shape, *experts.layout.down_shape)):
             return f"its experts are no multiples of {_GRANULE}"
@@ -63,10 +65,3 @@ def why_not_in_place(skeleton: Skeleton) -> str:
 
 def _is_gated_mlp(experts: object) -> bool:
     return bool(getattr(experts, "has_gate", True)) and not getattr(experts, "has_post_expert_norm", False)
-
-
-def _head_width(text: object) -> int:
-    if getattr(text, "kv_lora_rank", None):
-        return int(getattr(text, "qk_nope_head_dim", 0)) + int(getattr(text, "qk_rope_head_dim", 0))
-    heads = int(getattr(text, "num_attention_heads", 1))
-    return int(getattr(text, "head_dim", None) or int(getattr(text, "hidden_size", 0)) // heads)

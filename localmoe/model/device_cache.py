@@ -23,16 +23,19 @@ _BEFORE_THE_END = 32
 class _Room:
     """One allocation for all layers: the allocator would round each one's up."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, num_layers: int, most_bytes: int | None) -> None:
+        """most_bytes: that they take together, where that is known."""
+        self._num_layers, self._most_bytes = num_layers, most_bytes
         self._left: Tensor | None = None
 
     def take(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-        """Zeros of one layer; the first layer's shapes are thought to be every layer's. A layer that needs
-        more gets its own."""
+        """Zeros of one layer; none is thought to need more than the first one. One that does gets its own."""
         counts = [math.prod(shape) for shape in shapes]
         if self._left is None:
-            self._left = like.new_zeros(self._num_layers * sum(counts))
+            total = self._num_layers * sum(counts)
+            if self._most_bytes is not None:
+                total = min(total, self._most_bytes // like.element_size())
+            self._left = like.new_zeros(total)
         if sum(counts) > len(self._left) or self._left.dtype != like.dtype:
             return [like.new_zeros(shape) for shape in shapes]
         *parts, self._left = self._left.tensor_split(list(itertools.accumulate(counts)))
@@ -76,12 +79,18 @@ class DeviceKVCache(KVCache):
     """One DeviceKVLayer a decoder layer; those of linear attention stay empty. deltas: the state of these."""
 
     def __init__(
-        self, num_layers: int, capacity: int, window: DeviceWindow, deltas: DeltaStates | None = None
+        self,
+        num_layers: int,
+        capacity: int,
+        window: DeviceWindow,
+        deltas: DeltaStates | None = None,
+        most_bytes: int | None = None,
     ) -> None:
+        """most_bytes: of all keys and values, where that is known: layers may differ."""
         super().__init__(num_layers, capacity)
         self.deltas = deltas
         stateful = () if deltas is None else deltas.layers
-        self._room = _Room(num_layers - len(stateful))
+        self._room = _Room(num_layers - len(stateful), most_bytes)
         self.layers = [DeviceKVLayer(capacity, window, self._room) for _ in range(num_layers)]
         self._with_keys = [layer for index, layer in enumerate(self.layers) if index not in stateful]
         self._forget()

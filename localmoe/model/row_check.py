@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.cached_pass import cached_pass
+from localmoe.model.head_widths import head_widths
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.shallow import decoder_layers, depth_of_all, layer_kinds
 from localmoe.model.skeleton import Skeleton
@@ -54,8 +55,10 @@ def measure_row_padding(
     """
     # attention multiplies in float32 whatever the model's dtype; heads that share keys are rows of one
     # product
-    keys = torch.randn(KV_BLOCK, _head_dim(skeleton), generator=torch.Generator().manual_seed(1)).to(device)
-    products = [] if own_attention else [keys, keys.T.contiguous()]
+    products: list[Tensor] = []
+    for width in () if own_attention else sorted(head_widths(skeleton)):
+        keys = torch.randn(KV_BLOCK, width, generator=torch.Generator().manual_seed(1)).to(device)
+        products += [keys, keys.T.contiguous()]
     for_attention = measure_row_multiple(products, for_experts.max_rows, transposed=False)
     if for_attention is None:
         return None
@@ -124,11 +127,6 @@ def _cut_to_kinds(skeleton: Skeleton) -> Iterator[int]:
         yield depth
     finally:
         setattr(owner, attribute, layers)
-
-
-def _head_dim(skeleton: Skeleton) -> int:
-    text = skeleton.text_config
-    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _stand_in(hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

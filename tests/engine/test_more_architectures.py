@@ -29,9 +29,9 @@ ANSWERING: dict[str, dict[str, Any]] = {
     "afmoe": {**EXPERTS, **WINDOW, "num_dense_layers": 1, "head_dim": 32},  # views attention's output
     "laguna": {**EXPERTS, **WINDOW, "head_dim": 32},
     "granitemoe": {"num_local_experts": 8, "intermediate_size": 128},  # scales scores and logits
-    "gemma4_text": {  # experts beside a dense layer, two head sizes, softcapped logits
+    "gemma4_text": {  # experts beside a dense layer, two head sizes, values that are keys
         **EXPERTS, **WINDOW, "enable_moe_block": True, "top_k_experts": 3, "hidden_size_per_layer_input": 0,
-        "num_global_key_value_heads": 1, "global_head_dim": 32, "head_dim": 32,
+        "num_global_key_value_heads": 1, "global_head_dim": 64, "head_dim": 32, "attention_k_eq_v": True,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},

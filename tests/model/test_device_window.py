@@ -65,6 +65,19 @@ def test_all_layers_lie_in_one_allocation_but_for_one_that_needs_more() -> None:
     assert cache.num_bytes == 0
 
 
+def test_layers_that_need_less_leave_no_room_unused() -> None:
+    window = DeviceWindow(8, DEVICE)
+    needed = (6 + 2 + 2) * 2 * DeviceKVCache(1, 100, window).capacity * 16 * 2
+    cache = DeviceKVCache(3, 100, window, most_bytes=needed)
+    window.visible = 64
+    for layer, heads in enumerate((6, 2, 2)):
+        states = torch.ones(1, heads, 4, 16, dtype=torch.float16, device=DEVICE)
+        cache.update(states, states, layer)
+    storages = [layer.keys.untyped_storage() for layer in cache.layers]
+    assert len({storage.data_ptr() for storage in storages}) == 1
+    assert storages[0].nbytes() == needed == cache.num_bytes
+
+
 def test_the_host_keeps_the_length_and_rolls_it_back() -> None:
     cache = DeviceKVCache(3, 100, DeviceWindow(4, DEVICE))
     assert cache.length == 0

@@ -98,6 +98,9 @@ def tiny_model(
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2 or "bias" in name or "sinks" in name:
                 parameter.normal_(0.0, _WEIGHT_SCALE)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # gemma4's, which a checkpoint holds as it does weights
+                buffer.uniform_(0.4, 0.9)
         head = model.get_output_embeddings()
         for parameter in head.parameters():
             parameter[: len(SPECIAL_TOKENS)] = 0.0

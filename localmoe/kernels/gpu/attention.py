@@ -24,6 +24,7 @@ from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
 
 CHUNK = 128  # positions; half as many for heads wider than 128, to fit a chunk's keys and values on chip
+WIDEST_HEAD = 512
 SECTION = 4  # chunks
 SPLIT_ROWS = 80  # most rows for which a program a part pays
 # most bytes of partial results, beyond which those of chunks cost more traffic than they save time
@@ -64,7 +65,7 @@ def attention(
 
     Args:
         query: (1, heads, T, D), bfloat16 or float16, any strides; heads a multiple of kv_heads.
-        key_cache: (1, kv_heads, C, D). value_cache: (1, kv_heads, C, Dv). D and Dv up to 256.
+        key_cache: (1, kv_heads, C, D). value_cache: (1, kv_heads, C, Dv). D and Dv up to WIDEST_HEAD.
         start: int64 (1,) on the device.
         max_length: at least start + T, at most C; sizes the grid. What lies beyond start + T costs little.
         window: positions that a row sees, its own among them; None for all.
@@ -77,7 +78,7 @@ def attention(
     _, heads, rows, dim = query.shape
     value_dim = value_cache.shape[3]
     assert query.dtype == key_cache.dtype == value_cache.dtype, f"{query.dtype}, {key_cache.dtype}"
-    assert heads % key_cache.shape[1] == 0 and max(dim, value_dim) <= 256, f"{heads} heads of {dim}"
+    assert heads % key_cache.shape[1] == 0 and max(dim, value_dim) <= WIDEST_HEAD, f"{heads} heads of {dim}"
     assert rows <= max_length <= key_cache.shape[2], f"{max_length} of {key_cache.shape[2]} positions"
     assert window is None or window > 0, f"window {window}"
     scoring = Scoring(scale, window, softcap, sinks)

@@ -170,7 +170,7 @@ def rows() -> None:
     read_rows(torch.empty(9, dtype=torch.int64), 1 << 44, 151_936, 2048, x.dtype)
 
 
-HEADS = ((16, 16, 128, 128), (32, 4, 64, 64), (16, 16, 192, 128), (8, 4, 256, 256))
+HEADS = ((16, 16, 128, 128), (32, 4, 64, 64), (16, 16, 192, 128), (8, 4, 256, 256), (16, 2, 512, 512))
 
 
 def attend(rows: int, kinds: Sequence[tuple[int, int, int, int]] = HEADS) -> None:
@@ -340,7 +340,7 @@ def newest() -> None:
     """Each kernel whose sizes differ, at a few of them; of attention the rarest kind and the largest one."""
     products(33, SIZES[:2])
     one_row(ROW_SIZES[:1])
-    attend(1024, (HEADS[1], HEADS[3]))
+    attend(1024, (HEADS[1], *HEADS[3:]))
     router(())
 
 

@@ -97,6 +97,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         Case(dim=80, value_dim=80),
         Case(dim=192, value_dim=128, start=70),
         Case(dim=256, value_dim=256, heads=2, start=70),
+        Case(dim=512, value_dim=512, heads=2, start=70),
         Case(dim=24, value_dim=8),
         Case(window=1),
         Case(window=100, rows=7),

@@ -109,6 +109,7 @@ class Heads:
         Heads(dim=80, value_dim=80, softcap=20.0),
         Heads(heads=4, kv_heads=4, dim=192),
         Heads(heads=4, dim=256, value_dim=256, window=300),
+        Heads(heads=8, dim=512, value_dim=512),
     ],
     ids=str,
 )
