@@ -113,13 +113,22 @@ def rope_trial(module: Any) -> Trial | None:
     except (RuntimeError, TypeError):  # a rotation of another form, e.g. of part of a head
         return None
     return Trial(
-        [_rope], lambda kernel: kernel(q, k, cos, sin), lambda got: _all_close(got, wanted),
-        partial(rebind, module, "apply_rotary_pos_emb"),
+        [partial(_rope, original)], lambda kernel: kernel(q, k, cos, sin),
+        lambda got: _all_close(got, wanted), partial(rebind, module, "apply_rotary_pos_emb"),
     )  # fmt: skip
 
 
-def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+def _rope(
+    original: Callable[..., tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
+) -> tuple[Tensor, Tensor]:
     assert unsqueeze_dim == 1, "heads come before tokens"
+    if cos.dtype != q.dtype:  # a model that rotates in 32 bits, which nothing told while it was tried
+        return original(q, k, cos, sin)
     return apply_rope(q, k, cos, sin)
 
 

@@ -3,6 +3,7 @@ is what transformers' own code computes, and drafts change no token."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,15 @@ BY_LAYERS = {"lfm2_moe": "it keeps recurrent state"}
 @pytest.mark.parametrize("case", CASES)
 def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Path) -> None:
     architecture = case.split()[-1]
-    model = tiny_model(architecture, dtype=torch.bfloat16, **CASES[case])
+    model = tiny_model(architecture, dtype=torch.float16, **CASES[case])
     folder = write_model(tmp_path / architecture, model)
     tokens = torch.randint(10, 250, (120,), generator=torch.Generator().manual_seed(2)).tolist()
     with torch.inference_mode():
-        wanted = model.float()(torch.tensor([tokens])).logits[0]
-    config: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "context": 256, "strict": True}
+        rounded, wanted = (
+            one(torch.tensor([tokens])).logits[0, 99:].float()
+            for one in (model, copy.deepcopy(model).float())
+        )
+    config: dict[str, Any] = {"device": "cuda", "dtype": "float16", "context": 256, "strict": True}
     with load_with_slots(folder, 7, **config) as engine:
         runner = runner_of(engine)
         reason = BY_LAYERS.get(case)
@@ -54,10 +58,11 @@ def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Pa
         assert reason is None or reason in engine.info().passes
         got = [runner.run(tokens[:100], "prefill", last_only=True)]
         got += [runner.run(tokens[at : at + 5], "verify", last_only=False) for at in range(100, 120, 5)]
-        found, expected = torch.cat(got).cpu(), wanted[99:]
-        # bfloat16 rounds to 1 in 256, and may send a token to another expert where two are as good
-        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
-        assert errors.median() < 0.03 and errors.max() < 0.5, errors
+        ours, theirs = (
+            float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).median())
+            for found in (torch.cat(got).cpu(), rounded)
+        )  # medians, as rounding may send a token to another expert where two are as good
+        assert ours <= 2 * theirs + 0.002, (ours, theirs)
         plain = ask(engine, "Once upon a time", 40, draft_length=0).tokens
         for length in (3, 8, "auto") if engine.plan.drafting else ():
             assert ask(engine, "Once upon a time", 40, draft_length=length).tokens == plain

@@ -30,6 +30,9 @@ REPLACED = {
     | {"layers.0", "layers.1", "kv_a_layernorm", "gate", "mlp", "shared_experts", "rotary_emb"},
     "gpt_oss": NORMS | {"layers.0", "router", "rotary_emb"},
     "phimoe": {"self_attn", "rotary_emb"},
+    # rotates in 32 bits, by its own code
+    "flex_olmo": NORMS - {"input_layernorm"}
+    | {"post_feedforward_layernorm", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
 }
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
