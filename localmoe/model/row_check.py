@@ -68,8 +68,10 @@ def measure_row_padding(
         torch.randint(0, vocab, (count,), generator=generator).tolist()
         for count in (_PREFIX, *[_WIDEST] * _TEXTS)
     )
-    with torch.inference_mode(), _cut_to_kinds(skeleton) as depth:
-        passes = _Passes(skeleton, KVCache(depth, _PREFIX + _WIDEST + CANDIDATES[-1]), device)
+    cut, watch = _cut_to_kinds(skeleton), _Watch()
+    with torch.inference_mode(), cut as depth, watch.on(skeleton.model):
+        cache = KVCache(depth, _PREFIX + _WIDEST + CANDIDATES[-1])
+        passes = _Passes(skeleton, cache, device, watch)
         passes.run(prefix, 1)
         for multiple in CANDIDATES:
             if multiple >= max(for_experts.multiple, for_attention):
@@ -139,10 +141,11 @@ def _stand_in(hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Ten
 class _Passes:
     """Passes of a model over one cache, and the rows of all that its modules are given and give."""
 
-    def __init__(self, skeleton: Skeleton, cache: KVCache, device: torch.device) -> None:
+    def __init__(self, skeleton: Skeleton, cache: KVCache, device: torch.device, watch: _Watch) -> None:
         self._model = skeleton.model
         self._cache = cache
         self._device = device
+        self._watch = watch
 
     def in_windows(self, tokens: Sequence[int], window: int, multiple: int, *, head: bool) -> _Seen:
         """Of tokens behind the prefix, so many a pass. head: all have logits, which take long."""
@@ -160,36 +163,45 @@ class _Passes:
         padding = -count % multiple
         ids = torch.tensor([[*tokens, *[tokens[-1]] * padding]], device=self._device)
         positions = torch.arange(start, start + count + padding, device=self._device)[None]
-        with _watched(self._model, count, count + padding) as seen:
-            cached_pass(self._model, ids, positions, self._cache, keep=0 if head else 1)
+        self._watch.begin(count, count + padding)
+        cached_pass(self._model, ids, positions, self._cache, keep=0 if head else 1)
         self._cache.truncate(start + count)
-        return seen
+        return self._watch.seen
 
 
-@contextmanager
-def _watched(model: nn.Module, count: int, rows: int) -> Iterator[_Seen]:
+class _Watch:
     """Prints of the first `count` rows of each floating-point tensor of `rows` rows that goes into a module
-    of the model or comes out of it."""
-    seen: _Seen = {}
-    calls: Counter[str] = Counter()
+    of the model or comes out of it in one pass. Its hooks stay for all passes: there are a hundred."""
 
-    def watch(name: str) -> Any:
+    def __init__(self) -> None:
+        self.begin(0, 0)
+
+    def begin(self, count: int, rows: int) -> None:
+        """What is seen from now on is of another pass."""
+        self._count, self._rows = count, rows
+        self.seen: _Seen = {}
+        self._calls: Counter[str] = Counter()
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        hooks = [module.register_forward_hook(self._hook(name)) for name, module in model.named_modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, given: tuple[Any, ...], gave: Any) -> None:
             for tensor in (*given, *(gave if isinstance(gave, tuple | list) else (gave,))):
-                place, calls[name] = calls[name], calls[name] + 1
+                place = self._calls[name]
+                self._calls[name] += 1
                 if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() in (2, 3):
-                    *_, height, width = tensor.shape
-                    if height == rows and tensor.numel() == rows * width:
-                        seen[name, place] = _prints(tensor.reshape(rows, width)[:count])
+                    height, width = tensor.shape[-2:]
+                    if height == self._rows and tensor.numel() == height * width:
+                        self.seen[name, place] = _prints(tensor.reshape(height, width)[: self._count])
 
         return hook
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @cache
@@ -203,7 +215,8 @@ def _prints(rows: Tensor) -> Tensor:
     columns times random numbers, modulo 2^64. The rows themselves would take as much memory as a layer."""
     factors = _factors(rows.device)
     bits = (rows + 0.0).view(_BITS[rows.element_size()])  # -0 is as good as 0
-    found = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    for piece in bits.split(_PIECE, dim=1):
-        found = found * _ODD + (piece.long() * factors[: piece.shape[1]]).sum(dim=1)
+    first, *others = bits.split(_PIECE, dim=1) if bits.shape[1] > _PIECE else (bits,)
+    found = (first * factors[: first.shape[1]]).sum(dim=1)
+    for piece in others:
+        found = found * _ODD + (piece * factors[: piece.shape[1]]).sum(dim=1)
     return found

@@ -67,18 +67,23 @@ def test_the_count_sees_what_lives_and_forgets_what_died() -> None:
     assert measured(run, torch.zeros(10)) == 2 * 4000 + 40
 
 
-@pytest.mark.parametrize("search", ["mse", "weighted-mse"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    ("experts", "rows", "features", "shared"),
-    [
-        (1, 64, 1024, False),
-        (6, 96, 512, False),
-        (3, 1024, 256, False),
-        (8, 300, 200, False),
-        (5, 512, 384, True),
-    ],
-)
+SHAPES = [
+    (1, 64, 1024, False),
+    (6, 96, 512, False),
+    (3, 1024, 256, False),
+    (8, 300, 200, False),
+    (5, 512, 384, True),
+]
+WAYS = [
+    [(torch.bfloat16, "mse"), (torch.float32, "weighted-mse")],
+    [(torch.bfloat16, "weighted-mse"), (torch.float32, "mse")],
+]
+# every two of shape, type and search meet, not every three: what is said knows nothing of the search, which
+# works on float32 whatever the weights are
+CASES = [(*shape, *way) for number, shape in enumerate(SHAPES) for way in WAYS[number % 2]]
+
+
+@pytest.mark.parametrize(("experts", "rows", "features", "shared", "dtype", "search"), CASES)
 def test_no_more_lives_at_once_than_is_said_and_not_much_less(
     experts: int, rows: int, features: int, shared: bool, dtype: torch.dtype, search: str,
     monkeypatch: pytest.MonkeyPatch,

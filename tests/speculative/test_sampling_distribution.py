@@ -114,7 +114,8 @@ def test_the_speculative_output_has_the_targets_distribution(draft_length: int) 
     ],
 )
 def test_the_same_test_refutes_naive_rules(rule: Rule, draft_length: int) -> None:
-    assert chi_square_p(speculative_counts(rule, draft_length, 5_000, seed=draft_length)) < 1e-6
+    # from a fifth of the draws that the right rule has to stand
+    assert chi_square_p(speculative_counts(rule, draft_length, 2_400, seed=draft_length)) < 1e-6
 
 
 class StopsWhereUnsure(FixedGovernor):
