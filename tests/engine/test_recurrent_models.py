@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from support.engines import (
     ROOMY,
     Answer,
@@ -18,7 +20,14 @@ from support.engines import (
     runner_of,
     watch_link,
 )
-from support.tiny_models import RECURRENT_ARCHITECTURE, reference_greedy, tiny_model, write_model
+from support.tiny_models import (
+    RECURRENT_ARCHITECTURE,
+    reference_greedy,
+    tiny_config,
+    tiny_model,
+    write_model,
+)
+from support.tokenizer import SPECIAL_TOKENS
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftingRefusedError, TransferError
@@ -134,3 +143,29 @@ def test_device_memory_counts_every_tensor_of_the_state(engine: Engine) -> None:
     for layer in runner_of(engine).sequence.layers:
         collect(vars(layer))
     assert engine.device_memory()["kv"] == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_a_checkpoint_with_vision_and_further_heads_answers_by_its_text_part(tmp_path: Path) -> None:
+    """As Qwen3.5-35B-A3B is published: named by language_model, beside what localmoe has no use for."""
+    vision = {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    text = tiny_config("qwen3_5_moe_text").to_dict()
+    config = transformers.AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5MoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 0.08)
+        model.lm_head.weight[: len(SPECIAL_TOKENS)] = 0.0
+    folder = write_model(tmp_path / "published", model)
+    file = folder / "model.safetensors"
+    stored = load_file(file)
+    assert any(name.startswith("model.visual.") for name in stored)
+    stored["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(8, 256, 128)
+    save_file(stored, file, metadata={"format": "pt"})
+    with load_with_slots(folder, 10) as loaded:
+        answer = ask(loaded, "hello there", 12)
+        assert answer.tokens == reference_greedy(model, answer.prompt, 12)
