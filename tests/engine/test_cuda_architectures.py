@@ -50,7 +50,7 @@ def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Pa
             one(torch.tensor([tokens])).logits[0, 99:].float()
             for one in (model, copy.deepcopy(model).float())
         )
-    config: dict[str, Any] = {"device": "cuda", "dtype": "float16", "context": 256, "strict": True}
+    config: dict[str, Any] = {"device": "cuda", "context": 256, "strict": True}
     with load_with_slots(folder, 7, **config) as engine:
         runner = runner_of(engine)
         reason = BY_LAYERS.get(case)
