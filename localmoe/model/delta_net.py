@@ -141,19 +141,20 @@ def _quiet() -> Iterator[None]:
 @torch.no_grad()
 def _computes_alike(net: DeltaNet, text_config: Any) -> bool:
     """Whether the module's class, with few channels and float32 weights, gives what the reference gives."""
-    config = copy.deepcopy(text_config)
-    for name, value in {**_SMALL, "linear_num_value_heads": 2 * net.shape.group, "dtype": None}.items():
-        setattr(config, name, value)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _quiet():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # the CPU's alone
         try:
+            config = copy.deepcopy(text_config)
+            sizes = {**_SMALL, "linear_num_value_heads": 2 * net.shape.group, "dtype": None}
+            for name, value in sizes.items():
+                setattr(config, name, value)
             module = type(net.module)(config, net.module.layer_idx).float().eval()
             module.norm.weight.normal_(1.0, 0.2)
             module.dt_bias.normal_(0.0, 0.5)
             small = DeltaNet.of(module)
             hidden = torch.randn(1, _TRIAL_ROWS, _SMALL["hidden_size"])
             wanted = module(hidden)[0]
-        except (AttributeError, ImportError, RuntimeError, TypeError, ValueError):  # of another form
+        except Exception:  # any line of any architecture
             return False
         if small is None or small.grouped != net.grouped:
             return False
