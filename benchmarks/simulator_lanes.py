@@ -3,7 +3,8 @@
 python benchmarks/simulator_lanes.py [--tokens 192] [--rules]
 
 Rows are those of docs/log.md ("experts that the CPU has a part in come into slots", "packed experts on a
-quiet machine", "slots between layers on a GPU" and "experts that stay in MXFP4"): H100s, nothing drafted,
+quiet machine", "slots between layers on a GPU", "experts that stay in MXFP4" and "linear attention in whole
+steps"): H100s, nothing drafted,
 on-demand, with the rates of those runs; of uniform routing without completing, or the mean where that made no
 difference. "popular" is synthetic_engine's. Prints tok/s and hit rates, measured and predicted, and by how
 much these differ; with --rules instead, what is predicted if experts that are split are never completed,
@@ -41,13 +42,14 @@ Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
 @dataclass(frozen=True, slots=True)
 class Row:
     """resident: share of the experts in slots. cpu: bytes a second while it is busy. packed: experts of
-    bfloat16 were."""
+    bfloat16 were. packed_head: the head was too."""
 
     shape: str
     resident: float
     cpu: float
     measured: Measured
     packed: bool = False
+    packed_head: bool = False
 
     @property
     def name(self) -> str:
@@ -89,6 +91,11 @@ ROWS = (
     Row("phi-3.5-moe", 0.36, 116e9, {"sticky:0.5": (28.9, 0.491)}, packed=True),
     Row("deepseek-v2-lite", 0.49, 92e9, {"uniform": (71.7, 0.493), "sticky:0.66": (97.7, 0.712)}),
     Row("qwen3-30b-a3b", 0.23, 90e9, {"uniform": (38.3, 0.233), "sticky:0.66": (55.9, 0.546)}),
+    Row("qwen3.5-35b-a3b", 0.26, 88e9, {"uniform": (77.5, 0.26), "sticky:0.66": (107.0, 0.578)}, True, True),
+    Row("qwen3.5-35b-a3b", 0.09, 87e9, {"uniform": (64.7, 0.086), "sticky:0.66": (95.3, 0.473)}, True, True),
+    Row("qwen3.5-35b-a3b", 0.08, 71e9, {"sticky:0.66": (85.8, 0.493)}, True, True),
+    Row("qwen3.5-35b-a3b", 0.17, 77e9, {"sticky:0.66": (93.2, 0.531)}, True, True),
+    Row("qwen3.5-35b-a3b", 0.43, 73e9, {"sticky:0.66": (115.8, 0.695)}, True, True),
 )  # fmt: skip
 
 
@@ -116,7 +123,7 @@ def footprint_of(row: Row) -> ModelFootprint:
     source = RandomSource(find_shape(row.shape), SyntheticSettings())
     skeleton = source.skeleton(source.stored_dtype)
     footprint = measure_footprint(row.shape, source.stored_dtype, skeleton).in_codes(packing=row.packed)
-    return replace(footprint, packs_head=False)  # as heads were when this was measured
+    return replace(footprint, packs_head=row.packed_head)
 
 
 def compare_rules(tokens: int) -> None:

@@ -116,22 +116,9 @@ def _delta_inputs(
         k = tl.arange(0, DK)
         k_at = x + tl.where(part < KEY_HEADS, Q0 + head * Q1, K0 + head * K1) + k
         key = _convolve(
-            k_at,
-            part * DK + k,
-            weight,
-            log,
-            draft_raw,
-            kept_raw,
-            before,
-            known,
-            kept,
-            row,
-            rows,
-            x_row,
-            C,
-            TAPS,
-            KIND,
-        )
+            k_at, part * DK + k, weight, log, draft_raw, kept_raw, before, known, kept, row, rows, x_row,
+            C, TAPS, KIND,
+        )  # fmt: skip
         tl.store(mixed_row + part * DK + k, key)
         wide = key.to(tl.float32)
         norm = tl.rsqrt(tl.sum(wide * wide, 0) + EPS)
@@ -142,22 +129,9 @@ def _delta_inputs(
         v_at = x + V0 + (head // GROUP) * V1 + (head % GROUP) * DV + v
         channel = 2 * KEY_HEADS * DK + head * DV + v
         value = _convolve(
-            v_at,
-            channel,
-            weight,
-            log,
-            draft_raw,
-            kept_raw,
-            before,
-            known,
-            kept,
-            row,
-            rows,
-            x_row,
-            C,
-            TAPS,
-            KIND,
-        )
+            v_at, channel, weight, log, draft_raw, kept_raw, before, known, kept, row, rows, x_row,
+            C, TAPS, KIND,
+        )  # fmt: skip
         tl.store(mixed_row + channel, value)
         rate_at = (head // GROUP) * RATE1 + head % GROUP
         error_rate = tl.load(b + row.to(tl.int64) * b_row + rate_at)
