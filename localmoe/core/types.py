@@ -37,7 +37,7 @@ class ModelFootprint:
         hidden_size, vocab_size: dimensions that size the workspace.
         can_rollback: whether the last tokens can be dropped again: of keys and values always, of recurrent
             state where steps run whole on a GPU, if the kernels know it.
-        delta_state_bytes: of a model with such recurrent state, what it takes there, for one sequence.
+        state_bytes: of a model with such recurrent state, what it takes there, for one sequence.
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
@@ -67,7 +67,7 @@ class ModelFootprint:
     hidden_size: int
     vocab_size: int
     can_rollback: bool
-    delta_state_bytes: int = 0
+    state_bytes: int = 0
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
     expert_form: str = "plain"
@@ -105,7 +105,7 @@ class ModelFootprint:
 
     def in_whole_passes(self) -> ModelFootprint:
         """The same where steps run whole on a GPU."""
-        return replace(self, can_rollback=self.can_rollback or self.delta_state_bytes > 0)
+        return replace(self, can_rollback=self.can_rollback or self.state_bytes > 0)
 
     def in_16_bits(self) -> ModelFootprint:
         """The same with experts decoded, if they are kept in codes, and the head likewise."""

@@ -27,8 +27,8 @@ from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.compaction import compact
-from localmoe.model.delta_net import delta_nets
 from localmoe.model.next_gate import find_gates
+from localmoe.model.recurrent_nets import recurrent_nets
 from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
@@ -103,7 +103,6 @@ def make_runner(
     """
     from localmoe.kernels.gpu.routed_experts import ExpertShape, stage_block
     from localmoe.model.device_cache import DeviceKVCache
-    from localmoe.model.device_delta import DeltaStates, take_over_deltas
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
     from localmoe.model.device_foresight import Foresight
     from localmoe.model.device_linear import KernelMode
@@ -111,6 +110,7 @@ def make_runner(
     from localmoe.model.device_rests import RestCopies
     from localmoe.model.device_runner import DeviceRunner
     from localmoe.model.device_stamp import form_of, stamp_of
+    from localmoe.model.device_states import RecurrentStates, take_over_recurrence
     from localmoe.model.device_takeover import take_over_device
     from localmoe.model.device_window import DeviceWindow
 
@@ -138,14 +138,14 @@ def make_runner(
     if lane is not None:
         passes.rests = RestCopies(device)
     take_over_device(skeleton, layers, window)
-    nets = delta_nets(skeleton.model)
-    deltas = DeltaStates(nets, window, prepared.compute.dtype) if nets else None
-    if deltas is not None:
-        take_over_deltas(nets, deltas)
+    nets = recurrent_nets(skeleton.model)
+    states = RecurrentStates(nets, window, prepared.compute.dtype) if nets else None
+    if states is not None:
+        take_over_recurrence(nets, states)
     num_layers = int(skeleton.text_config.num_hidden_layers)
     positions = kv_positions(context)
     kv_bytes = prepared.footprint.kv_bytes_per_token * positions  # a twin's few layers need less
-    cache = DeviceKVCache(num_layers, positions, window, deltas, kv_bytes)
+    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,

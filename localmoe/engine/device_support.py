@@ -8,8 +8,8 @@ import importlib.util
 import torch
 
 from localmoe.kernels.activations import detect_activation
-from localmoe.model.delta_net import is_delta_recurrent
 from localmoe.model.head_widths import head_widths
+from localmoe.model.recurrent_nets import keeps_known_state
 from localmoe.model.skeleton import Skeleton
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ def why_no_kernels() -> str:
 def why_not_in_kernels(skeleton: Skeleton) -> str:
     """What of the architecture the kernels do not know; "" if they know all."""
     text = skeleton.text_config
-    if not skeleton.can_rollback and not is_delta_recurrent(skeleton):
+    if not skeleton.can_rollback and not keeps_known_state(skeleton):
         return "it keeps recurrent state"
     if getattr(text, "attention_chunk_size", None):
         return "its attention is cut into chunks"

@@ -29,7 +29,7 @@ def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
-    mxfp4_expert_bytes: int = 0, delta_state_bytes: int = 0, unused_params: int = 0,
+    mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
@@ -42,7 +42,7 @@ def _suggestion(
         experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
         shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
         draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
-        vocab_size=vocabulary, can_rollback=not delta_state_bytes, delta_state_bytes=delta_state_bytes,
+        vocab_size=vocabulary, can_rollback=not state_bytes, state_bytes=state_bytes,
         mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
@@ -94,7 +94,7 @@ SUGGESTIONS = (
         "Qwen/Qwen3.6-35B-A3B", "thinks before it answers", "apache-2.0", "qwen3_5_moe",
         layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
-        linear_params=1_917_665_280, delta_state_bytes=353_771_520, unused_params=1_298_000_000,
+        linear_params=1_917_665_280, state_bytes=353_771_520, unused_params=1_298_000_000,
     ),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",

@@ -116,7 +116,7 @@ def device_needs(
     return DeviceNeeds(
         shared_bytes=shared_bytes,
         kv_bytes=on_device(footprint.kv_bytes_per_token) * positions
-        + (footprint.delta_state_bytes if whole_passes else 0),
+        + (footprint.state_bytes if whole_passes else 0),
         workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
         draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),

@@ -1,6 +1,6 @@
 """The gated delta rule of linear attention (Yang et al. 2024, "Gated Delta Networks", equation 10) and what
-leads to and from it in a decoder layer: shapes, and torch references in the tensors' own dtype and float32.
-Keeps no state.
+leads to and from it in a decoder layer: torch references in the tensors' own dtype and float32. Keeps no
+state.
 """
 
 from __future__ import annotations
@@ -11,49 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localmoe.kernels.recurrent_shapes import ScanShape
+from localmoe.kernels.short_conv import reference_convolution
+
 L2_EPSILON = 1e-6
-_FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaShape:
-    """Heads and dimensions of one layer.
-
-    Attributes:
-        key_heads: of queries and keys alike; each serves as many value heads that follow each other.
-        value_heads, key_dim, value_dim: of the state, (value_heads, value_dim, key_dim) float32.
-        taps: positions that the convolution before it looks at.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-
-    @property
-    def group(self) -> int:
-        """Value heads a key head."""
-        return self.value_heads // self.key_heads
-
-    @property
-    def channels(self) -> int:
-        """C, what is convolved: all queries, all keys, all values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    @property
-    def state_elements(self) -> int:
-        """Of one layer's state."""
-        return self.value_heads * self.value_dim * self.key_dim
-
-    def layer_bytes(self, rows: int, element_bytes: int) -> int:
-        """What a layer keeps so that any of a window's `rows` tokens can be dropped, for a draft that goes
-        ahead, and to begin again before an answer: three states, twice the window's rows, and for the
-        convolution the rows before."""
-        rows_of_channels = 4 * (self.taps - 1) + 4 * rows
-        rates = 4 * rows * (self.key_heads + self.value_heads)
-        floats = 3 * self.state_elements + rates
-        return rows_of_channels * self.channels * element_bytes + floats * _FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +40,12 @@ def reference_delta_inputs(
         x: (T, C) projected queries, keys and values. before: (taps - 1, C) of the tokens before.
         weight: (C, taps). a, b: (T, value_heads) projected. a_log, dt_bias: (value_heads,).
     """
-    rows = torch.cat((before, x)).T[None]
-    mixed = F.silu(F.conv1d(rows, weight[:, None], groups=len(weight)))[0].T
+    mixed = F.silu(reference_convolution(x, before, weight, None))
     step = F.softplus(a.float() + dt_bias.float())
     return DeltaInputs(mixed, torch.exp(-a_log.float().exp() * step), b.sigmoid().float())
 
 
-def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor]:
+def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: ScanShape) -> tuple[Tensor, Tensor]:
     """For each token, S <- decay S, then S <- S + beta (v - S k) k^T, and S q comes out.
 
     Args:
@@ -107,7 +67,7 @@ def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: DeltaShape) 
     return torch.stack(out).to(inputs.mixed.dtype), state
 
 
-def _normalised(heads: Tensor, shape: DeltaShape) -> Tensor:
+def _normalised(heads: Tensor, shape: ScanShape) -> Tensor:
     length = torch.rsqrt(heads.square().sum(-1, keepdim=True) + L2_EPSILON)
     return (heads * length).repeat_interleave(shape.group, dim=1)
 

@@ -1,5 +1,5 @@
 """The shared KV cache where passes run on the GPU without the host: positions are read on the device. Keeps
-the rules of model.kv_cache otherwise. Layers of linear attention keep a state instead (device_delta), which
+the rules of model.kv_cache otherwise. Recurrent layers keep a state instead (device_states), which
 can go back to where the last window began, or to one other place."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localmoe.kernels.gpu.delta_places import PROMPT
 from localmoe.kernels.gpu.rope import write_kv
-from localmoe.model.device_delta import DeltaStates
+from localmoe.kernels.gpu.state_places import PROMPT
+from localmoe.model.device_states import RecurrentStates
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
 
@@ -76,27 +76,27 @@ class DeviceKVLayer(KVLayer):
 
 
 class DeviceKVCache(KVCache):
-    """One DeviceKVLayer a decoder layer; those of linear attention stay empty. deltas: the state of these."""
+    """One DeviceKVLayer a decoder layer; recurrent ones stay empty. states: the state of these."""
 
     def __init__(
         self,
         num_layers: int,
         capacity: int,
         window: DeviceWindow,
-        deltas: DeltaStates | None = None,
+        states: RecurrentStates | None = None,
         most_bytes: int | None = None,
     ) -> None:
         """most_bytes: of all keys and values, where that is known: layers may differ."""
         super().__init__(num_layers, capacity)
-        self.deltas = deltas
-        stateful = () if deltas is None else deltas.layers
+        self.states = states
+        stateful = () if states is None else states.layers
         self._room = _Room(num_layers - len(stateful), most_bytes)
         self.layers = [DeviceKVLayer(capacity, window, self._room) for _ in range(num_layers)]
         self._with_keys = [layer for index, layer in enumerate(self.layers) if index not in stateful]
         self._forget()
 
     def _forget(self) -> None:
-        """Of linear attention: nothing is held."""
+        """Of recurrent layers: nothing is held."""
         self._base, self._reach = 0, 0  # positions between which the state can be had
         self._kept = 0  # another one that can be; 0: there is none
 
@@ -108,7 +108,7 @@ class DeviceKVCache(KVCache):
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
-        return super().num_bytes + (0 if self.deltas is None else self.deltas.num_bytes)
+        return super().num_bytes + (0 if self.states is None else self.states.num_bytes)
 
     def has_previous_state(self, *args: object) -> bool:
         """What transformers asks before it makes masks of which nothing is used here."""
@@ -117,7 +117,7 @@ class DeviceKVCache(KVCache):
     def keepable(self, length: int) -> int:
         """So many of the first `length` tokens can be kept."""
         length = min(length, self.length)
-        if self.deltas is None:
+        if self.states is None:
             return length
         found = min(length, self._reach)
         if found >= self._base:
@@ -126,10 +126,10 @@ class DeviceKVCache(KVCache):
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, none or as many as can be kept."""
-        if self.deltas is not None and length < self._base:
+        if self.states is not None and length < self._base:
             assert length in (0, self._kept), f"{length} of {self._base} tokens, {self._kept} were kept"
             if length:
-                self.deltas.go_back(length)
+                self.states.go_back(length)
             self._base = self._reach = length
         if length < self._kept:
             self._kept = 0
@@ -140,14 +140,15 @@ class DeviceKVCache(KVCache):
         super().release()
         self._room.release()
         self._forget()
-        if self.deltas is not None:
-            self.deltas.release()
+        if self.states is not None:
+            self.states.release()
 
     def wipe(self) -> None:
         """Back to zeros; no text was there."""
         for layer in self._with_keys:
-            layer.keys.zero_()
-            layer.values.zero_()
+            if layer.keys is not None:  # a layer may be but experts
+                layer.keys.zero_()
+                layer.values.zero_()
         self._forget()
 
     def advance(self, length: int) -> None:
@@ -156,7 +157,7 @@ class DeviceKVCache(KVCache):
         for layer in self.layers:
             layer.length = length
 
-    # -- of linear attention: what passes are issued for, and where in their stream order they begin
+    # -- of recurrent layers: what passes are issued for, and where in their stream order they begin
 
     def expect_window(self, start: int, count: int) -> None:
         """A window's pass is issued, of which any number of tokens may be kept."""
@@ -165,18 +166,18 @@ class DeviceKVCache(KVCache):
     def begin_prompt(self, start: int, count: int) -> None:
         """Before the first layer of a prompt's pass, which is kept whole. The state shortly before its end is
         kept aside: the next turn of a chat may have another end there, and no thoughts behind it."""
-        if self.deltas is not None:
+        if self.states is not None:
             self.keep_at(start + count - _BEFORE_THE_END, start)
-            self.deltas.begin(PROMPT)
+            self.states.begin(PROMPT)
         self._base = self._reach = start + count
 
     def keep_at(self, position: int, start: int) -> None:
         """The pass that is issued next, from `start` on, keeps aside the state of that position."""
-        if self.deltas is not None and position > 0:
-            self.deltas.keep_before(position - start)
+        if self.states is not None and position > 0:
+            self.states.keep_before(position - start)
             self._kept = position
 
     def begin_pass(self, kind: int) -> None:
-        """Of kernels.gpu.delta_places, before its first layer."""
-        if self.deltas is not None:
-            self.deltas.begin(kind)
+        """Of kernels.gpu.state_places, before its first layer."""
+        if self.states is not None:
+            self.states.begin(kind)

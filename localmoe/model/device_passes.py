@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localmoe.core.types import Phase
 from localmoe.experts.prefill_stream import DryStream, PrefillStream
-from localmoe.kernels.gpu.delta_places import DRAFT, WINDOW
+from localmoe.kernels.gpu.state_places import DRAFT, WINDOW
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice

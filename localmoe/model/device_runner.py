@@ -220,4 +220,4 @@ class DeviceRunner:
         self.passes.memory.abandon_pass()
         if self.passes.lane is not None and self.passes.lane.open_passes:
             self.passes.lane.abandon_pass()
-        self.sequence.truncate(min(length, self.sequence.length) if self.sequence.deltas is None else 0)
+        self.sequence.truncate(min(length, self.sequence.length) if self.sequence.states is None else 0)

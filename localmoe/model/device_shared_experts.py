@@ -17,7 +17,7 @@ _SHARED_NAMES = {"gate", "experts", "shared_expert", "shared_expert_gate", "sigm
 _PLAIN_NAMES = {"gate", "experts", "shared_experts"}
 _SHAPE_NAMES = {"shape", "view", "reshape", "F", "torch", "nn", "functional"}
 
-_MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
+MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
 
 
 def forward_names(module: nn.Module) -> set[str]:
@@ -36,7 +36,7 @@ def shared_expert_forward(block: Any, side: SideStream, hidden_states: Tensor) -
     routed ones, which may have to wait for the link or the CPU."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     _, weights, index = block.gate(x)
-    if x.shape[0] > _MOST_BESIDE:
+    if x.shape[0] > MOST_BESIDE:
         shared, routed = block.shared_expert(x), block.experts(x, index, weights)
     else:
         with side:
@@ -65,7 +65,7 @@ class SharedBeside:
         block.forward, block.shared_experts.forward = self._run, self._take
 
     def _run(self, hidden_states: Tensor) -> Any:
-        if hidden_states.numel() // hidden_states.shape[-1] > _MOST_BESIDE:
+        if hidden_states.numel() // hidden_states.shape[-1] > MOST_BESIDE:
             return self._block(hidden_states)
         with self._side:
             self._ready = hidden_states, self._shared(hidden_states)

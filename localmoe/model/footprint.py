@@ -21,12 +21,12 @@ from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.cached_pass import cached_pass
-from localmoe.model.delta_net import delta_nets, is_delta_recurrent
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import saved_bytes
+from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -66,7 +66,7 @@ def measure_footprint(
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
-        delta_state_bytes=0 if skeleton.can_rollback else _delta_state_bytes(skeleton, weight_bytes),
+        state_bytes=0 if skeleton.can_rollback else _state_bytes(skeleton, weight_bytes),
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         expert_form=layout.form.value,
@@ -77,11 +77,11 @@ def measure_footprint(
     )
 
 
-def _delta_state_bytes(skeleton: Skeleton, element_bytes: int) -> int:
-    """Of all layers, if their recurrent state is that of the gated delta rule."""
-    if not is_delta_recurrent(skeleton):
+def _state_bytes(skeleton: Skeleton, element_bytes: int) -> int:
+    """Of all layers, if its recurrent state is of a known form."""
+    if not keeps_known_state(skeleton):
         return 0
-    nets = delta_nets(skeleton.model).values()
+    nets = recurrent_nets(skeleton.model).values()
     return sum(net.shape.layer_bytes(PASS_PADDING, element_bytes) for net in nets)
 
 

@@ -133,6 +133,37 @@ _ALL = (
             },
         },
     ),
+    ModelShape(  # LiquidAI/LFM2-8B-A1B: 8.3 B
+        "lfm2-8b-a1b",
+        "lfm2_moe",
+        {
+            "vocab_size": 65536, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+            "num_experts": 32, "num_experts_per_tok": 4, "num_dense_layers": 2, "norm_topk_prob": True,
+            "use_expert_bias": True, "routed_scaling_factor": 1.0, "conv_bias": False, "conv_L_cache": 3,
+            "layer_types": [
+                "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)
+            ],
+            "max_position_embeddings": 128000, "norm_eps": 1e-5, "tie_word_embeddings": True, **_rope(1e6),
+        },
+    ),
+    ModelShape(  # ibm-granite/granite-4.0-h-small: 32.2 B
+        "granite-4.0-h-small",
+        "granitemoehybrid",
+        {
+            "vocab_size": 100352, "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 768, "shared_intermediate_size": 1536,
+            "num_local_experts": 72, "num_experts_per_tok": 10, "mamba_n_heads": 128, "mamba_d_head": 64,
+            "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False,
+            "layer_types": [
+                "full_attention" if layer % 10 == 5 else "linear_attention" for layer in range(40)
+            ],
+            "position_embedding_type": "nope", "embedding_multiplier": 12, "attention_multiplier": 0.0078125,
+            "residual_multiplier": 0.22, "logits_scaling": 16, "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **_rope(1e4),
+        },
+    ),
     ModelShape(  # allenai/OLMoE-1B-7B-0924: 6.9 B
         "olmoe-1b-7b",
         "olmoe",

@@ -13,6 +13,6 @@ def few_rows_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the usual where kernels are interpreted: trials of routers took half of the time of some
     tests. As a multiple of 16 too they launch the same. What trials decide is tested with modules."""
     if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-        from localmoe.model import device_trials
+        from localmoe.model import device_routers
 
-        monkeypatch.setattr(device_trials, "_ROUTED_ROWS", device_trials._ROUTED_ROWS // 4)
+        monkeypatch.setattr(device_routers, "_ROUTED_ROWS", device_routers._ROUTED_ROWS // 4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import load_with_slots, runner_of
-from support.tiny_models import ARCHITECTURES, DELTA_ARCHITECTURES
+from support.tiny_models import ARCHITECTURES, STATEFUL_ARCHITECTURES
 from torch import Tensor
 
 from localmoe.core.config import GenerationRequest
@@ -20,7 +20,10 @@ from localmoe.engine import Engine
 ON_CPU = ("qwen3_moe", "deepseek_v2", "gpt_oss")
 CASES = [
     *(("cpu", name) for name in ON_CPU),
-    *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in [*ARCHITECTURES, *DELTA_ARCHITECTURES]),
+    *(
+        pytest.param("cuda", name, marks=pytest.mark.gpu)
+        for name in [*ARCHITECTURES, *STATEFUL_ARCHITECTURES]
+    ),
 ]
 
 
@@ -49,7 +52,8 @@ def test_drafts_leave_nothing_in_the_cache(
 ) -> None:
     chance = random.Random(architecture)
     model = tiny(architecture)[0] if device == "cpu" else tiny16(architecture)
-    for slots in (5, 16 if architecture == "deepseek_v2" else 24):  # a third of the experts, or all of them
+    all_of_them = 16 if architecture in ("deepseek_v2", "lfm2_moe") else 24
+    for slots in (5, all_of_them):
         with load_with_slots(model, slots, device=device, context=256, strict=True) as engine:
             wanted = left_by(engine, draft_length=0)
             for _ in range(6):

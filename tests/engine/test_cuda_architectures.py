@@ -11,7 +11,7 @@ import torch
 import transformers
 from engine.test_more_architectures import ANSWERING
 from support.engines import ask, load_with_slots, runner_of
-from support.tiny_models import DELTA_ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import STATEFUL_ARCHITECTURES, tiny_model, write_model
 
 from localmoe.model.runner import ModelRunner
 
@@ -23,7 +23,7 @@ LATENT = {
 ROUTED = {"n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
 CASES: dict[str, dict[str, Any]] = {
     **ANSWERING,
-    **{name: {} for name in DELTA_ARCHITECTURES},
+    **{name: {} for name in STATEFUL_ARCHITECTURES},
     "wide gemma4_text": {**ANSWERING["gemma4_text"], "head_dim": 256, "global_head_dim": 512},
     "glm4_moe_lite": {**ROUTED, **LATENT, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
     "ernie4_5_moe": {
@@ -34,9 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {
         "num_local_experts": 8, "intermediate_size": 128, "shared_intermediate_size": 128,
     },
+    "jamba": {
+        "num_experts": 8, "intermediate_size": 128, "expert_layer_period": 1, "expert_layer_offset": 0,
+        "mamba_d_state": 8, "use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1,
+    },
     "flex_olmo": {"num_experts": 8, "intermediate_size": 128},
 }  # fmt: skip
-BY_LAYERS = {"lfm2_moe": "it keeps recurrent state"}
+BY_LAYERS = {"jamba": "it keeps recurrent state"}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.engines import ask, keep_slots, load_with_slots, runner_of
 from support.shapes import random_prompts, shallow
-from support.tiny_models import ARCHITECTURES, DELTA_ARCHITECTURES
+from support.tiny_models import ARCHITECTURES, STATEFUL_ARCHITECTURES
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError
@@ -99,7 +99,7 @@ def test_a_seed_means_the_same_sampled_answer_for_every_setting(sampling: Sampli
     assert (again == expected) == sampling.greedy
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *DELTA_ARCHITECTURES])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *STATEFUL_ARCHITECTURES])
 def test_tiny_models_answer_alike_with_and_without_drafts(architecture: str, tiny16: Tiny16) -> None:
     config = {"device": "cuda", "dtype": "bfloat16", "context": 256, "strict": True}
     with load_with_slots(tiny16(architecture), 5, **config) as engine:
@@ -131,7 +131,7 @@ def test_models_of_real_shapes_answer_alike_for_every_setting(name: str) -> None
         torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *DELTA_ARCHITECTURES])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *STATEFUL_ARCHITECTURES])
 def test_a_prompt_leaves_the_same_bits_however_it_is_cut_into_passes(
     architecture: str, tiny16: Tiny16
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import ARCHITECTURES, DELTA_ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_config
+from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, STATEFUL_ARCHITECTURES, tiny_config
 
 from localmoe.engine.device_support import why_not_in_kernels, why_not_on_device
 from localmoe.model.skeleton import Skeleton, skeleton_from_config
@@ -22,7 +22,7 @@ def skeleton(architecture: str, **changes: Any) -> Skeleton:
     return skeleton_from_config(tiny_config(architecture, **changes), torch.bfloat16, "the model")
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *DELTA_ARCHITECTURES])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *STATEFUL_ARCHITECTURES])
 def test_the_usual_architectures_have_no_reason(architecture: str) -> None:
     made = skeleton(architecture)
     assert why_not_in_kernels(made) == ""

@@ -20,6 +20,7 @@ from localmoe.model.device_modules import _tabulate_rotary, install
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
 CONTEXT, TOKENS = 64, 6
+TWO_LAYERS = ("deepseek_v2", "lfm2_moe", "granitemoehybrid")  # or all would have no experts, or be alike
 NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
 REPLACED = {
     "qwen2_moe": NORMS | {"layers.0", "self_attn", "gate", "shared_expert", "mlp", "rotary_emb"},
@@ -30,6 +31,9 @@ REPLACED = {
     | {"layers.0", "layers.1", "kv_a_layernorm", "gate", "mlp", "shared_experts", "rotary_emb"},
     "gpt_oss": NORMS | {"layers.0", "router", "rotary_emb"},
     "phimoe": {"self_attn", "rotary_emb"},
+    "lfm2_moe": {"layers.0", "layers.1", "operator_norm", "ffn_norm", "embedding_norm", "feed_forward"}
+    | {"gate", "self_attn", "q_layernorm", "k_layernorm", "pos_emb"},
+    "granitemoehybrid": NORMS | {"layers.0", "layers.1", "router", "self_attn", "shared_mlp"},
     # rotates in 32 bits, by its own code
     "flex_olmo": NORMS - {"input_layernorm"}
     | {"post_feedforward_layernorm", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
@@ -40,10 +44,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 
 def tiny(architecture: str) -> Any:
-    layers = 2 if architecture == "deepseek_v2" else 1  # whose first one has no experts
+    layers = 1 if architecture not in TWO_LAYERS else 2
     changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 48}
     if architecture == "gpt_oss":
         changes["layer_types"] = ["sliding_attention"]
+    if architecture == "lfm2_moe":
+        changes["layer_types"] = ["conv", "full_attention"]
+    if architecture == "granitemoehybrid":
+        changes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
+        changes["residual_multiplier"] = 0.22
     return tiny_model(architecture, dtype=DTYPE, **changes).to(DEVICE)
 
 
@@ -80,7 +89,10 @@ def assert_alike(got: Any, wanted: Any, path: str) -> None:
 
 
 def by_expert(logits: Tensor, weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a router returns, a token's experts in ascending order: their own does not matter."""
+    """What a router returns, in either order, a token's experts in ascending order: theirs does not
+    matter."""
+    if logits.dtype == torch.int64:
+        logits, index = index, logits
     experts, order = index.sort(dim=-1)
     return logits, weights.gather(-1, order), experts
 
@@ -206,6 +218,34 @@ class SharesRouter(OddRouter):
         return self.power
 
 
+class ChoosingRouter(OddRouter):
+    """Sigmoids, of which others than the largest may be chosen, and only so many of the first ones."""
+
+    def __init__(self, experts: int, top_k: int, within: int) -> None:
+        super().__init__(experts, top_k, 1.0)
+        self.within = within
+        self.register_buffer("e_score_correction_bias", torch.randn(experts, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = x @ self.weight.T
+        scores = logits.float().sigmoid()
+        wanted = (scores + self.e_score_correction_bias)[:, : self.within]
+        index = wanted.topk(self.top_k).indices
+        return logits, scores.gather(1, index) * 2.5, index
+
+    routed_scaling_factor = 2.5
+
+
+class GivenRouter(OddRouter):
+    """The same, given what to add."""
+
+    def forward(self, x: Tensor, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        logits = x @ self.weight.T
+        scores = logits.sigmoid()
+        index = (scores if expert_bias is None else scores + expert_bias).topk(self.top_k).indices
+        return logits, scores.gather(1, index), index
+
+
 class GeluMLP(nn.Module):
     """A gated MLP with another activation."""
 
@@ -262,6 +302,7 @@ def test_what_only_looks_like_a_known_module_keeps_its_own_code() -> None:
         layer_norm=nn.LayerNorm(32),
         squares=OddRouter(8, 2, 2.0),
         many=OddRouter(40, 17, 1.0),
+        few=ChoosingRouter(8, 2, within=7),
         gelu=GeluMLP(nn.GELU()),
         attention=PairedAttention(),
     ).to(DEVICE, DTYPE)
@@ -283,15 +324,29 @@ def test_a_known_module_in_another_guise_is_recognised_by_what_it_computes() -> 
         norm=LikeGemmaRMSNorm(),
         router=OddRouter(8, 2, 1.0),
         shares=SharesRouter(8, 3, 2.5),
+        choosing=ChoosingRouter(8, 3, within=8),
         mlp=GeluMLP(nn.SiLU()),
     ).to(DEVICE, DTYPE)
     x = torch.randn(4, 32).to(DEVICE, DTYPE)
     wanted = {name: module(x) for name, module in model.named_children()}
     mode = install(model, CONTEXT)
-    assert replaced_in(model) == ["norm", "router", "shares", "mlp"]
+    assert replaced_in(model) == ["norm", "router", "shares", "choosing", "mlp"]
     with mode:
         for name, module in model.named_children():
             assert_alike(module(x), wanted[name], name)
+
+
+@torch.inference_mode()
+def test_a_router_that_is_given_what_to_add_for_the_choice() -> None:
+    torch.manual_seed(0)
+    model = Several(given=GivenRouter(8, 3, 1.0)).to(DEVICE, DTYPE)
+    x, bias = torch.randn(6, 32).to(DEVICE, DTYPE), torch.randn(8, dtype=torch.float32).to(DEVICE)
+    wanted = model.given(x, bias), model.given(x)
+    mode = install(model, CONTEXT)
+    assert replaced_in(model) == ["given"]
+    with mode:
+        assert_alike(by_expert(*model.given(x, bias)), by_expert(*wanted[0]), "given")
+        assert_alike(by_expert(*model.given(x)), by_expert(*wanted[1]), "not given")
 
 
 def test_outside_the_mode_and_in_other_dtypes_pytorch_multiplies() -> None:

@@ -20,13 +20,20 @@ PUBLISHED = {
     "qwen3.5-35b-a3b": (34.7e9, 40, 256, 8, 10 * 2 * 2 * 256 * 2),
     "olmoe-1b-7b": (6.9e9, 16, 64, 8, 16 * 2 * 16 * 128 * 2),
     "gpt-oss-20b": (20.9e9, 24, 32, 4, 24 * 2 * 8 * 64 * 2),
+    "lfm2-8b-a1b": (8.3e9, 22, 32, 4, 6 * 2 * 8 * 64 * 2),
+    "granite-4.0-h-small": (32.2e9, 40, 72, 10, 4 * 2 * 8 * 128 * 2),
 }
 # published as "activated": for some with, for some without the two embeddings
 ACTIVE = {
     "qwen1.5-moe-a2.7b": (2.7e9, True), "deepseek-v2-lite": (2.4e9, False), "phi-3.5-moe": (6.6e9, True),
     "mixtral-8x7b": (12.9e9, True), "qwen3-30b-a3b": (3.3e9, True), "olmoe-1b-7b": (1.3e9, True),
-    "gpt-oss-20b": (3.6e9, False), "qwen3.5-35b-a3b": (3.0e9, False),
+    "gpt-oss-20b": (3.6e9, False), "qwen3.5-35b-a3b": (3.0e9, False), "lfm2-8b-a1b": (1.5e9, True),
+    "granite-4.0-h-small": (9e9, True),
 }  # fmt: skip
+
+
+STATEFUL = ("qwen3.5-35b-a3b", "lfm2-8b-a1b", "granite-4.0-h-small")
+TIED = ("lfm2-8b-a1b", "granite-4.0-h-small")
 
 
 def test_the_shapes_are_the_known_ones() -> None:
@@ -50,7 +57,7 @@ def test_a_shape_has_the_published_size(name: str) -> None:
     close = abs(footprint.active_params - embedding - active) / active
     assert close < 0.06 or footprint.active_params - 2 * embedding == pytest.approx(active, rel=0.06)
     assert footprint.in_whole_passes().can_rollback
-    assert footprint.can_rollback == (name != "qwen3.5-35b-a3b")
+    assert footprint.can_rollback == (name not in STATEFUL)
     assert footprint.expert_bytes == 2 * footprint.expert_params
     assert all(tensor.is_meta for tensor in skeleton.model.parameters()), "no weight is made"
 
@@ -59,7 +66,8 @@ def test_a_shape_has_the_published_size(name: str) -> None:
 def test_a_shape_has_no_end_tokens_and_plain_rotary_embeddings(name: str) -> None:
     config = shape_config(name)
     assert config.eos_token_id is None and config.pad_token_id is None
-    assert config.rope_parameters["rope_type"] == "default" and not config.tie_word_embeddings
+    assert config.rope_parameters["rope_type"] == "default"
+    assert config.tie_word_embeddings == (name in TIED)
 
 
 def test_what_makes_some_shapes_special_is_there() -> None:
@@ -74,6 +82,7 @@ def test_what_makes_some_shapes_special_is_there() -> None:
     assert thetas == {
         "qwen1.5-moe-a2.7b": 1e6, "deepseek-v2-lite": 1e4, "phi-3.5-moe": 1e4, "mixtral-8x7b": 1e6,
         "qwen3-30b-a3b": 1e6, "olmoe-1b-7b": 1e4, "gpt-oss-20b": 1.5e5, "qwen3.5-35b-a3b": 1e7,
+        "lfm2-8b-a1b": 1e6, "granite-4.0-h-small": 1e4,
     }  # fmt: skip
 
 

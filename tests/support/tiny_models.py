@@ -13,8 +13,9 @@ from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
 ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
 RECURRENT_ARCHITECTURE = "qwen3_next"
-# whose recurrent state the GPU's kernels know: their projections lie in other orders
-DELTA_ARCHITECTURES = (RECURRENT_ARCHITECTURE, "qwen3_5_moe_text")
+# whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, a state
+# space, a short convolution
+STATEFUL_ARCHITECTURES = (RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "lfm2_moe")
 CONTEXT = 512
 SLIDING_WINDOW = 16  # of gpt_oss, shorter than any test's text
 _WEIGHT_SCALE = 0.08  # large enough for answers that vary
@@ -82,6 +83,14 @@ def _special(architecture: str) -> dict[str, Any]:
             dims = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "num_hidden_layers": 4}
             return {**linear, **dims, **sizes, **shared_expert}
+        case "granitemoehybrid":
+            heads = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
+            sizes = {"num_local_experts": 8, "intermediate_size": 128, "shared_intermediate_size": 128}
+            kinds = {"layer_types": ["mamba", "full_attention", "mamba"]}
+            return {**heads, **sizes, **kinds, "mamba_expand": 2, "mamba_chunk_size": 16}
+        case "lfm2_moe":
+            sizes = {"num_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
+            return {**sizes, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
     return {}  # the caller says what is special
 
 

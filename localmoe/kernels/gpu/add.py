@@ -13,22 +13,26 @@ from localmoe.kernels.gpu.launch import launch
 _BLOCK = 1024
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b of one shape and dtype, both contiguous, rounded once."""
+def add(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
+    """a + scale * b of one shape and dtype, both contiguous; the product is rounded, and the sum."""
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.shape} {a.dtype}, {b.shape} {b.dtype}"
     assert a.is_contiguous() and b.is_contiguous(), f"strides {a.stride()}, {b.stride()}"
     out = torch.empty_like(a)
     if out.numel():
         launch(
             _add, (triton.cdiv(out.numel(), _BLOCK),),
-            a, b, out, out.numel(), BLOCK=_BLOCK, **after_previous(a.device), num_warps=4,
+            a, b, out, out.numel(), scale, SCALED=scale != 1.0, BLOCK=_BLOCK,
+            **after_previous(a.device), num_warps=4,
         )  # fmt: skip
     return out
 
 
 @triton.jit
-def _add(a, b, out, count, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def _add(a, b, out, count, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     wait_for_previous(DEPENDENT, SMALL=True)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.load(a + at, mask=at < count).to(tl.float32) + tl.load(b + at, mask=at < count).to(tl.float32)
+    added = tl.load(b + at, mask=at < count).to(tl.float32)
+    if SCALED:
+        added = (added * scale).to(out.dtype.element_ty).to(tl.float32)
+    total = tl.load(a + at, mask=at < count).to(tl.float32) + added
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)

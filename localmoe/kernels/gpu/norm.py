@@ -18,18 +18,30 @@ from localmoe.kernels.gpu.launch import launch
 
 @overload
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: None = None, *, weight_offset: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: None = None,
+    *,
+    weight_offset: float = 0.0,
+    scale: float = 1.0,
 ) -> Tensor: ...
 
 
 @overload
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor, *, weight_offset: float = 0.0
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, *, weight_offset: float = 0.0, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]: ...
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, weight_offset: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    *,
+    weight_offset: float = 0.0,
+    scale: float = 1.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Norm over the last dimension, as kernels.dense.reference_rms_norm.
 
@@ -37,6 +49,7 @@ def rms_norm(
         x: (..., D) bfloat16, float16 or float32, of which two leading dimensions may have strides of their
             own (the heads of a fused projection need no copy). weight: (D,) of x.dtype.
         residual: like x, its strides may differ; x + residual is rounded to x.dtype before it is normed.
+        scale: of x before it is added to that, rounded.
         weight_offset: 1 for Gemma's factor 1 + weight, applied before the rounding.
 
     Returns:
@@ -51,9 +64,9 @@ def rms_norm(
     if y.numel():
         launch(
             _rms_norm, (y.numel() // length,),
-            x, residual, weight, y, total, eps, length,
+            x, residual, weight, y, total, eps, scale, length,
             *row_strides(x), *row_strides(x if residual is None else residual),
-            OFFSET=weight_offset, BLOCK=block, **after_previous(x.device),
+            OFFSET=weight_offset, SCALED=scale != 1.0, BLOCK=block, **after_previous(x.device),
             num_warps=1 if block <= 256 else 4 if block <= 4096 else 8,
             enable_fp_fusion=False,
         )  # fmt: skip
@@ -87,9 +100,9 @@ def _merge(outer: tuple[int, int], inner: tuple[int, int]) -> tuple[int, int] | 
 
 @triton.jit(do_not_specialize=["x_inner", "r_inner"])
 def _rms_norm(
-    x, residual, weight, y, total, eps, length,
+    x, residual, weight, y, total, eps, by, length,
     x_inner, x_outer_stride, x_inner_stride, x_col, r_inner, r_outer_stride, r_inner_stride, r_col,
-    OFFSET: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    OFFSET: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
@@ -101,6 +114,8 @@ def _rms_norm(
     if residual is not None:
         r_at = residual + (row // r_inner) * r_outer_stride + (row % r_inner) * r_inner_stride
         added = tl.load(r_at + d * r_col, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            value = (value * by).to(dtype).to(tl.float32)
         rounded = (value + added).to(dtype)
         tl.store(total + row * length + d, rounded, mask=inside)
         value = rounded.to(tl.float32)

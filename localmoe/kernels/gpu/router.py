@@ -31,6 +31,7 @@ def route(
     renormalise: bool,
     bias: Tensor | None = None,
     choice_bias: Tensor | None = None,
+    scale: float = 1.0,
     out_dtype: torch.dtype = torch.float32,
     logits_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,6 +44,7 @@ def route(
         x: (T, H) bfloat16 or float16, any strides. weight: (E, H) of its dtype or float32, rows contiguous; E
             up to 512.
         bias: (E,) of the logits. choice_bias: (E,) added to scores for the choice alone.
+        scale: of the weights.
         logits_dtype: x.dtype if None; float32 keeps the sums as they are.
     """
     (rows, depth), experts = x.shape, weight.shape[0]
@@ -62,7 +64,7 @@ def route(
     logits = torch.empty((rows, experts), dtype=logits_dtype or x.dtype, device=x.device)
     launch(
         _router_choice, (rows,),
-        sums, bias, choice_bias, weights, index, logits, rows,
+        sums, bias, choice_bias, weights, index, logits, scale, rows,
         PARTS=parts, E=experts, E_PAD=triton.next_power_of_2(experts),
         K=top_k, K_PAD=triton.next_power_of_2(top_k),
         SCORE=score, RENORMALISE=renormalise and score != "softmax_after_topk",
@@ -94,7 +96,7 @@ def _router_parts(
 
 @triton.jit(do_not_specialize=["rows"])  # alignment must not touch a sum's order
 def _router_choice(
-    sums, bias, choice_bias, weights, index, logits, rows,
+    sums, bias, choice_bias, weights, index, logits, scale, rows,
     PARTS: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
     SCORE: tl.constexpr, RENORMALISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -132,5 +134,6 @@ def _router_choice(
         top = top / tl.sum(top, 0)
     if RENORMALISE:
         top = top / tl.sum(top, 0)
+    top *= scale
     tl.store(weights + row * K + j, top.to(weights.dtype.element_ty), mask=j < K)
     tl.store(index + row * K + j, chosen.to(tl.int64), mask=j < K)

@@ -26,7 +26,6 @@ from localmoe.experts.rest_block import RestBlock
 from localmoe.experts.stage_block import StageBlock
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.choices import ChoiceView
-from localmoe.kernels.delta_rule import DeltaShape
 from localmoe.kernels.gpu import attention as attention_module
 from localmoe.kernels.gpu import linear as linear_module
 from localmoe.kernels.gpu import packed_linear as packed_module
@@ -36,12 +35,9 @@ from localmoe.kernels.gpu.attention import attention
 from localmoe.kernels.gpu.choices import choose_tokens
 from localmoe.kernels.gpu.copy_ahead import copy_ahead
 from localmoe.kernels.gpu.copy_rest import copy_rest
-from localmoe.kernels.gpu.delta_inputs import Projected, delta_inputs
-from localmoe.kernels.gpu.delta_memory import DeltaMemory
-from localmoe.kernels.gpu.delta_places import DRAFT, PROMPT, WINDOW, begin_pass
-from localmoe.kernels.gpu.delta_rule import delta_rule, gated_norm
 from localmoe.kernels.gpu.embedding import read_rows
 from localmoe.kernels.gpu.foretelling import foretell
+from localmoe.kernels.gpu.gated_norms import gated_norm, group_norm
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lane_kernels import post_job
 from localmoe.kernels.gpu.latent_attention import latent_attention
@@ -51,9 +47,15 @@ from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.gpu.router import route
+from localmoe.kernels.gpu.scan import scan
+from localmoe.kernels.gpu.scan_inputs import Projected, ScanWeights, scan_inputs
+from localmoe.kernels.gpu.short_conv import short_conv
+from localmoe.kernels.gpu.state_memory import StateMemory
+from localmoe.kernels.gpu.state_places import DRAFT, PROMPT, WINDOW, begin_pass
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import MailboxLayout
 from localmoe.kernels.packed_weight import PackedWeight
+from localmoe.kernels.recurrent_shapes import ConvShape, ScanShape
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
 from localmoe.kernels.weight_forms import WeightForm
@@ -205,20 +207,52 @@ def latent(rows: int) -> None:
 
 def delta() -> None:
     """Linear attention of Qwen3.5-35B-A3B: windows, prompts and drafts."""
-    shape, dtype, device = DeltaShape(16, 32, 128, 128, 4), torch.bfloat16, torch.device("cpu")
+    shape, dtype, device = ScanShape(16, 32, 128, 128, 4), torch.bfloat16, torch.device("cpu")
     joined = torch.empty(72, shape.channels + 4096 + 64, dtype=dtype)
     x, gate, b, a = joined.split((shape.channels, 4096, 32, 32), dim=1)
     projected = Projected(x, a, b, (0, 128), (2048, 128), (4096, 256), 2)
-    memory = DeltaMemory.empty(shape, 2, 72, dtype, device).of_layer(1)
-    weight, heads = torch.empty(shape.channels, 4, dtype=dtype), torch.empty(32, dtype=dtype)
+    memory = StateMemory.empty(shape, 2, 72, dtype, device).of_layer(1)
+    taps, heads = torch.empty(shape.channels, 4, dtype=dtype), torch.empty(32, dtype=dtype)
+    weight = ScanWeights(taps, None, (0, 2048, 4096), heads, heads)
     places = torch.empty(9, dtype=torch.int64)
     for kind in (WINDOW, PROMPT, DRAFT):
         rows = 1 if kind == DRAFT else 72
         begin_pass(places, places[:1], places[:1], kind, 72)
         part = replace(projected, x=x[:rows], a=a[:rows], b=b[:rows])
-        inputs = delta_inputs(part, weight, heads, heads, shape, memory, places, kind)
-        out = delta_rule(inputs, shape, memory, places, places[:1], rows, kind)
+        inputs = scan_inputs(part, weight, shape, memory, places, kind)
+        out = scan(inputs, None, shape, memory, places, places[:1], rows, kind)
     gated_norm(out, gate, (0, 256), 2, torch.empty(128, dtype=dtype), 1e-6)
+
+
+def state_space() -> None:
+    """Of Nemotron 3 Nano, and Granite 4.0 H Small's norm."""
+    shape, dtype, device = ScanShape(8, 64, 128, 64, 4, "sum"), torch.bfloat16, torch.device("cpu")
+    joined = torch.empty(72, 4096 + shape.channels + 64, dtype=dtype)
+    gate, x, dt = joined.split((4096, shape.channels, 64), dim=1)
+    projected = Projected(x, dt, None, (4096 + 1024, 128), (4096, 128), (0, 512), 8)
+    memory = StateMemory.empty(shape, 2, 72, dtype, device).of_layer(1)
+    taps, heads = torch.empty(shape.channels, 4, dtype=dtype), torch.empty(64, dtype=dtype)
+    weight = ScanWeights(taps, taps[:, 0], (5120, 4096, 0), heads, heads, (0.001, float("inf")))
+    places = torch.empty(9, dtype=torch.int64)
+    for kind in (WINDOW, PROMPT, DRAFT):
+        rows = 1 if kind == DRAFT else 72
+        part = replace(projected, x=x[:rows], a=dt[:rows])
+        inputs = scan_inputs(part, weight, shape, memory, places, kind)
+        out = scan(inputs, heads, shape, memory, places, places[:1], rows, kind)
+    group_norm(out.flatten(1), gate[:1], torch.empty(4096, dtype=dtype), 8, 1e-5)
+    wide = torch.empty(8, 8192, dtype=dtype)
+    group_norm(wide, wide, wide[0], 1, 1e-5)
+
+
+def convolution() -> None:
+    """Of LFM2-8B-A1B."""
+    shape, dtype = ConvShape(2048, 3), torch.bfloat16
+    projected, taps = torch.empty(72, 6144, dtype=dtype), torch.empty(2048, 3, dtype=dtype)
+    memory = StateMemory.empty(shape, 2, 72, dtype, torch.device("cpu")).of_layer(1)
+    places = torch.empty(9, dtype=torch.int64)
+    for kind in (WINDOW, PROMPT, DRAFT):
+        rows = 1 if kind == DRAFT else 72
+        short_conv(projected[:rows], taps, None, shape, memory, places, places[:1], kind)
 
 
 def route_widely() -> None:
@@ -352,6 +386,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "packed": packed,
     "rows": rows,
     "delta": delta,
+    "state_space": state_space,
+    "convolution": convolution,
     "split": lambda: attend(9),
     "sections": sections,
     "loop": lambda: attend(1024),

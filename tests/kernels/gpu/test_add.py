@@ -19,6 +19,7 @@ def test_sums_are_those_of_pytorch_bit_for_bit(shape: tuple[int, ...]) -> None:
         kept = a.clone(), b.clone()
         total = add(a, b)
         assert torch.equal(total, a + b) and total.dtype == dtype
+        assert torch.equal(add(a, b, scale=0.22), a + b * 0.22), "the product is rounded as well"
         assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])
 
 

@@ -27,9 +27,9 @@ from triton.backends.compiler import GPUTarget
 from localmoe.kernels.gpu.compile_processes import CompileProcesses, KernelSpec
 
 def spec(block=1024, name="_add", module="localmoe.kernels.gpu.add"):
-    types = {name: "*bf16" for name in ("a", "b", "out")} | {"count": "i32"}
-    types |= {"BLOCK": "constexpr", "DEPENDENT": "constexpr"}
-    constants = {"BLOCK": block, "DEPENDENT": False}
+    types = {name: "*bf16" for name in ("a", "b", "out")} | {"count": "i32", "scale": "fp32"}
+    types |= {"SCALED": "constexpr", "BLOCK": "constexpr", "DEPENDENT": "constexpr"}
+    constants = {"SCALED": False, "BLOCK": block, "DEPENDENT": False}
     return KernelSpec(module, name, types, constants, {}, {"num_warps": 4}, GPUTarget("cuda", 90, 32))
 
 def begun(number):

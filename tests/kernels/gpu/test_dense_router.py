@@ -75,6 +75,10 @@ def test_a_choice_bias_moves_the_choice_and_no_weight() -> None:
     assert torch.equal(index, expected_index)
     assert not torch.equal(index, reference_route(logits, 4, score="sigmoid", renormalise=False)[1])
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+    larger, same, _ = route(
+        x, weight, 4, score="sigmoid", renormalise=False, choice_bias=choice_bias, scale=2.5
+    )
+    assert torch.equal(larger, weights * 2.5) and torch.equal(same, index)
 
 
 @settings(max_examples=15, deadline=None)

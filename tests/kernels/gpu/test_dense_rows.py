@@ -60,6 +60,9 @@ def test_a_residual_is_rounded_before_the_norm(dtype: torch.dtype) -> None:
     y, total = rms_norm(x, weight, EPS, residual)
     assert torch.equal(total, x + residual)
     assert torch.equal(y, rms_norm(total, weight, EPS))
+    y, total = rms_norm(x, weight, EPS, residual, scale=0.22)
+    assert torch.equal(total, x * 0.22 + residual), "the product is rounded as well"
+    assert torch.equal(y, rms_norm(total, weight, EPS))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

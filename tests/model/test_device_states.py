@@ -1,4 +1,4 @@
-"""Linear attention in whole passes: logits are transformers' own, a token's bits do not depend on what was
+"""Recurrent layers in whole passes: logits are transformers' own, a token's bits do not depend on what was
 verified with it or dropped, and the text can go back to before an answer. In Triton's interpreter."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import DELTA_ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import STATEFUL_ARCHITECTURES, tiny_model, write_model
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -21,23 +21,27 @@ from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.needs import PASS_PADDING
-from localmoe.model.delta_net import delta_nets, is_delta_recurrent
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
+from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.skeleton import skeleton_from_config
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
-LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+TWO_LAYERS = {
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
+}
 PROMPT = STREAM_FROM + 1  # tokens; the state is kept some before their end
 
 
-@pytest.fixture(scope="module", params=DELTA_ARCHITECTURES)
+@pytest.fixture(scope="module", params=STATEFUL_ARCHITECTURES)
 def model(request: pytest.FixtureRequest) -> Any:
-    return tiny_model(request.param, dtype=torch.float16, **LAYERS)
+    kinds = TWO_LAYERS.get(request.param, {"layer_types": ["linear_attention", "full_attention"]})
+    return tiny_model(request.param, dtype=torch.float16, num_hidden_layers=2, **kinds)
 
 
 @pytest.fixture(scope="module")
 def runner(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceRunner]:
-    folder: Path = write_model(tmp_path_factory.mktemp("delta") / "tiny", model)
+    folder: Path = write_model(tmp_path_factory.mktemp("stateful") / "tiny", model)
     config = EngineConfig(device="cpu", context=160, draft_length=0)
     prepared = prepare_model(str(folder), config)
     compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
@@ -59,7 +63,7 @@ def run(runner: DeviceRunner, tokens: Sequence[int], phase: Phase = "verify") ->
 
 
 def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
-    tokens = [17, 99, 140, 31, 8, 230, 45, 61, 77, 120]
+    tokens = [17, 99, 140, 31, 8, 230, 45, 61, 76, 120]
     with torch.inference_mode():
         wanted = model.float()(torch.tensor([tokens])).logits[0]
     sequence = runner.sequence
@@ -77,7 +81,7 @@ def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
     assert sequence.length == 0
 
 
-@pytest.mark.parametrize("model", DELTA_ARCHITECTURES[:1], indirect=True)
+@pytest.mark.parametrize("model", STATEFUL_ARCHITECTURES[:1], indirect=True)
 def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: DeviceRunner) -> None:
     tokens = torch.randint(6, 250, (PROMPT + 2,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.inference_mode():
@@ -101,24 +105,29 @@ def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: De
 
 
 def test_the_planner_knows_what_the_state_takes(runner: DeviceRunner) -> None:
-    deltas = runner.sequence.deltas
-    assert deltas is not None
+    states = runner.sequence.states
+    assert states is not None
     runner.run([7], "verify", last_only=True)
-    planned = deltas.shape.layer_bytes(PASS_PADDING, 2)
-    assert 0.85 * planned <= deltas.num_bytes <= planned
+    planned = states.shape.layer_bytes(PASS_PADDING, 2)
+    assert 0.85 * planned <= states.num_bytes <= planned
 
 
-@pytest.mark.parametrize("architecture", DELTA_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STATEFUL_ARCHITECTURES)
 def test_the_layers_are_recognised_and_nothing_else_is(architecture: str) -> None:
     made = skeleton_from_config(tiny_model(architecture).config, torch.bfloat16, "tiny")
     state = torch.random.get_rng_state()
-    assert list(delta_nets(made.model)) == [0, 1, 2] and is_delta_recurrent(made)
+    recurrent = [layer for layer, kind in enumerate(made.text_config.layer_types) if kind != "full_attention"]
+    assert list(recurrent_nets(made.model)) == recurrent and keeps_known_state(made)
     assert torch.equal(torch.random.get_rng_state(), state), "the trial leaves no trace"
-    other = delta_nets(made.model)[1].module
-    other.activation = "relu"
-    assert list(delta_nets(made.model)) == [0, 2] and not is_delta_recurrent(made)
-    other.activation = "silu"
+    other = recurrent_nets(made.model)[recurrent[-1]].module
+    for part, strange in {"activation": "relu", "out_proj": torch.nn.Identity()}.items():
+        if hasattr(other, part):
+            usual = getattr(other, part)
+            delattr(other, part)
+            setattr(other, part, strange)
+            assert list(recurrent_nets(made.model)) == recurrent[:-1] and not keeps_known_state(made)
+            setattr(other, part, usual)
     plain = type(other).forward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(other), "forward", lambda *given, **named: 1.01 * plain(*given, **named))
-        assert not is_delta_recurrent(made), "it computes something else"
+        assert not keeps_known_state(made), "it computes something else"
