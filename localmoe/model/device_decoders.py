@@ -4,6 +4,7 @@ that follows it, and a shared expert beside the routed ones. Known by what their
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,13 +61,17 @@ def fuse_decoder_layer(module: nn.Module, side: SideStream) -> None:
     names = forward_names(module)
     form = next((form for form in _FORMS if form.fits(names)), None)
     if form is not None and hasattr(getattr(module, form.norms[1]), "localmoe_norm"):
-        module.forward = partial(_forward, module, form, side)
+        (mixer,) = _parts(module, form.mixers)
+        parameters = inspect.signature(mixer.forward).parameters
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        module.forward = partial(_forward, module, form, side, None if open_ended else set(parameters))
 
 
 def _forward(
     layer: Any,
     form: _Form,
     side: SideStream,
+    taken: set[str] | None,
     hidden_states: Tensor,
     attention_mask: Any = None,
     **for_mixer: Any,
@@ -74,6 +79,8 @@ def _forward(
     scale = float(getattr(layer, _SCALE, 1.0))
     normed = getattr(layer, form.norms[0])(hidden_states)
     (mixer,) = _parts(layer, form.mixers)
+    if taken is not None:  # a mixer of another kind than attention may know less
+        for_mixer = {name: value for name, value in for_mixer.items() if name in taken}
     mixed = _first(mixer(hidden_states=normed, attention_mask=attention_mask, **for_mixer))
     normed, residual = getattr(layer, form.norms[1]).localmoe_norm(mixed, hidden_states, scale=scale)
     return add(residual, _run(_parts(layer, form.mlp), normed, side), scale=scale)

@@ -4,6 +4,7 @@ Prefetches nothing, and changes nothing that is computed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,7 +21,11 @@ def find_gates(skeleton: Skeleton) -> list[Gate | None]:
     """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts), as a
     trial shows; its weights have to be there. None where there is no such module, or it does not read what
     the experts read."""
-    gates = [_gate_beside(skeleton, experts.path) for experts in skeleton.experts]
+    size = int(skeleton.text_config.hidden_size)
+    gates = [
+        _gate_beside(skeleton, experts.path) if experts.layout.hidden == size else None
+        for experts in skeleton.experts
+    ]
     return [gate if gate is not None and _answers(gate, skeleton) else None for gate in gates]
 
 
@@ -43,14 +48,20 @@ def _gate_beside(skeleton: Skeleton, path: str) -> Gate | None:
         if not (isinstance(router, nn.Module) and isinstance(weight, Tensor)):
             continue
         if tuple(weight.shape) == (skeleton.num_experts, hidden_size):
-            return _gate_of(router)
+            return _gate_of(router, parent, skeleton.num_experts)
     return None
 
 
-def _gate_of(router: nn.Module) -> Gate:
+def _gate_of(router: nn.Module, parent: nn.Module, num_experts: int) -> Gate:
+    """A router may have to be given what its parent adds for the choice alone."""
+    given: list[Tensor] = []
+    if len(inspect.signature(type(router).forward).parameters) == 3:  # with self
+        own = (*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False))
+        given = [tensor for _, tensor in own if tuple(tensor.shape) == (num_experts,)][:1]
+
     def choose(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        _, weights, experts = router(hidden)
-        return weights, experts
+        first, weights, last = router(hidden, *given)
+        return weights, first if last.is_floating_point() else last  # either order is in use
 
     return choose
 

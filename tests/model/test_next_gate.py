@@ -3,6 +3,7 @@ family."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,36 @@ from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.next_gate import find_gates, guess
 from localmoe.model.skeleton import build_skeleton
 
-FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
+FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss", "lfm2_moe")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gate_of_every_layer_is_found_and_asked(
     family: str, tiny: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    folder, model = tiny(family)
+    folder, shared = tiny(family)
+    model = copy.deepcopy(shared)
     skeleton = build_skeleton(Checkpoint.open(folder), torch.float32)
+    if family == "lfm2_moe":  # it adds something for the choice, and only says so to its router
+        for experts in skeleton.experts:
+            model.get_submodule(experts.path.rpartition(".")[0]).expert_bias.normal_()
+        skeleton.model.to_empty(device="cpu")
     skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
     gates = find_gates(skeleton)
     assert len(gates) == len(skeleton.experts) and None not in gates
     hidden = torch.randn(3, skeleton.text_config.hidden_size, generator=torch.Generator().manual_seed(1))
     for layer, experts in enumerate(skeleton.experts):
         parent = model.get_submodule(experts.path.rpartition(".")[0])
+        given: list[Any] = []
+        hook = parent.experts.register_forward_pre_hook(
+            lambda module, args, kwargs, given=given: given.extend((*args, *kwargs.values())),
+            with_kwargs=True,
+        )
         with torch.inference_mode():
-            _, weights, index = (getattr(parent, "gate", None) or parent.router)(hidden)
+            parent(hidden[None])
+            index, weights = given[1:3]
             found = guess(gates, layer, hidden, skeleton.num_experts)
+        hook.remove()
         wanted: dict[int, float] = {}
         for expert, weight in zip(index.flatten().tolist(), weights.flatten().tolist(), strict=True):
             wanted[expert] = wanted.get(expert, 0.0) + weight
@@ -79,6 +92,19 @@ def test_a_router_that_answers_otherwise_is_none(
     parent.gate.forward = answer
     gates = find_gates(skeleton)
     assert gates[1] is None and gates[0] is not None
+
+
+def test_either_order_of_an_answer_is_understood(tiny: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, model = tiny("mixtral")
+    skeleton = build_skeleton(Checkpoint.open(folder), torch.float32)
+    skeleton.model.load_state_dict(model.state_dict(), assign=True, strict=False)
+    router = skeleton.model.get_submodule(skeleton.experts[0].path.rpartition(".")[0]).gate
+    hidden = torch.randn(3, skeleton.text_config.hidden_size)
+    wanted = find_gates(skeleton)[0](hidden)
+    usual = router.forward
+    router.forward = lambda x: usual(x)[::-1]
+    found = find_gates(skeleton)[0](hidden)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_guesses_are_made_for_decoding_only_and_change_no_token(
