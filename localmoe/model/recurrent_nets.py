@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
 from localmoe.model.delta_net import DeltaNet
 from localmoe.model.short_conv_net import ShortConvNet
-from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, Skeleton
+from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, Skeleton, cached_layers, layer_types
 from localmoe.model.state_space_net import StateSpaceNet
 
 RecurrentNet = DeltaNet | StateSpaceNet | ShortConvNet
+_KEYS_AND_VALUES = DynamicLayer, DynamicSlidingWindowLayer
 _TRIAL_ROWS = 7
 _SAME = 1e-4  # relative error of float32 sums in other orders
 
@@ -39,17 +40,14 @@ def keeps_known_state(skeleton: Skeleton) -> bool:
     """Whether all recurrent state of the model is that of such layers, alike, and all else is keys and
     values."""
     text, nets = skeleton.text_config, recurrent_nets(skeleton.model)
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    recurrent = {layer for layer, kind in enumerate(types) if kind in RECURRENT_LAYER_TYPES}
+    recurrent = {layer for layer, kind in enumerate(layer_types(text)) if kind in RECURRENT_LAYER_TYPES}
     if not nets or recurrent != nets.keys() or len({(type(net), net.kind) for net in nets.values()}) > 1:
         return False
-    others = [
-        layer
-        for index, layer in enumerate(transformers.DynamicCache(config=text).layers)
-        if index not in nets
-    ]
-    if not all(getattr(layer, "is_croppable", hasattr(layer, "crop")) for layer in others):
-        return False
+    for index, kept in cached_layers(text).items():
+        if type(kept) not in _KEYS_AND_VALUES and index not in nets:
+            return False
+        if getattr(kept, "number_of_states", 1) > 1:  # of other modules of the layer
+            return False
     return all(
         _computes_alike(net, text) for net in {type(net.module): net for net in nets.values()}.values()
     )

@@ -27,6 +27,7 @@ RECURRENT_LAYER_TYPES = {
     "hybrid",
     "sliding_recurrent",
 }
+_WITHOUT_CACHE = {"moe", "mlp"}
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
@@ -205,13 +206,29 @@ def _experts_per_token(text_config: Any) -> int:
     )
 
 
+def layer_types(text_config: Any) -> list[str]:
+    """Of each decoder layer, where the config says so."""
+    for name in ("layer_types", "layers_block_type"):
+        found = getattr(text_config, name, None)
+        if found:
+            return list(found)
+    return []
+
+
+def cached_layers(text_config: Any) -> dict[int, Any]:
+    """What transformers would keep of each decoder layer between passes, by its index, without those that are
+    but experts or an MLP."""
+    types = layer_types(text_config)
+    layers = transformers.DynamicCache(config=text_config).layers
+    without = {index for index, kind in enumerate(types) if kind in _WITHOUT_CACHE}
+    return {index: layer for index, layer in enumerate(layers) if index not in without}
+
+
 def can_roll_back(text_config: Any) -> bool:
     """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
-    types = set(getattr(text_config, "layer_types", None) or ())
-    types |= set(getattr(text_config, "layers_block_type", None) or ())
-    if types & RECURRENT_LAYER_TYPES:
+    if set(layer_types(text_config)) & RECURRENT_LAYER_TYPES:
         return False
     return all(
         getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")
-        for layer in transformers.DynamicCache(config=text_config).layers
+        for layer in cached_layers(text_config).values()
     )

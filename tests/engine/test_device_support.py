@@ -45,6 +45,7 @@ def test_there_must_be_a_gpu_of_the_right_kind_and_triton(monkeypatch: pytest.Mo
         ("jamba", MAMBA, "it keeps recurrent state"),
         (RECURRENT_ARCHITECTURE, {"linear_key_head_dim": 24}, "it keeps recurrent state"),
         (RECURRENT_ARCHITECTURE, {"hidden_act": "gelu"}, "it keeps recurrent state"),
+        (RECURRENT_ARCHITECTURE, {"number_of_conv_states": 2}, "it keeps recurrent state"),
         ("qwen3_moe", {"head_dim": 528}, "its attention heads are 528 wide"),
         ("qwen3_moe", {"head_dim": 512}, ""),
         ("mixtral", {"hidden_size": 1280, "num_attention_heads": 2}, "its attention heads are 640 wide"),
