@@ -15,6 +15,8 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.expert_module import weight_names
+from localmoe.model.kv_cache import stateless_layers
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -39,6 +41,12 @@ class ExpertsModule:
     decoder_layer: int
     module: nn.Module
     layout: RecordLayout
+
+    @property
+    def weight_keys(self) -> tuple[str, str]:
+        """Names of its two weights among the model's parameters."""
+        first, down = weight_names(self.module)
+        return f"{self.path}.{first}", f"{self.path}.{down}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +187,13 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
     for path, module in model.named_modules():
         if not (hasattr(module, "is_transposed") and hasattr(module, "is_concatenated")):
             continue
-        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+        if getattr(module, "has_post_expert_norm", False):
             raise UnsupportedModelError(
-                f"The experts of {type(module).__name__} have no gate, or a norm of their own: "
-                "this form is not supported."
+                f"The experts of {type(module).__name__} have a norm of their own: this form is not "
+                "supported."
             )
-        layout = RecordLayout(
-            tuple(module.gate_up_proj.shape[1:]),
-            tuple(module.down_proj.shape[1:]),
-            bool(module.is_transposed),
-        )
+        first, down = (getattr(module, name) for name in weight_names(module))
+        layout = RecordLayout(tuple(first.shape[1:]), tuple(down.shape[1:]), bool(module.is_transposed))
         match = _LAYER_INDEX.search(path)
         assert match is not None, f"experts outside a layer: {path}"
         found.append(ExpertsModule(path, int(match.group(1)), module, layout))
@@ -211,7 +216,9 @@ def can_roll_back(text_config: Any) -> bool:
     types |= set(getattr(text_config, "layers_block_type", None) or ())
     if types & RECURRENT_LAYER_TYPES:
         return False
+    stateless = stateless_layers(text_config)
     return all(
         getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")
-        for layer in transformers.DynamicCache(config=text_config).layers
+        for index, layer in enumerate(transformers.DynamicCache(config=text_config).layers)
+        if index not in stateless
     )
