@@ -44,8 +44,6 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
     for experts in skeleton.experts:
         if any(size % _GRANULE for size in (*experts.layout.gate_up_shape, *experts.layout.down_shape)):
             return f"its experts are no multiples of {_GRANULE}"
-        if not _is_gated_mlp(experts.module):
-            return "its experts are not gated MLPs"
     if detect_activation(skeleton.experts[0].module) is None:
         return "its experts' activation is not known"
     return ""
@@ -54,14 +52,8 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
 def why_not_in_place(skeleton: Skeleton) -> str:
     """What of the experts the CPU's kernels do not know; "" if they know all."""
     modules = [experts.module for experts in skeleton.experts]
-    if not all(_is_gated_mlp(module) for module in modules):
-        return "its experts are not gated MLPs"
     if len({experts.layout.hidden for experts in skeleton.experts}) > 1:
         return "layers differ in width"
     if detect_activation(modules[0]) is None:
         return "its experts' activation is not known"
     return ""
-
-
-def _is_gated_mlp(experts: object) -> bool:
-    return bool(getattr(experts, "has_gate", True)) and not getattr(experts, "has_post_expert_norm", False)

@@ -120,11 +120,13 @@ class LayerReader:
 
 
 def _fuse(draft: ExpertReader, concatenated: bool, expert: ExpertMatrices) -> tuple[CodeMatrix, CodeMatrix]:
-    """One matrix with rows [gate; up], or of each in turn; and down.
+    """One matrix with rows [gate; up], or of each in turn, or of up alone; and down.
 
     Raises:
         DraftError: the two have their columns in different orders.
     """
+    if len(expert) == 2:
+        return expert[0], expert[1]
     gate, up, down = expert
     same = gate.columns is up.columns
     if gate.columns is not None and up.columns is not None:

@@ -23,7 +23,7 @@ from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.expert_names import PROJECTION_NAMES, ExpertNaming, find_naming
+from localmoe.quant.expert_names import PROJECTION_NAMES, UNGATED_NAMES, ExpertNaming, find_naming
 
 GROUP_SIZE = 128
 DRAFT_BITS = 4
@@ -49,13 +49,14 @@ class DraftInfo:
 
 def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
     """How this architecture names single experts: as its own checkpoint does, or, if that holds fused
-    experts only, after the module path with gate_proj, up_proj and down_proj."""
+    experts only, after the module path with gate_proj, if there is one, up_proj and down_proj."""
     found = find_naming(checkpoint.tensors, "weight")
     if found is not None:
         return found
     path, layer = skeleton.experts[0].path, skeleton.experts[0].decoder_layer
     template = re.sub(rf"\.{layer}\.", ".{layer}.", path, count=1) + ".{expert}"
-    return ExpertNaming(template, *PROJECTION_NAMES[0])
+    gated = skeleton.experts[0].layout.gated
+    return ExpertNaming(template, *(PROJECTION_NAMES[0] if gated else (None, *UNGATED_NAMES)))
 
 
 def snapshot_revision(folder: Path) -> str:
@@ -80,11 +81,13 @@ class HostExpertSource:
         """Index of the decoder layer that holds MoE layer `layer`."""
         return self._experts[layer].decoder_layer
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
-        """gate (I, H), up (I, H), down (H, I)."""
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """gate (I, H), if there is one, up (I, H), down (H, I)."""
         gate_up, down = self._store.weights(ExpertKey(layer, expert))
         if self._experts[layer].layout.transposed:
             gate_up, down = gate_up.T.contiguous(), down.T.contiguous()
+        if not self._experts[layer].layout.gated:
+            return gate_up, down
         if self._experts[layer].module.is_concatenated:
             gate, up = gate_up.chunk(2)
         else:

@@ -4,7 +4,6 @@ that the CPU runs alone. Runs no pass."""
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
@@ -13,6 +12,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.activations import detect_activation
+from localmoe.model.expert_module import expert_biases
 from localmoe.model.host_routers import route_with
 from localmoe.model.takeover import attend_with
 from localmoe.prefetch.scheduler import Scheduler
@@ -30,10 +30,7 @@ def make_in_place(
     skeleton = prepared.skeleton
     activation = detect_activation(skeleton.experts[0].module)
     assert activation is not None, "device_support comes first"
-    biases = [
-        (_bias(experts.module, "gate_up_proj_bias"), _bias(experts.module, "down_proj_bias"))
-        for experts in skeleton.experts
-    ]
+    biases = [expert_biases(experts.module) for experts in skeleton.experts]
     try:
         from localmoe.experts.cpu_lane import CpuLane
         from localmoe.kernels.cpu.row_ops import compile_row_ops
@@ -58,7 +55,3 @@ def make_in_place(
     attend_with(skeleton.model, memory.attend)
     scheduler.attach(memory, copy_s=memory.copy_s)
     return memory
-
-
-def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
-    return getattr(module, name, None)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
@@ -19,6 +18,7 @@ from localmoe.experts.rest_block import RestBlock
 from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.mailbox import Mailbox
+from localmoe.model.expert_module import expert_biases
 from localmoe.model.skeleton import Skeleton
 
 if TYPE_CHECKING:  # these need Triton and numba's compiler
@@ -100,10 +100,7 @@ def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: i
     module = skeleton.experts[0].module
     activation = detect_activation(module)
     assert activation is not None, "device_support comes first"
-    biases = [
-        (_bias(experts.module, "gate_up_proj_bias"), _bias(experts.module, "down_proj_bias"))
-        for experts in skeleton.experts
-    ]
+    biases = [expert_biases(experts.module) for experts in skeleton.experts]
     return CpuLane(
         store,
         activation,
@@ -113,10 +110,6 @@ def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: i
         threads=num_threads(config),
         pinned=torch.cuda.is_available(),
     )
-
-
-def _bias(module: torch.nn.Module, name: str) -> Tensor | None:
-    return getattr(module, name, None)
 
 
 def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch.device) -> LaneBlock:

@@ -289,10 +289,9 @@ def make_memory(
 
 
 def _sequence_state(prepared: PreparedModel) -> SequenceState:
-    text = prepared.skeleton.text_config
     if not prepared.skeleton.can_rollback:
         return recurrent_state(prepared.skeleton, prepared.compute.device)
-    return KVCache(int(text.num_hidden_layers), kv_positions(prepared.plan.context))
+    return KVCache.of_model(prepared.skeleton.text_config, kv_positions(prepared.plan.context))
 
 
 def _device_tensors(model: nn.Module) -> list[Tensor]:

@@ -123,8 +123,8 @@ class HostStore:
         """The same of one in MXFP4."""
         return self.layouts[key.layer].mxfp4_views(self.record(key))
 
-    def bf12_views(self, key: ExpertKey) -> tuple[Bf12Matrix, Bf12Matrix, Bf12Matrix]:
-        """gate, up and down of one in BF12."""
+    def bf12_views(self, key: ExpertKey) -> tuple[Bf12Matrix, ...]:
+        """gate, if there is one, up and down of one in BF12."""
         return self.layouts[key.layer].bf12_views(self.record(key))
 
     def weights(self, key: ExpertKey) -> tuple[Tensor, Tensor]:
@@ -137,8 +137,8 @@ class HostStore:
         if layout.form is WeightForm.PLAIN:
             return self.views(key)[part]
         if layout.bf12:
-            gate, up, down = self.bf12_views(key)
-            return down.take() if part else torch.cat((gate.take(), up.take()))
+            *gate_up, down = self.bf12_views(key)
+            return down.take() if part else torch.cat([matrix.take() for matrix in gate_up])
         matrix = _decoded(self.mxfp4_views(key)[part]).to(self.dtype)
         return matrix.T if layout.transposed else matrix
 

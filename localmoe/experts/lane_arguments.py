@@ -39,7 +39,8 @@ def worker_arguments(
     """All that threads share, in the order of worker.run's arguments from `control` on.
 
     Args:
-        biases: for each layer gate_up's (E, 2I) and down's (E, H), on the host; they have to stay alive.
+        biases: for each layer gate_up's (E, 2I), without a gate (E, I), and down's (E, H), on the host; they
+            have to stay alive.
         dtype: of activations.
         attention: what describes its jobs, where such come.
     """
@@ -52,7 +53,9 @@ def worker_arguments(
         assert not (store.layouts[0].transposed or activation.interleaved), "gate's rows come before up's"
         assert dtype in (torch.bfloat16, torch.float32), "float16 has no room for 2^64 times them"
     sizes = [each.inner for each in store.layouts]
-    shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind)]
+    assert all(each.gated == activation.gated for each in store.layouts), "or rows are counted wrongly"
+    matrices = 2 if activation.gated else 1
+    shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind), matrices]
     pairs, entries = layout.num_pairs, layout.entries
     x_kind = activations_kind(dtype == torch.bfloat16, transposed)
     word = word_type(store.dtype)(0)
@@ -75,7 +78,7 @@ def worker_arguments(
         np.zeros(pairs, dtype=np.int32),
         np.zeros((2, entries + 1), dtype=np.int64),
         np.zeros(entries, dtype=np.int64),
-        np.zeros(threads * most_blocks_ahead(layout.hidden, _BITS[form]), dtype=np.int64),
+        np.zeros(threads * most_blocks_ahead(matrices * layout.hidden, _BITS[form]), dtype=np.int64),
         np.zeros((threads, scratch_rows, scratch), dtype=np.float32),
         *_words_of(form, transposed, word),
         dense,

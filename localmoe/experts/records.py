@@ -23,12 +23,13 @@ class RecordLayout:
     """Shapes of the two matrices of an expert, in the orientation of the model's module.
 
     Attributes:
-        gate_up_shape: (2I, H), or (H, 2I) when transposed.
+        gate_up_shape: (2I, H), or (H, 2I) when transposed; of experts without a gate I instead of 2I, which
+            are up's.
         down_shape: (H, I), or (I, H) when transposed.
         form: in MXFP4 the record is [codes of gate_up | codes of down | scales of gate_up | scales of down],
             bytes; its matrices are (2I, H) and (H, I), whatever the module's are. In BF12 it is [codes of
             gate | codes of up | codes of down | what is beside gate's | beside up's | beside down's], bytes,
-            of matrices (I, H), (I, H) and (H, I).
+            of matrices (I, H), (I, H) and (H, I); without a gate all of gate is left out.
     """
 
     gate_up_shape: tuple[int, int]
@@ -45,6 +46,11 @@ class RecordLayout:
     def bf12(self) -> bool:
         """Whether it is in BF12."""
         return self.form is WeightForm.BF12
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate beside up."""
+        return self.gate_up_shape[1 if self.transposed else 0] == 2 * self.inner
 
     @property
     def hidden(self) -> int:
@@ -68,14 +74,15 @@ class RecordLayout:
 
     @property
     def rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(2I, H) and (H, I)."""
-        return (2 * self.inner, self.hidden), (self.hidden, self.inner)
+        """(2I, H), without a gate (I, H), and (H, I)."""
+        return ((2 if self.gated else 1) * self.inner, self.hidden), (self.hidden, self.inner)
 
     @property
     def fits_mxfp4(self) -> bool:
         """Whether such records can be in MXFP4: gate's and up's rows are whole strips of tiles both, and a
-        row is two tiles at least, as what the kernel sums takes two turns (gpu.routed_experts)."""
-        tiled = can_be_tiled(self.inner, self.hidden) and can_be_tiled(self.hidden, self.inner)
+        row is two tiles at least, as what the kernel sums takes two turns (gpu.routed_experts). No kernel
+        reads such records of experts without a gate."""
+        tiled = self.gated and can_be_tiled(self.inner, self.hidden) and can_be_tiled(self.hidden, self.inner)
         return tiled and min(self.inner, self.hidden) >= 2 * TILE_COLUMNS
 
     @property
@@ -84,20 +91,21 @@ class RecordLayout:
         return sum(code_bytes(*shape) + scale_bytes(*shape) for shape in self.rows)
 
     @property
-    def thirds(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """(I, H), (I, H) and (H, I): gate, up and down."""
-        return (self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(I, H), (I, H) and (H, I): gate, if there is one, up and down."""
+        up = (self.inner, self.hidden)
+        return (*((up, up) if self.gated else (up,)), (self.hidden, self.inner))
 
     @property
     def fits_bf12(self) -> bool:
         """Whether such records can be in BF12: of matrices (out, in), gate's rows before up's."""
-        return not self.transposed and all(bf12_tiles.can_be_tiled(*shape) for shape in self.thirds)
+        return not self.transposed and all(bf12_tiles.can_be_tiled(*shape) for shape in self.matrices)
 
     @property
     def bf12_bytes(self) -> int:
         """Bytes of a record in BF12: whole pages, so that in an arena of slots, too, tiles are whole lines of
         what a GPU reads at once."""
-        used = sum(bf12_tiles.num_bytes(*shape) for shape in self.thirds)
+        used = sum(bf12_tiles.num_bytes(*shape) for shape in self.matrices)
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
     def num_bytes(self, dtype: torch.dtype) -> int:
@@ -123,12 +131,11 @@ class RecordLayout:
         codes, more_codes, scales, more_scales = record[: sum(sizes)].split(sizes)
         return Mxfp4Matrix.at(codes, scales, *gate_up), Mxfp4Matrix.at(more_codes, more_scales, *down)
 
-    def bf12_views(self, record: Tensor) -> tuple[Bf12Matrix, Bf12Matrix, Bf12Matrix]:
-        """gate, up and down in a record of bytes."""
-        codes = [bf12_tiles.code_bytes(*shape) for shape in self.thirds]
-        sides = [bf12_tiles.WORD_BYTES * bf12_tiles.side_words(*shape) for shape in self.thirds]
+    def bf12_views(self, record: Tensor) -> tuple[Bf12Matrix, ...]:
+        """gate, if there is one, up and down in a record of bytes."""
+        codes = [bf12_tiles.code_bytes(*shape) for shape in self.matrices]
+        sides = [bf12_tiles.WORD_BYTES * bf12_tiles.side_words(*shape) for shape in self.matrices]
         parts = record[: sum(codes) + sum(sides)].split([*codes, *sides])
-        gate, up, down = (
-            Bf12Matrix.at(parts[i], parts[3 + i], *shape) for i, shape in enumerate(self.thirds)
+        return tuple(
+            Bf12Matrix.at(parts[i], parts[len(codes) + i], *shape) for i, shape in enumerate(self.matrices)
         )
-        return gate, up, down

@@ -75,33 +75,39 @@ def rest_pieces(layout: RecordLayout, interleaved: bool, quantum: int, dtype: to
 def _plain(layout: RecordLayout, interleaved: bool) -> list[RestPiece]:
     """Of 16-bit weights, two a word."""
     row, column, down = layout.hidden // 2, layout.inner // 2, layout.gate_up_elements // 2
+    two = layout.gated and not interleaved  # pieces
     if layout.transposed:
-        pieces = [RestPiece(0, 2 * column, layout.hidden, _FINEST, (1 + interleaved) * LOAD_WORDS)]
-        if not interleaved:
-            pieces.append(RestPiece(column, 2 * column, layout.hidden, _FINEST, LOAD_WORDS))
+        pitch = (1 + layout.gated) * column
+        pieces = [RestPiece(0, pitch, layout.hidden, _FINEST, (1 + interleaved) * LOAD_WORDS)]
+        if two:
+            pieces.append(RestPiece(column, pitch, layout.hidden, _FINEST, LOAD_WORDS))
         return [*pieces, RestPiece(down, row, 0, 1, row)]
     pieces = [RestPiece(0, 2 * row, 0, 1, 2 * row)] if interleaved else [
-        RestPiece(first, row, 0, 1, row) for first in (0, down // 2)
+        RestPiece(first, row, 0, 1, row) for first in ((0, down // 2) if two else (0,))
     ]  # fmt: skip
     return [*pieces, RestPiece(down, column, layout.hidden, _FINEST, LOAD_WORDS)]
 
 
 def _bf12(layout: RecordLayout) -> list[RestPiece]:
-    """Of gate's and up's codes, scales and strays, and of down's codes, in strips of 16 rows: what lies
-    beside down is the same for any columns, and the pass has read it."""
+    """Of gate's, if there is one, and up's codes, scales and strays, and of down's codes, in strips of
+    16 rows: what lies beside down is the same for any columns, and the pass has read it."""
     hidden, inner, height = layout.hidden, layout.inner, bf12_tiles.TILE_ROWS
     matrix, tile = bf12_tiles.code_bytes(inner, hidden) // WORD_BYTES, bf12_tiles.TILE_WORDS
     strip, room = hidden // bf12_tiles.TILE_COLUMNS * tile, bf12_tiles.stray_room(hidden)
     beside = bf12_tiles.side_words(inner, hidden)
     pieces = []
-    for part in range(2):
-        scales = 3 * matrix + part * beside
+    matrices = len(layout.matrices)
+    for part in range(matrices - 1):
+        scales = matrices * matrix + part * beside
         places = scales + inner
         values = places + inner // height * room
         for first, width in ((part * matrix, strip), (scales, height), (places, room), (values, room)):
             pieces.append(RestPiece(first, width, 0, height, width))
     pitch = inner // bf12_tiles.TILE_COLUMNS * tile
-    return [*pieces, RestPiece(2 * matrix, pitch, hidden // height, bf12_tiles.TILE_COLUMNS, tile)]
+    return [
+        *pieces,
+        RestPiece((matrices - 1) * matrix, pitch, hidden // height, bf12_tiles.TILE_COLUMNS, tile),
+    ]
 
 
 def _mxfp4(layout: RecordLayout, interleaved: bool, quantum: int) -> list[RestPiece]:

@@ -64,9 +64,10 @@ class StageBlock:
 
 def _pieces(layout: RecordLayout, block: int) -> tuple[int, int]:
     """Elements of a block's gate and up, in BF12 words of their codes; in MXFP4, where these alternate, words
-    of codes and of scales."""
+    of codes and of scales. Without a gate up is the first piece, and there is no second one."""
     if not layout.mxfp4:
-        return (_elements(layout, block),) * 2
+        size = _elements(layout, block)
+        return size, size if layout.gated else 0
     shape = 2 * block, layout.hidden
     return code_bytes(*shape) // _WORD_BYTES, scale_bytes(*shape) // _WORD_BYTES
 

@@ -1,4 +1,4 @@
-"""Gated activations of expert MLPs: what act(gate) * up is, and which one a transformers module applies.
+"""Activations of expert MLPs: what act(gate) * up is, and which one a transformers module applies.
 
 Measures a module by what it computes, never by its name. Decides nothing about where it is computed.
 """
@@ -6,6 +6,7 @@ Measures a module by what it computes, never by its name. Decides nothing about 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,12 +29,15 @@ class Activation:
         alpha: slope of the sigmoid of "swiglu_oai"; other kinds do not use it.
         limit: gate is first clamped to at most `limit` and up to +-`limit`; infinite means no clamp.
         interleaved: rows of the module's own gate_up are gate, up, gate, up, ... rather than [gate; up].
+        gated: False where the first matrix has I rows instead of 2I, each of which is gate and up at once:
+            of "relu" that makes the square of relu.
     """
 
     kind: ActivationKind
     alpha: float = 1.702
     limit: float = math.inf
     interleaved: bool = False
+    gated: bool = True
 
     def apply(self, gate: Tensor, up: Tensor) -> Tensor:
         """act(gate) * up, elementwise in the tensors' own dtype."""
@@ -49,31 +53,50 @@ class Activation:
         return F.gelu(gate, approximate="tanh" if self.kind == "gelu_tanh" else "none") * up
 
     def split(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
-        """gate and up (..., I) of the module's own gate_up (..., 2I)."""
+        """gate and up (..., I) of the module's own gate_up (..., 2I); without a gate of (..., I), twice."""
+        if not self.gated:
+            return gate_up, gate_up
         if self.interleaved:
             return gate_up[..., ::2], gate_up[..., 1::2]
         gate, up = gate_up.chunk(2, dim=-1)
         return gate, up
 
 
+def has_gate(module: Any) -> bool:
+    """Whether a transformers experts module has gate and up, rather than up alone."""
+    return bool(getattr(module, "has_gate", True))
+
+
+def inner_function(module: Any) -> Callable[[Tensor], Tensor]:
+    """What such a module does between its two products: (n, 2I) -> (n, I), or without a gate (n, I) ->
+    (n, I)."""
+    function: Callable[[Tensor], Tensor] = module._apply_gate if has_gate(module) else module.act_fn
+    return function
+
+
 def detect_activation(module: Any, intermediate_size: int = 8) -> Activation | None:
-    """The activation that a transformers experts module applies, found by feeding `_apply_gate` numbers.
+    """The activation that a transformers experts module applies, found by feeding it numbers.
 
     The layout, the clamp and alpha are read off a few chosen points; the result must then agree with the
     module on random values of up to about three times the clamp.
 
     Args:
-        module: anything with `_apply_gate`: (n, 2I) -> (n, I). It is called with float32 on CPU.
+        module: anything with `_apply_gate`: (n, 2I) -> (n, I), or, if its `has_gate` is false, with `act_fn`:
+            (n, I) -> (n, I). It is called with float32 on CPU.
         intermediate_size: I of the trial; only a module that insists on its own width needs another.
 
     Returns:
         None if no known activation in either layout agrees, or if the module refuses the trial.
     """
     generator = torch.Generator().manual_seed(0)
-    trial = torch.randn(4, 2 * intermediate_size, generator=generator) * 6
+    rows = 2 if has_gate(module) else 1
+    trial = torch.randn(4, rows * intermediate_size, generator=generator) * 6
     try:
         with torch.no_grad():
-            wanted = module._apply_gate(trial.clone())
+            wanted = inner_function(module)(trial.clone())
+            if not has_gate(module):
+                ungated = (Activation(kind, gated=False) for kind in PLAIN_KINDS)
+                return next((known for known in ungated if _agrees(known, trial, wanted)), None)
             for interleaved in (False, True):
                 for candidate in _candidates(module, intermediate_size, interleaved):
                     if _agrees(candidate, trial, wanted):

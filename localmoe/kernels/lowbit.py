@@ -24,7 +24,8 @@ class LowBitExperts:
     """All experts of one layer on one device.
 
     Attributes:
-        gate_up: (2I, H) an expert, rows always [gate; up], whatever order the model's own file has.
+        gate_up: (2I, H) an expert, rows always [gate; up], whatever order the model's own file has; without a
+            gate (I, H).
         down: (H, I) an expert, columns in order: an order of their own is one of gate_up's rows.
         gate_up_bias, down_bias: (E, 2I) in the same row order and (E, H), or None.
     """
@@ -36,8 +37,8 @@ class LowBitExperts:
 
     def __post_init__(self) -> None:
         experts, rows, hidden = self.num_experts, self.gate_up.out_features, self.gate_up.in_features
-        assert rows % 2 == 0 and self.down.scales.shape[:2] == (experts, hidden)
-        assert self.down.in_features == rows // 2 and self.down.bits == self.bits
+        assert self.down.scales.shape[:2] == (experts, hidden)
+        assert rows in (2 * self.down.in_features, self.down.in_features) and self.down.bits == self.bits
         assert self.down.columns is None
         assert (self.down.codebooks is None) == (self.gate_up.codebooks is None)
         assert self.gate_up_bias is None or self.gate_up_bias.shape == (experts, rows)
@@ -53,6 +54,7 @@ class LowBitExperts:
         group_size: int,
         device: torch.device | str,
         *,
+        gated: bool = True,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         indexed: bool = False,
@@ -73,7 +75,7 @@ class LowBitExperts:
                 f"A draft of {bits} bits in groups of {group_size} has no GPU kernel: build one of "
                 f"{', '.join(map(str, BITS))} bits in groups of 32, 64, 128 or 256."
             )
-        gate_up = (num_experts, 2 * intermediate_size, hidden_size)
+        gate_up = (num_experts, (2 if gated else 1) * intermediate_size, hidden_size)
         down = (num_experts, hidden_size, intermediate_size)
         return cls(
             PackedRows.empty(gate_up, bits, group_size, device, indexed=indexed, codebook=codebook),
@@ -86,6 +88,11 @@ class LowBitExperts:
     def num_experts(self) -> int:
         """E."""
         return self.gate_up.words.shape[0]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate beside up."""
+        return self.gate_up.out_features == 2 * self.intermediate_size
 
     @property
     def hidden_size(self) -> int:
@@ -166,7 +173,7 @@ def pack_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> LowBitExperts:
-    """All experts of a layer at once: E of (2I, H) with rows [gate; up] and E of (H, I).
+    """All experts of a layer at once: E of (2I, H) with rows [gate; up], or of (I, H), and E of (H, I).
 
     Raises:
         DraftError: see LowBitExperts.empty.
@@ -175,7 +182,8 @@ def pack_experts(
     assert len(gate_up) == len(down) > 0
     experts = LowBitExperts.empty(
         len(gate_up), gate_up[0].in_features, down[0].in_features, gate_up[0].bits, gate_up[0].group_size,
-        device, gate_up_bias=gate_up_bias, down_bias=down_bias, codebook=gate_up[0].codebook is not None,
+        device, gated=gate_up[0].out_features == 2 * down[0].in_features,
+        gate_up_bias=gate_up_bias, down_bias=down_bias, codebook=gate_up[0].codebook is not None,
     )  # fmt: skip
     for expert, (up_matrix, down_matrix) in enumerate(zip(gate_up, down, strict=True)):
         experts.set_expert(expert, up_matrix, down_matrix)

@@ -44,7 +44,7 @@ def _expert(x: Tensor, experts: LowBitExperts, expert: Tensor, activation: Activ
     hidden = _product(experts.gate_up.of(expert).dequantize(0), x)
     if experts.gate_up_bias is not None:
         hidden = hidden + experts.gate_up_bias.index_select(0, expert)[0].float()
-    gate, up = hidden.chunk(2)
+    gate, up = hidden.chunk(2) if experts.gated else (hidden, hidden)
     out = _product(experts.down.of(expert).dequantize(0), activation.apply(gate, up))
     if experts.down_bias is not None:
         out = out + experts.down_bias.index_select(0, expert)[0].float()

@@ -24,7 +24,7 @@ class StageView:
         block: inner columns that are copied at a time. columns: that there is room for, the last ones of an
             expert.
         sizes: elements of a block's two pieces: gate's rows and up's (in BF12 their codes), or both's codes
-            and scales.
+            and scales; without a gate up's rows and none.
         places: of elements in a record, where the pieces of the first column are that there is room for.
         behind: elements from where the first piece would begin with column 0, if all of them were in
             `memory`, to where the second one would.

@@ -30,6 +30,7 @@ from localmoe.model.device_foresight import Foresight
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_window import DeviceWindow
+from localmoe.model.expert_module import expert_biases
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -79,8 +80,7 @@ class DeviceRoutedExperts:
         self._layer = layer
         self._shape = shape
         self._state = state
-        self._gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
-        self._down_bias: Tensor | None = getattr(module, "down_proj_bias", None)
+        self._gate_up_bias, self._down_bias = expert_biases(module)
         # a streamed prompt's experts and their addresses, group after group
         self._groups = Mirror(4 * state.memory.store.num_experts, state.window.start.device)
 

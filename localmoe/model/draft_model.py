@@ -84,7 +84,7 @@ class DraftModel:
         self.shape = shape
         self.model = model
         # transformers' attention takes one token without a mask, so it must be given no more than was written
-        self._cache = KVCache(shape.num_layers, kv_positions(context), block=1)
+        self._cache = KVCache.of_model(model.config.get_text_config(), kv_positions(context), block=1)
         self._read: list[int] = []
 
     @classmethod

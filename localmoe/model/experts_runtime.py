@@ -8,7 +8,6 @@ Decides neither prefetch nor eviction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +21,11 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.memory import DemandReport, ExpertMemory
+from localmoe.kernels.activations import inner_function
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.expert_module import expert_biases
 from localmoe.model.foretold import LayerwiseForetold
 from localmoe.model.host_linear import HostLinears
 from localmoe.model.next_gate import Gate, guess
@@ -70,9 +71,9 @@ class RoutedExperts:
     def __init__(self, layer: int, module: Any, state: PassState) -> None:
         self._layer = layer
         self._state = state
-        self._gate: Callable[[Tensor], Tensor] = module._apply_gate
+        self._gate = inner_function(module)
         self._transposed = bool(module.is_transposed)
-        self._biases = (getattr(module, "gate_up_proj_bias", None), getattr(module, "down_proj_bias", None))
+        self._biases = expert_biases(module)
 
     def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, H), (T, K), (T, K) -> (T, H); padding rows come out as zeros and demand nothing."""

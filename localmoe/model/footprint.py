@@ -176,10 +176,11 @@ def _kv_elements(configured: _Configured) -> int:
     before = model.get_experts_implementation()
     try:
         model.set_experts_implementation(_MEASURE_ONLY)
+        text = model.config.get_text_config()
         cache = (
-            KVCache(int(model.config.get_text_config().num_hidden_layers), capacity=1)
+            KVCache.of_model(text, capacity=1)
             if configured.can_rollback
-            else transformers.DynamicCache(config=model.config.get_text_config())
+            else transformers.DynamicCache(config=text)
         )
         with torch.no_grad():
             cached_pass(model, token, token, cache)

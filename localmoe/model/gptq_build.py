@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,9 @@ from localmoe.core.draft_config import GptqSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
+from localmoe.kernels.activations import inner_function
 from localmoe.kernels.codes import CodeMatrix
+from localmoe.model.expert_module import expert_biases, weight_names
 from localmoe.model.layerwise import LayerwiseModel, decoder_layers
 from localmoe.model.skeleton import ExpertsModule, Skeleton
 from localmoe.quant.builder import DraftCancelledError
@@ -37,12 +39,18 @@ class StoredLayer:
         self._layout = experts.layout
         self._store = store
         self._layer = layer
-        biases = (getattr(experts.module, name, None) for name in ("gate_up_proj_bias", "down_proj_bias"))
+        self._activate = inner_function(experts.module)
+        biases = expert_biases(experts.module)
         self._gate_up_bias, self._down_bias = (None if b is None else b.to(device) for b in biases)
 
     def gate_up(self, expert: int) -> Tensor:
-        """(2I, H), rows in the module's own order."""
+        """(2I, H), rows in the module's own order; without a gate (I, H)."""
         return self._plain(self._store.matrix(ExpertKey(self._layer, expert), 0))
+
+    @property
+    def up_shape(self) -> tuple[int, int]:
+        """(I, H)."""
+        return self._layout.inner, self._layout.hidden
 
     def down(self, expert: int) -> Tensor:
         """(H, I)."""
@@ -52,18 +60,19 @@ class StoredLayer:
         return matrix.T.contiguous() if self._layout.transposed else matrix
 
     def activate(self, expert: int, product: Tensor) -> Tensor:
-        """(n, 2I) -> (n, I)."""
+        """(n, 2I), without a gate (n, I) -> (n, I)."""
         if self._gate_up_bias is not None:
             product = product + self._gate_up_bias[expert]
-        inner: Tensor = self._module._apply_gate(product)  # type: ignore[operator]
-        return inner
+        return self._activate(product)
 
     def finish(self, expert: int, product: Tensor) -> Tensor:
         """(n, H) -> (n, H)."""
         return product if self._down_bias is None else product + self._down_bias[expert]
 
-    def split(self, gate_up: CodeMatrix) -> tuple[CodeMatrix, CodeMatrix]:
-        """gate and up of a quantised gate_up."""
+    def split(self, gate_up: CodeMatrix) -> tuple[CodeMatrix, ...]:
+        """gate and up of a quantised gate_up; itself where there is no gate."""
+        if not self._layout.gated:
+            return (gate_up,)
         half = gate_up.out_features // 2
         concatenated = bool(self._module.is_concatenated)
         rows = (slice(half), slice(half, None)) if concatenated else (slice(0, None, 2), slice(1, None, 2))
@@ -79,8 +88,11 @@ class StoredLayer:
         )
         return gate, up
 
-    def join(self, gate: CodeMatrix, up: CodeMatrix) -> CodeMatrix:
-        """gate_up of quantised gate and up."""
+    def join(self, parts: Sequence[CodeMatrix]) -> CodeMatrix:
+        """gate_up of what `split` made of it."""
+        if len(parts) == 1:
+            return parts[0]
+        gate, up = parts
 
         def rows(a: Tensor, b: Tensor) -> Tensor:
             return torch.cat([a, b]) if self._module.is_concatenated else torch.stack([a, b], 1).flatten(0, 1)
@@ -144,10 +156,11 @@ class _Report:
 def least_build_bytes(skeleton: Skeleton, settings: GptqSettings, itemsize: int) -> int:
     """Device memory that a build on a GPU needs with one expert at a time; itemsize: of a stored weight."""
     layout = skeleton.experts[0].layout
-    inner, hidden = layout.down_shape if layout.transposed else layout.down_shape[::-1]
+    hidden, inner = layout.hidden, layout.inner
     tokens = settings.num_tokens * (hidden * (itemsize + 4) + skeleton.experts_per_token * 12)
-    names = ("gate_up_proj", "down_proj")  # experts' biases move with the shared weights
-    experts = {id(getattr(found.module, name)) for found in skeleton.experts for name in names}
+    experts = {  # whose biases move with the shared weights
+        id(getattr(found.module, name)) for found in skeleton.experts for name in weight_names(found.module)
+    }
     layer = 0
     for decoder_layer in decoder_layers(skeleton):
         shared = (w.numel() for w in decoder_layer.parameters() if id(w) not in experts)
@@ -251,9 +264,8 @@ class GptqBuild:
         report.layer()
         with torch.inference_mode():
             if layer in writer.finished_layers:
-                shape = (weights.gate_up(0).shape[0] // 2, weights.gate_up(0).shape[1])
-                read = writer.read_layer(layer, self._store.num_experts, shape)
-                problem.replay(((weights.join(gate, up), down) for gate, up, down in read), report.tick)
+                read = writer.read_layer(layer, self._store.num_experts, weights.up_shape)
+                problem.replay(((weights.join(found[:-1]), found[-1]) for found in read), report.tick)
                 report.replayed(self._store.num_experts)
                 return
             try:
@@ -269,7 +281,7 @@ class GptqBuild:
     ) -> Iterator[ExpertMatrices]:
         started = time.perf_counter()
         for expert in problem.experts(report.tick):
-            yield *weights.split(expert.gate_up), expert.down
+            yield (*weights.split(expert.gate_up), expert.down)
             now = time.perf_counter()
             report.expert(expert, now - started)
             started = now

@@ -7,11 +7,24 @@ lies past the written length is hidden by the causal mask. Does not decide what 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from localmoe.kernels.attention import KV_BLOCK
+
+# of decoder layers that are nothing else, whatever transformers' own cache has in their places
+_STATELESS_LAYER_TYPES = {"moe", "mlp"}
+
+
+def stateless_layers(text_config: Any) -> frozenset[int]:
+    """Decoder layers that are experts or an MLP and nothing else, so that they keep nothing of earlier
+    tokens."""
+    types = getattr(text_config, "layer_types", None) or ()
+    return frozenset(index for index, kind in enumerate(types) if kind in _STATELESS_LAYER_TYPES)
 
 
 class KVLayer(CacheLayerMixin):
@@ -24,12 +37,12 @@ class KVLayer(CacheLayerMixin):
     def __init__(self, capacity: int, block: int = KV_BLOCK) -> None:
         """block: positions that are handed out together; 1 for attention that reads all it is given."""
         super().__init__()
-        self._block = block
+        self.block = block
         self.capacity = self._in_blocks(capacity)
         self.length = 0
 
     def _in_blocks(self, length: int) -> int:
-        return -(-length // self._block) * self._block
+        return -(-length // self.block) * self.block
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeros: hidden positions are read and multiplied by zero, so they must be finite."""
@@ -79,11 +92,40 @@ class KVLayer(CacheLayerMixin):
         return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
 
 
+class _NoKeys(KVLayer):
+    """In the place of a decoder layer that attends to nothing: as long as one that does."""
+
+    def __init__(self, like: KVLayer) -> None:
+        self._like = like
+        super().__init__(like.capacity, like.block)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the other layer holds."""
+        return self._like.length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        """It is the other layer's."""
+
+
 class KVCache(Cache):
     """One KVLayer a decoder layer, always of equal length between passes."""
 
-    def __init__(self, num_layers: int, capacity: int, block: int = KV_BLOCK) -> None:
-        super().__init__(layers=[KVLayer(capacity, block) for _ in range(num_layers)])
+    def __init__(
+        self, num_layers: int, capacity: int, block: int = KV_BLOCK, stateless: Collection[int] = ()
+    ) -> None:
+        """stateless: decoder layers that attend to nothing, but not all."""
+        layers = [KVLayer(capacity, block) for _ in range(num_layers)]
+        like = next(layer for index, layer in enumerate(layers) if index not in stateless)
+        super().__init__(
+            layers=[_NoKeys(like) if index in stateless else layer for index, layer in enumerate(layers)]
+        )
+
+    @classmethod
+    def of_model(cls, text_config: Any, capacity: int, block: int = KV_BLOCK) -> KVCache:
+        """For all layers of a model with this config."""
+        return cls(int(text_config.num_hidden_layers), capacity, block, stateless_layers(text_config))
 
     @property
     def length(self) -> int:

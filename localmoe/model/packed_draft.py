@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.model.expert_module import expert_biases
 from localmoe.model.skeleton import ExpertsModule
 
 
@@ -33,12 +33,11 @@ def empty_layer(
     """
     module, layout = experts.module, experts.layout
     inner, hidden = layout.down_shape if layout.transposed else layout.down_shape[::-1]
-    gate_up_bias: Tensor | None = getattr(module, "gate_up_proj_bias", None)
+    gate_up_bias, down_bias = expert_biases(module)
     if gate_up_bias is not None:
-        halves = gate_up_bias.chunk(2, dim=1)
-        if not module.is_concatenated:
-            halves = gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]
-        gate_up_bias = torch.cat(halves, dim=1).detach()
+        alternate = layout.gated and not module.is_concatenated
+        parts = (gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]) if alternate else (gate_up_bias,)
+        gate_up_bias = torch.cat(parts, dim=1).detach()
     return LowBitExperts.empty(
         num_experts,
         hidden,
@@ -46,8 +45,9 @@ def empty_layer(
         bits,
         group_size,
         device,
+        gated=layout.gated,
         gate_up_bias=gate_up_bias,
-        down_bias=getattr(module, "down_proj_bias", None),
+        down_bias=down_bias,
         indexed=indexed,
         codebook=codebook,
     )
@@ -61,7 +61,7 @@ def set_expert(layer: LowBitExperts, expert: int, gate_up: CodeMatrix, down: Cod
     """
     if down.columns is not None:
         inner = down.in_features
-        rows = torch.cat([down.columns, down.columns + inner])
+        rows = torch.cat([down.columns, down.columns + inner]) if layer.gated else down.columns
         gate_up = replace(gate_up, codes=gate_up.codes[rows], scales=gate_up.scales[rows])
         if layer.gate_up_bias is not None:
             layer.gate_up_bias[expert] = layer.gate_up_bias[expert, rows.to(layer.gate_up_bias.device)]

@@ -36,7 +36,6 @@ from localmoe.model.tying import tied_weights
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
-_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,9 @@ class Placement:
         self._folder = checkpoint.folder
         self._meta: dict[str, Tensor] = skeleton.model.state_dict()
         self._experts = {
-            f"{experts.path}.{name}": ExpertTarget(layer, part)
+            key: ExpertTarget(layer, part)
             for layer, experts in enumerate(skeleton.experts)
-            for part, name in enumerate(_WEIGHTS)
+            for part, key in enumerate(experts.weight_keys)
         }
         # what fills a place (key, expert, slab), -1 for all; where two tensors claim one, the later one wins
         self._reads: dict[tuple[str, int, int], list[AnyPiece]] = {}
@@ -240,9 +239,9 @@ class Placement:
         return self._store.views(ExpertKey(target.layer, expert))[target.part]
 
     def _packed(self, target: ExpertTarget, expert: int) -> Sequence[Bf12Matrix]:
-        """gate and up, or down alone, of an expert."""
-        gate, up, down = self._store.bf12_views(ExpertKey(target.layer, expert))
-        return (gate, up) if target.part == 0 else (down,)
+        """gate, if there is one, and up, or down alone, of an expert."""
+        *gate_up, down = self._store.bf12_views(ExpertKey(target.layer, expert))
+        return gate_up if target.part == 0 else (down,)
 
     def _read_packed(
         self, key: str, header: TensorHeader, expert: int, slab: int, packed: Sequence[Bf12Matrix], first: int

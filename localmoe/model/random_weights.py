@@ -63,9 +63,7 @@ def fill_random(
 def _fill_shared(
     skeleton: Skeleton, device: torch.device, store: HostStore, generator: torch.Generator
 ) -> None:
-    experts = {
-        f"{module.path}.{name}" for module in skeleton.experts for name in ("gate_up_proj", "down_proj")
-    }
+    experts = {key for experts in skeleton.experts for key in experts.weight_keys}
     model = skeleton.model
     float32 = float32_names(model)
     for name, empty in list(model.named_parameters()):

@@ -21,7 +21,7 @@ from localmoe.kernels.attention import KV_BLOCK
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.head_widths import head_widths
-from localmoe.model.kv_cache import KVCache
+from localmoe.model.kv_cache import KVCache, stateless_layers
 from localmoe.model.shallow import decoder_layers, depth_of_all, layer_kinds
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.takeover import NAME, take_over
@@ -70,7 +70,8 @@ def measure_row_padding(
     )
     cut, watch = _cut_to_kinds(skeleton), _Watch()
     with torch.inference_mode(), cut as depth, watch.on(skeleton.model):
-        cache = KVCache(depth, _PREFIX + _WIDEST + CANDIDATES[-1])
+        stateless = stateless_layers(skeleton.text_config)
+        cache = KVCache(depth, _PREFIX + _WIDEST + CANDIDATES[-1], stateless=stateless)
         passes = _Passes(skeleton, cache, device, watch)
         passes.run(prefix, 1)
         for multiple in CANDIDATES:

@@ -117,8 +117,6 @@ def _weight(name: str, like: Tensor, dtype: torch.dtype, block: Tensor) -> Tenso
 def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
     """All parameters but what lies in the host's memory, the routed experts' weights and maybe the input
     embedding, and but a head that is packed."""
-    routed = {
-        f"{experts.path}.{name}" for experts in skeleton.experts for name in ("gate_up_proj", "down_proj")
-    }
+    routed = {key for experts in skeleton.experts for key in experts.weight_keys}
     others = (*routed, skeleton.host_embedding_key, skeleton.packed_head_key)
     return [(name, p) for name, p in skeleton.model.named_parameters() if name not in others]

@@ -15,6 +15,8 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.expert_module import weight_names
+from localmoe.model.kv_cache import stateless_layers
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -27,7 +29,6 @@ RECURRENT_LAYER_TYPES = {
     "hybrid",
     "sliding_recurrent",
 }
-_WITHOUT_CACHE = {"moe", "mlp"}
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
@@ -40,6 +41,12 @@ class ExpertsModule:
     decoder_layer: int
     module: nn.Module
     layout: RecordLayout
+
+    @property
+    def weight_keys(self) -> tuple[str, str]:
+        """Names of its two weights among the model's parameters."""
+        first, down = weight_names(self.module)
+        return f"{self.path}.{first}", f"{self.path}.{down}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +187,13 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
     for path, module in model.named_modules():
         if not (hasattr(module, "is_transposed") and hasattr(module, "is_concatenated")):
             continue
-        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+        if getattr(module, "has_post_expert_norm", False):
             raise UnsupportedModelError(
-                f"The experts of {type(module).__name__} have no gate, or a norm of their own: "
-                "this form is not supported."
+                f"The experts of {type(module).__name__} have a norm of their own: this form is not "
+                "supported."
             )
-        layout = RecordLayout(
-            tuple(module.gate_up_proj.shape[1:]),
-            tuple(module.down_proj.shape[1:]),
-            bool(module.is_transposed),
-        )
+        first, down = (getattr(module, name) for name in weight_names(module))
+        layout = RecordLayout(tuple(first.shape[1:]), tuple(down.shape[1:]), bool(module.is_transposed))
         match = _LAYER_INDEX.search(path)
         assert match is not None, f"experts outside a layer: {path}"
         found.append(ExpertsModule(path, int(match.group(1)), module, layout))
@@ -208,20 +212,17 @@ def _experts_per_token(text_config: Any) -> int:
 
 def layer_types(text_config: Any) -> list[str]:
     """Of each decoder layer, where the config says so."""
-    for name in ("layer_types", "layers_block_type"):
-        found = getattr(text_config, name, None)
-        if found:
-            return list(found)
-    return []
+    return list(
+        getattr(text_config, "layer_types", None) or getattr(text_config, "layers_block_type", None) or ()
+    )
 
 
 def cached_layers(text_config: Any) -> dict[int, Any]:
-    """What transformers would keep of each decoder layer between passes, by its index, without those that are
-    but experts or an MLP."""
-    types = layer_types(text_config)
+    """What transformers would keep of each decoder layer between passes, by its index, without those that
+    keep nothing."""
+    stateless = stateless_layers(text_config)
     layers = transformers.DynamicCache(config=text_config).layers
-    without = {index for index, kind in enumerate(types) if kind in _WITHOUT_CACHE}
-    return {index: layer for index, layer in enumerate(layers) if index not in without}
+    return {index: layer for index, layer in enumerate(layers) if index not in stateless}
 
 
 def can_roll_back(text_config: Any) -> bool:

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.kernels.attention import blocked_attention
+from localmoe.model.expert_module import weight_names
 from localmoe.model.skeleton import Skeleton
 
 NAME = "localmoe"
@@ -54,7 +55,7 @@ def take_over(skeleton: Skeleton, layers: Sequence[ExpertLayer], *, attention: s
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
     for experts, layer in zip(skeleton.experts, layers, strict=True):
         experts.module.localmoe_layer = layer  # type: ignore[assignment]
-        for name in ("gate_up_proj", "down_proj"):
+        for name in weight_names(experts.module):
             empty = torch.empty_like(experts.module._parameters[name], device="meta")  # type: ignore[arg-type]
             experts.module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     try:

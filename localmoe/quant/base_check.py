@@ -20,7 +20,7 @@ from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import CodeMatrix, dequantize
 from localmoe.quant.builder import ExpertSource
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
-from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming
+from localmoe.quant.expert_names import ExpertNaming
 
 # Correlation <W, Q> / (|W| |Q|) that a quantisation of the model's own weights has at least, by bits. The
 # relative error would not tell: where inputs are strongly correlated, GPTQ in 2 bits moves weights by up to
@@ -92,7 +92,13 @@ def _check_weights(draft: DraftCheckpoint, base: DraftBase, naming: ExpertNaming
         decoder_layer = source.decoder_layer(layer)
         for expert in sorted({0, source.num_experts - 1}):
             weights = source.matrices(layer, expert)
-            for projection, weight in zip(PROJECTIONS, weights, strict=True):
+            if len(weights) != len(naming.projections):
+                raise DraftError(
+                    f"The checkpoint in {draft.folder} is no quantisation of {base.name}: its experts have "
+                    f"{len(naming.projections)} matrices each, the model's {len(weights)}; choose a GPTQ "
+                    f"checkpoint of this model, or build a draft with 'localmoe draft {base.name}'."
+                )
+            for projection, weight in zip(naming.projections, weights, strict=True):
                 shape = (weight.shape[0], weight.shape[1])
                 matrix = draft.matrix(naming, decoder_layer, expert, projection, shape)
                 found = correlation(matrix, weight)

@@ -45,8 +45,8 @@ class ExpertSource(Protocol):
         """Decoder-layer index of MoE layer `layer`."""
         ...
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
-        """gate (I, H), up (I, H) and down (H, I)."""
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """gate (I, H), if there is one, up (I, H) and down (H, I)."""
         ...
 
 
@@ -202,7 +202,8 @@ def _packed(
     quantize: Callable[[Tensor], CodeMatrix],
 ) -> dict[str, Tensor]:  # fmt: skip
     found: list[CodeMatrix] = []
-    for projection, weight in zip(PROJECTIONS, source.matrices(layer, expert), strict=True):
+    weights = source.matrices(layer, expert)
+    for projection, weight in zip(PROJECTIONS[-len(weights) :], weights, strict=True):
         try:
             found.append(quantize(weight))
         except ValueError as error:
@@ -210,7 +211,7 @@ def _packed(
                 f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
                 f"expert {expert}, {projection} projection, {error}; download the model again."
             ) from None
-    return writer.pack(source.decoder_layer(layer), expert, (found[0], found[1], found[2]))
+    return writer.pack(source.decoder_layer(layer), expert, tuple(found))
 
 
 def estimate_bytes(source: ExpertSource, bits: int, group_size: int) -> int:

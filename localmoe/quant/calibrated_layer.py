@@ -40,13 +40,13 @@ class LayerWeights(Protocol):
         """E."""
 
     def gate_up(self, expert: int) -> Tensor:
-        """(2I, H) in the stored dtype, rows in the order that `activate` wants."""
+        """(2I, H), without a gate (I, H), in the stored dtype, rows in the order that `activate` wants."""
 
     def down(self, expert: int) -> Tensor:
         """(H, I)."""
 
     def activate(self, expert: int, product: Tensor) -> Tensor:
-        """(n, 2I) -> (n, I): bias, activation and gating."""
+        """(n, 2I), without a gate (n, I) -> (n, I): bias, activation and gating."""
 
     def finish(self, expert: int, product: Tensor) -> Tensor:
         """(n, H) -> (n, H): the bias."""

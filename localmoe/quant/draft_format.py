@@ -35,6 +35,7 @@ _KEPT_IN_16_BIT = (
     r".*mlp\.gate$",
     r".*mlp\.router$",
     r".*block_sparse_moe\.gate$",
+    r".*\.mixer\.(?!experts\.).*",
 )
 
 

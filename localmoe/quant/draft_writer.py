@@ -21,7 +21,7 @@ from localmoe.quant.draft_format import (
     draft_config,
 )
 from localmoe.quant.draft_layout import layout_of
-from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming
+from localmoe.quant.expert_names import ExpertNaming
 from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader
 from localmoe.quant.shard_writer import write_json
 
@@ -104,7 +104,7 @@ class DraftWriter:
             ValueError: a matrix does not fit the format.
         """
         tensors: dict[str, Tensor] = {}
-        for projection, matrix in zip(PROJECTIONS, matrices, strict=True):
+        for projection, matrix in zip(self._naming.projections, matrices, strict=True):
             module = self._naming.module(decoder_layer, expert, projection)
             packed = self._layout.pack(matrix)  # where the matrix is: a GPU packs faster
             tensors |= {f"{module}.{part}": tensor.cpu() for part, tensor in packed.items()}
@@ -120,14 +120,14 @@ class DraftWriter:
             self._folder.progress.add(decoder_layer, tensors)
 
     def read_layer(
-        self, decoder_layer: int, num_experts: int, gate_shape: tuple[int, int]
+        self, decoder_layer: int, num_experts: int, up_shape: tuple[int, int]
     ) -> Iterator[ExpertMatrices]:
         """The matrices of a finished layer, as `DraftCheckpoint.layer` gives them."""
         assert decoder_layer in self.finished_layers
         header = read_file_header(self._folder.progress.shard(decoder_layer))
         tensors = {tensor.name: tensor for tensor in header.tensors}
         reader = ExpertReader(self._folder.out, tensors, self._layout, self._naming)
-        return reader.layer(decoder_layer, num_experts, gate_shape)
+        return reader.layer(decoder_layer, num_experts, up_shape)
 
     def publish(self) -> Path:
         """Write the JSON files and move the folder into place; the draft's path.

@@ -13,6 +13,7 @@ Projection = Literal["gate", "up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("gate", "up", "down")
 # gate, up and down of the Qwen and DeepSeek families, and of the Mixtral family
 PROJECTION_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+UNGATED_NAMES = ("up_proj", "down_proj")
 _EXPERT_TENSOR = re.compile(
     r"(?P<prefix>.*layers\.)\d+(?P<middle>\..*experts\.)\d+\.(?P<projection>\w+)\.(?P<part>\w+)"
 )
@@ -25,13 +26,19 @@ class ExpertNaming:
     Attributes:
         prefix: with {layer} (the model's decoder-layer index) and {expert}, for example
             "model.layers.{layer}.mlp.experts.{expert}".
-        gate, up, down: the projections, for example "gate_proj", "up_proj", "down_proj" or "w1", "w3", "w2".
+        gate, up, down: the projections, for example "gate_proj", "up_proj", "down_proj" or "w1", "w3", "w2";
+            gate is None where there is none.
     """
 
     prefix: str
-    gate: str
+    gate: str | None
     up: str
     down: str
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Those that an expert has, in order."""
+        return PROJECTIONS if self.gate is not None else PROJECTIONS[1:]
 
     def module(self, decoder_layer: int, expert: int, projection: Projection) -> str:
         """Full name of one matrix's module."""
@@ -50,7 +57,7 @@ def find_naming(names: Iterable[str], part: str) -> ExpertNaming | None:
             found[match["prefix"], match["middle"]] += 1
             projections.add(match["projection"])
     known = next((names for names in PROJECTION_NAMES if projections.issuperset(names)), None)
-    if known is None:
+    if known is None and not projections.issuperset(UNGATED_NAMES):
         return None
     (prefix, middle), _ = found.most_common(1)[0]
-    return ExpertNaming(f"{prefix}{{layer}}{middle}{{expert}}", *known)
+    return ExpertNaming(f"{prefix}{{layer}}{middle}{{expert}}", *(known or (None, *UNGATED_NAMES)))

@@ -17,10 +17,10 @@ from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import DraftError
 from localmoe.hub.safetensors_header import TensorHeader
 from localmoe.kernels.codes import CodeMatrix
-from localmoe.quant.expert_names import PROJECTIONS, ExpertNaming, Projection
+from localmoe.quant.expert_names import ExpertNaming, Projection
 from localmoe.quant.matrix_layout import MatrixLayout, Part
 
-ExpertMatrices = tuple[CodeMatrix, CodeMatrix, CodeMatrix]  # gate, up, down
+ExpertMatrices = tuple[CodeMatrix, ...]  # gate, if there is one, up and down
 _DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16", torch.uint8: "U8", torch.float32: "F32"}
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 _DOWNLOAD_ADVICE = re.compile(r"[;:,] (download|get|give|remove) [^;:]*$")  # wrong for a draft made here
@@ -73,11 +73,11 @@ class ExpertReader:
         self,
         decoder_layer: int,
         num_experts: int,
-        gate_shape: tuple[int, int],
+        up_shape: tuple[int, int],
         device: torch.device | None = None,
     ) -> Iterator[ExpertMatrices]:
-        """gate and up of `gate_shape` (I, H), and down (H, I), of each expert of one layer in turn; each file
-        is opened once and, as experts lie in order, read from one end to the other.
+        """gate, if the naming has one, and up of `up_shape` (I, H), and down (H, I), of each expert of one
+        layer in turn; each file is opened once and, as experts lie in order, read from one end to the other.
 
         Args:
             device: where codes are unpacked, which takes longer than to read them; None: on the CPU. There
@@ -86,10 +86,11 @@ class ExpertReader:
         Raises:
             DraftError: as `matrix`.
         """
-        shapes = (gate_shape, gate_shape, gate_shape[::-1])
+        projections = self.naming.projections
+        shapes = *[up_shape] * (len(projections) - 1), up_shape[::-1]
         with OpenFile(self.folder) as file:
             for expert in range(num_experts):
-                modules = [self.naming.module(decoder_layer, expert, name) for name in PROJECTIONS]
+                modules = [self.naming.module(decoder_layer, expert, name) for name in projections]
                 yield self._matrices(file, modules, shapes, device)  # and keep none of them meanwhile
 
     def _matrices(
@@ -99,10 +100,9 @@ class ExpertReader:
         shapes: Sequence[tuple[int, int]],
         device: torch.device | None,
     ) -> ExpertMatrices:
-        gate, up, down = (
+        return tuple(
             self._matrix(file, module, shape, device) for module, shape in zip(modules, shapes, strict=True)
         )
-        return gate, up, down
 
     def _matrix(
         self, file: OpenFile, module: str, shape: tuple[int, int], device: torch.device | None = None

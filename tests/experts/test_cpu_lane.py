@@ -33,6 +33,7 @@ KINDS = [
     Activation("gelu_tanh"),
     Activation("relu", limit=0.7),
     Activation("swiglu_oai", limit=1.5, interleaved=True),
+    Activation("relu", gated=False),
 ]
 
 
@@ -45,7 +46,8 @@ class Rig:
         form: WeightForm = WeightForm.PLAIN, compute: torch.dtype | None = None, caller_works: bool = False,
     ) -> None:  # fmt: skip
         """compute: of activations and biases, the weights' own if None."""
-        shapes = (2 * inner, hidden), (hidden, inner)
+        height = 2 * inner if activation.gated else inner
+        shapes = (height, hidden), (hidden, inner)
         gate_up, down = (shape[::-1] if transposed else shape for shape in shapes)
         self.activation, self.inner = activation, inner
         layout = RecordLayout(gate_up, down, transposed, form)
@@ -54,7 +56,7 @@ class Rig:
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
                 self._fill(ExpertKey(layer, expert), form, generator)
-        sizes = (2 * inner, hidden)
+        sizes = (height, hidden)
         self.biases = [
             tuple(
                 torch.randn(EXPERTS, size, generator=generator).to(compute or dtype) if biased else None
@@ -180,8 +182,9 @@ def test_an_exact_sum_is_exact() -> None:
         (130, 72, 71, {"transposed": True}),
         (192, 128, 64, {"form": WeightForm.MXFP4}),
         (192, 128, 64, {"form": WeightForm.BF12}),
+        (130, 72, 71, {"activation": KINDS[-1]}),
     ],
-    ids=["rows", "columns", "mxfp4", "bf12"],
+    ids=["rows", "columns", "mxfp4", "bf12", "ungated"],
 )
 def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
     hidden: int, inner: int, share: int, options: dict[str, object]

@@ -43,7 +43,9 @@ def refill(made: Rig, numbers: list[float], count: int, scale: float = 1.0) -> N
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )
-@pytest.mark.parametrize("activation", PLAIN_KINDS, ids=[kind.kind for kind in PLAIN_KINDS])
+@pytest.mark.parametrize(
+    "activation", PLAIN_KINDS, ids=[kind.kind if kind.gated else "ungated" for kind in PLAIN_KINDS]
+)
 @settings(max_examples=2, deadline=None)
 @given(
     st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(), st.integers(1, 4),

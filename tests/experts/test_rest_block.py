@@ -30,26 +30,28 @@ def covered(pieces: list[RestPiece], columns: int, num_words: int) -> NDArray[np
 
 
 @given(
-    st.integers(1, 6), st.integers(1, 6), st.booleans(), st.booleans(), st.integers(0, 99),
+    st.integers(1, 6), st.integers(1, 6), st.booleans(),
+    st.sampled_from(["halves", "interleaved", "ungated"]),
+    st.integers(0, 99),
 )  # fmt: skip
-def test_pieces_of_16_bit_records(
-    hidden: int, inner: int, transposed: bool, interleaved: bool, chance: int
-) -> None:
+def test_pieces_of_16_bit_records(hidden: int, inner: int, transposed: bool, rows: str, chance: int) -> None:
     hidden, inner, quantum = 8 * hidden, 16 * inner, 16
     columns = quantum * (chance % (inner // quantum) + 1)
-    shapes = (2 * inner, hidden), (hidden, inner)
+    gated, interleaved = rows != "ungated", rows == "interleaved"
+    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
     if transposed:
         shapes = shapes[0][::-1], shapes[1][::-1]
     layout = RecordLayout(*shapes, transposed)
     record = torch.zeros(layout.elements, dtype=torch.bfloat16)
     gate_up, down = (view.T if transposed else view for view in layout.views(record))
-    gate, up = (gate_up[::2], gate_up[1::2]) if interleaved else (gate_up[:inner], gate_up[inner:])
-    gate[:columns], up[:columns], down[:, :columns] = 1, 1, 1
+    halves = (gate_up[::2], gate_up[1::2]) if interleaved else gate_up.split(inner)
+    for part in (*halves, down.T):
+        part[:columns] = 1
     pieces = rest_pieces(layout, interleaved, quantum, torch.bfloat16)
     assert pieces and all(piece.fits for piece in pieces)
     found = covered(pieces, columns, layout.elements // 2)
     assert (np.repeat(found, 2) == record.float().numpy()).all()
-    assert sum(piece.num_words(columns) for piece in pieces) == columns * 3 * hidden // 2
+    assert sum(piece.num_words(columns) for piece in pieces) == columns * (2 + gated) * hidden // 2
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.booleans(), st.integers(0, 99))
@@ -76,15 +78,16 @@ def test_pieces_of_records_in_mxfp4(hidden: int, inner: int, interleaved: bool, 
             assert piece.num_words(columns) == columns // quantum * piece.num_words(quantum)
 
 
-@given(st.integers(1, 3), st.integers(1, 6), st.integers(0, 99))
-def test_pieces_of_records_in_bf12(hidden: int, inner: int, chance: int) -> None:
+@given(st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(0, 99))
+def test_pieces_of_records_in_bf12(hidden: int, inner: int, gated: bool, chance: int) -> None:
     hidden, inner, quantum = 64 * hidden, 64 * inner, 64
     columns = quantum * (chance % (inner // quantum) + 1)
-    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False, form=WeightForm.BF12)
+    shapes = ((1 + gated) * inner, hidden), (hidden, inner)
+    layout = RecordLayout(*shapes, transposed=False, form=WeightForm.BF12)
     record = torch.zeros(layout.bf12_bytes, dtype=torch.uint8)
-    gate, up, down = layout.bf12_views(record)
+    *gate_up, down = layout.bf12_views(record)
     strips = columns // 16
-    for matrix in (gate, up):
+    for matrix in gate_up:
         for part in matrix.by_strip:
             part[:strips].view(torch.uint8).fill_(1)
     down.codes[:, : columns // 64] = 1

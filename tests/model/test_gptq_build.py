@@ -67,7 +67,7 @@ def test_gate_and_up_are_told_apart_and_put_together_again(architecture: str, ti
     for matrix, weight in zip((gate, up), plain, strict=False):
         expected = quantize_rtn(weight, 3, 32)
         assert torch.equal(matrix.codes, expected.codes) and torch.equal(matrix.scales, expected.scales)
-    joined = layer.join(gate, up)
+    joined = layer.join((gate, up))
     assert torch.equal(joined.codes, whole.codes) and torch.equal(joined.scales, whole.scales)
     assert (joined.bits, joined.group_size, joined.in_features) == (3, 32, 128)
     assert torch.equal(layer.down(5), plain[2])

@@ -83,8 +83,8 @@ def _add_strays(places: Any, values: Any, x: Any, rows: Any, columns: int, out: 
 
 @compiled
 def gate_up_bf12(
-    record: int, bias: Any, hidden: int, inner: int, kind: int, alpha: Any, limit: Any, first: int,
-    last: int, after: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
+    record: int, bias: Any, hidden: int, inner: int, matrices: int, kind: int, alpha: Any, limit: Any,
+    first: int, last: int, after: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
     """As products.gate_up_rows, of the record at an address; x and `out` lie as bf12_dots wants them.
 
@@ -93,30 +93,31 @@ def gate_up_bf12(
         scratch: float32 (32, at least n).
     """
     up, tiles = record + codes_of(inner, hidden), hidden // TILE_COLUMNS
-    side = record + 3 * codes_of(inner, hidden)
+    side = record + (matrices + 1) * codes_of(inner, hidden)
     side_of_up = side + _side_bytes(inner, hidden)
-    of_up = scratch[TILE_ROWS:]
+    of_up = scratch[TILE_ROWS if matrices == 2 else 0 :]
     for i in range(first, last, TILE_ROWS):
-        up_at = up + codes_of(i, hidden)
         next_at = record + codes_of(i + TILE_ROWS if i + TILE_ROWS < last else after, hidden)
-        _dots(record, side, inner, hidden, i, up_at, x, rows, tiles, scratch)
-        _dots(up, side_of_up, inner, hidden, i, next_at, x, rows, tiles, of_up)
+        following = up + codes_of(i, hidden) if matrices == 2 else next_at
+        _dots(record, side, inner, hidden, i, following, x, rows, tiles, scratch)
+        if matrices == 2:
+            _dots(up, side_of_up, inner, hidden, i, next_at, x, rows, tiles, of_up)
         for n in range(rows.shape[0]):
             for r in range(TILE_ROWS):
                 number = activated(
-                    scratch[r, n], of_up[r, n], i + r, inner, bias, False, kind, alpha, limit
+                    scratch[r, n], of_up[r, n], i + r, (matrices - 1) * inner, bias, False, kind, alpha, limit
                 )  # fmt: skip
                 out[pairs[n], place(i + r, out)] = raised(number, like, out)
 
 
 @compiled
 def down_bf12(
-    record: int, bias: Any, hidden: int, inner: int, share: int, first: int, last: int, after: int, x: Any,
-    pairs: Any, out: Any, scratch: Any,
+    record: int, bias: Any, hidden: int, inner: int, matrices: int, share: int, first: int, last: int,
+    after: int, x: Any, pairs: Any, out: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """As products.down_rows, likewise. share: whole tiles. after: see gate_up_bf12."""
-    codes = record + 2 * codes_of(inner, hidden)
-    side = record + 3 * codes_of(inner, hidden) + 2 * _side_bytes(inner, hidden)
+    codes = record + matrices * codes_of(inner, hidden)
+    side = record + (matrices + 1) * codes_of(inner, hidden) + matrices * _side_bytes(inner, hidden)
     for h in range(first, last, TILE_ROWS):
         next_at = codes + codes_of(h + TILE_ROWS if h + TILE_ROWS < last else after, inner)
         _dots(codes, side, hidden, inner, h, next_at, x, pairs, share // TILE_COLUMNS, scratch)

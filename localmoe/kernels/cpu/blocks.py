@@ -61,11 +61,11 @@ def prepare(
         share = entries[SHARE, i]
         starts[0, i + 1] = starts[0, i] + (share + columns - 1) // columns
         starts[1, i + 1] = starts[1, i] + (hidden + down_rows - 1) // down_rows
-        num_weights += 3 * hidden * min(share, inner)  # of gate, up and down
+        num_weights += (shape[3] + 1) * hidden * min(share, inner)  # of gate, up and down
         store(ready.ctypes.data + 8 * i, 0)
         if fetched & NOBODY == entries[EXPERT, i] and (fetched >> LAYER_SHIFT) & NOBODY == layer:
             control[AHEAD_FIRST], control[AHEAD_COLUMNS] = starts[0, i], share
-            most = threads * blocks_ahead(hidden, weight_bits(coded, packed))
+            most = threads * blocks_ahead(hidden * shape[3], weight_bits(coded, packed))
             control[AHEAD_BLOCKS] = min(starts[0, i + 1] - starts[0, i], most)
     for block in range(control[AHEAD_BLOCKS]):
         store(claims.ctypes.data + 8 * block, 2 * job)

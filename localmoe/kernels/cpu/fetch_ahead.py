@@ -17,10 +17,11 @@ _THREAD_BYTES = 512 << 10  # for each thread: half of a core's own cache, on sma
 _PAGE = 4096
 
 
-def most_blocks_ahead(hidden: int, bits: int) -> int:
-    """Blocks of gate_up that a thread fetches ahead, of weights of so many bits: 16, 12 (BF12), 4 (MXFP4)."""
+def most_blocks_ahead(column: int, bits: int) -> int:
+    """Blocks of gate_up that a thread fetches ahead, of weights of so many bits: 16, 12 (BF12), 4 (MXFP4).
+    column: weights of an inner column, of gate and up together."""
     columns = GATE_UP_ROWS * WIDER_CODES if bits < 16 else GATE_UP_ROWS
-    return max(1, _THREAD_BYTES // (columns * hidden * bits // 4))
+    return max(1, _THREAD_BYTES // (columns * column * bits // 8))
 
 
 blocks_ahead = compiled(most_blocks_ahead)
@@ -47,12 +48,12 @@ def fetch_ahead(
     hidden, inner = x.shape[1], sizes[layer]
     weights = records[0, layer, expert]
     size = GATE_UP_ROWS if coded is None and packed is None else GATE_UP_ROWS * WIDER_CODES
-    for step in range(blocks_ahead(hidden, weight_bits(coded, packed))):
+    for step in range(blocks_ahead(hidden * shape[3], weight_bits(coded, packed))):
         first = (me + step * scratch.shape[0]) * size
         count = min(size, inner - first)
         if count <= 0:
             return
-        for part in range(2):  # where gate and up alternate, one behind the other
+        for part in range(shape[3]):  # where gate and up alternate, one behind the other
             row = 2 * first + part * count if shape[1] != 0 else part * inner + first
             if coded is not None:
                 at, end = weights + codes_of(row, hidden), weights + codes_of(row + count, hidden)

@@ -118,38 +118,41 @@ def activate(gate: Any, up: Any, kind: int, alpha: Any, limit: Any) -> Any:
 
 @compiled
 def gate_up_columns(
-    weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
+    weights: Any, bias: Any, hidden: int, inner: int, matrices: int, interleaved: bool, kind: int, alpha: Any,
+    limit: Any, first: int, last: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
 ) -> None:  # fmt: skip
-    """As gate_up_rows, of words (H, 2I)."""
+    """As gate_up_rows, of words (H, 2I) or (H, I)."""
     size, n = last - first, 0
+    to_up = size if matrices == 2 else 0
     while n < rows.shape[0]:
         together = some(rows.shape[0] - n)
         these = rows[n : n + together]
-        for part in range(1 if interleaved else 2):
+        for part in range(1 if interleaved else matrices):
             begin, count = (2 * first, 2 * size) if interleaved else (part * inner + first, size)
-            columns(weights, 2 * inner, begin, count, x, these, hidden, scratch[:, part * size :])
+            columns(weights, matrices * inner, begin, count, x, these, hidden, scratch[:, part * size :])
         for t in range(together):
             for j in range(size):
                 gate = scratch[t, 2 * j] if interleaved else scratch[t, j]
-                up = scratch[t, 2 * j + 1] if interleaved else scratch[t, size + j]
+                up = scratch[t, 2 * j + 1] if interleaved else scratch[t, to_up + j]
                 finish(
-                    gate, up, first + j, inner, bias, interleaved, kind, alpha, limit, out, pairs[n + t],
-                    first + j, like,
+                    gate, up, first + j, (matrices - 1) * inner, bias, interleaved, kind, alpha, limit, out,
+                    pairs[n + t], first + j, like,
                 )  # fmt: skip
         n += together
 
 
 @compiled
 def gate_up_rows(
-    weights: Any, bias: Any, hidden: int, inner: int, interleaved: bool, kind: int, alpha: Any, limit: Any,
-    first: int, last: int, after: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any, like: Any,
+    weights: Any, bias: Any, hidden: int, inner: int, matrices: int, interleaved: bool, kind: int, alpha: Any,
+    limit: Any, first: int, last: int, after: int, x: Any, rows: Any, pairs: Any, out: Any, scratch: Any,
+    like: Any,
 ) -> None:  # fmt: skip
     """out[pair, i] = act(gate) * up, rounded to the kind of `like`, for inner columns first <= i < last.
 
     Args:
         after: the inner column that is likely to be read next.
         weights: 16-bit words of gate_up, (2I, H). bias: numbers (2I,) of the activations' kind, or empty.
+        matrices: 2; 1 without a gate, where there are I rows, each of which is gate and up at once.
         x: (T, H), 16-bit words where dot_tiles wants them, else float32. rows, pairs: int32 (n,), each pair's
             token and its row of `out`.
         out: (P, I) of x's kind.
@@ -158,40 +161,49 @@ def gate_up_rows(
     """
     base, row = weights.ctypes.data, 2 * hidden  # bytes of a row
     step, to_up = (2 * row, row) if interleaved else (row, inner * row)
-    for i in range(first, last, 2):
-        both = i + 1 < last
-        gate_at = base + i * step
-        dots(
-            weights, gate_at, gate_at + to_up, step if both else 0,
-            2 * step if i + 2 < last else (after - i) * step,
-            x, rows, hidden, scratch,
-        )  # fmt: skip
+    together = 2 if matrices == 2 else 4
+    for i in range(first, last, together):
+        left = last - i
+        one = 1 if left > 1 else 0
+        if matrices == 1:  # of fewer than four rows some are done twice
+            one = 1 if left > 2 else 0
+            to_up = row * (2 if left > 3 else min(left - 1, 1))
+        at = base + i * step
+        ahead = together * step if left > together else (after - i) * step
+        dots(weights, at, at + to_up, one * step, ahead, x, rows, hidden, scratch)
         for n in range(rows.shape[0]):
-            for r in range(1 + both):
-                finish(
-                    scratch[r, n], scratch[2 + r, n], i + r, inner, bias, interleaved, kind, alpha, limit,
-                    out, pairs[n], i + r, like,
-                )  # fmt: skip
+            if matrices == 2:
+                for r in range(1 + one):
+                    finish(
+                        scratch[r, n], scratch[2 + r, n], i + r, inner, bias, interleaved, kind, alpha, limit,
+                        out, pairs[n], i + r, like,
+                    )  # fmt: skip
+            else:
+                for r in range(4):
+                    j, both = i + r // 2 * (to_up // row) + r % 2 * one, scratch[r, n]
+                    finish(
+                        both, both, j, 0, bias, False, kind, alpha, limit, out, pairs[n], j, like
+                    )  # fmt: skip
 
 
 @compiled
 def activated(
-    gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any
+    gate: Any, up: Any, i: int, to_up: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any
 ) -> Any:
-    """Inner column i of a pair from its two sums, in float32."""
+    """Inner column i of a pair from its two sums, in float32. to_up: from gate's biases to up's."""
     if bias.shape[0] > 0:
         gate += value(bias[2 * i if interleaved else i])
-        up += value(bias[2 * i + 1 if interleaved else inner + i])
+        up += value(bias[2 * i + 1 if interleaved else to_up + i])
     return activate(gate, up, kind, alpha, limit)
 
 
 @compiled
 def finish(
-    gate: Any, up: Any, i: int, inner: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
+    gate: Any, up: Any, i: int, to_up: int, bias: Any, interleaved: bool, kind: int, alpha: Any, limit: Any,
     out: Any, pair: int, at: int, like: Any,
 ) -> None:  # fmt: skip
     """The same, rounded, into out[pair, at]. like: see gate_up_rows."""
-    out[pair, at] = kept(activated(gate, up, i, inner, bias, interleaved, kind, alpha, limit), like, out)
+    out[pair, at] = kept(activated(gate, up, i, to_up, bias, interleaved, kind, alpha, limit), like, out)
 
 
 @compiled

@@ -84,22 +84,23 @@ def gate_up_task(
     begin, end = entries[BEGIN, i], entries[END, i]
     record = records[0, layer, expert]
     bias_at = records[1, layer, expert]
-    bias = carray(words_at(bias_at, words), (2 * width if bias_at != 0 else 0,))
+    height = shape[3] * width
+    bias = carray(words_at(bias_at, words), (height if bias_at != 0 else 0,))
     block = gate_up_size(columned, coded, packed)
     first = (task - starts[0, i]) * block
     last = min(first + block, entries[SHARE, i])
     after = _next_block(first, block, entries[SHARE, i], base)
     if columned is not None:
-        weights = carray(words_at(record, columned), (2 * width * hidden,))
+        weights = carray(words_at(record, columned), (height * hidden,))
         gate_up_columns(
-            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last,
-            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
+            weights, bias, hidden, width, shape[3], shape[1] != 0, shape[2], numbers[0], numbers[1], first,
+            last, x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if rowed is not None:
-        weights = carray(words_at(record, rowed), (2 * width * hidden,))
+        weights = carray(words_at(record, rowed), (height * hidden,))
         gate_up_rows(
-            weights, bias, hidden, width, shape[1] != 0, shape[2], numbers[0], numbers[1], first, last, after,
-            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
+            weights, bias, hidden, width, shape[3], shape[1] != 0, shape[2], numbers[0], numbers[1], first,
+            last, after, x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if coded is not None:
         gate_up_codes(
@@ -108,7 +109,7 @@ def gate_up_task(
         )  # fmt: skip
     if packed is not None:
         gate_up_bf12(
-            record, bias, hidden, width, shape[2], numbers[0], numbers[1], first, last, after,
+            record, bias, hidden, width, shape[3], shape[2], numbers[0], numbers[1], first, last, after,
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
@@ -125,7 +126,7 @@ def down_task(
     width, hidden = sizes[layer], out.shape[1]
     wanted = starts[0, i + 1] - starts[0, i]
     record = records[0, layer, expert]
-    weights_at = record + 4 * width * hidden
+    weights_at = record + 2 * shape[3] * width * hidden
     block = down_size(columned, coded)
     first = (task - starts[1, i]) * block
     last = min(first + block, hidden)
@@ -136,7 +137,7 @@ def down_task(
             codes = record + width * hidden
             start, end = codes + codes_of(first, width), codes + codes_of(last, width)
         if packed is not None:
-            codes = record + 2 * bf12_codes_of(width, hidden)
+            codes = record + shape[3] * bf12_codes_of(width, hidden)
             start, end = codes + bf12_codes_of(first, width), codes + bf12_codes_of(last, width)
         for at in range(start, end, 64):
             fetch(at)  # other threads still compute its input: memory need not wait for them
@@ -158,7 +159,9 @@ def down_task(
     if coded is not None:
         down_codes(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
     if packed is not None:
-        down_bf12(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
+        down_bf12(
+            record, bias, hidden, width, shape[3], share, first, last, after, inner, these, out, scratch
+        )
 
 
 @compiled

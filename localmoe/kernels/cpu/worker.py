@@ -109,7 +109,7 @@ def _job(
                         packed,
                     )  # fmt: skip
             if columns > 0:
-                add(base + 8 * AHEAD_BYTES, weight_bytes(columns * 2 * x.shape[1], coded, packed))
+                add(base + 8 * AHEAD_BYTES, weight_bytes(columns * shape[3] * x.shape[1], coded, packed))
             continue
         drawn = ticket & _DRAWN
         if drawn >= control[TASKS_A] + control[TASKS_B]:
@@ -165,7 +165,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
             control: int64 (CONTROL_WORDS,). posted, answered, foretold: addresses of the mailbox's words.
             head, entries, pairs, words, out: the mailbox. `words` (T, H) also tells the kind of numbers that
                 the model computes in, and that biases have.
-            shape: int64: K, interleaved, activation kind. numbers: float32: alpha, limit.
+            shape: int64: K, interleaved, activation kind, matrices before down: 2, or without a gate 1.
+            numbers: float32: alpha, limit.
             records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down
                 (0: none).
             sizes: int64 (L,): inner size I of each layer.

@@ -26,7 +26,7 @@ def copy_ahead(stage: StageView, residency: ResidencyView) -> None:
         stage.words, residency.home, stage.memory, stage.progress,
         BLOCKS=stage.columns // stage.block, FIRST_AT=stage.places[0], SECOND_AT=stage.places[1],
         FIRST=first, FIRST_PAD=triton.next_power_of_2(first),
-        SECOND=second, SECOND_PAD=triton.next_power_of_2(second),
+        SECOND=second, SECOND_PAD=triton.next_power_of_2(max(1, second)),
         TURNS=TURNS, PARTS=PARTS, LAYER_SHIFT=LAYER_SHIFT, NUMBER_SHIFT=NUMBER_SHIFT,
         **after_previous(stage.memory.device), num_warps=4,
     )  # fmt: skip
@@ -39,7 +39,7 @@ def _copy_ahead(
     TURNS: tl.constexpr, PARTS: tl.constexpr, LAYER_SHIFT: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """FIRST, SECOND: elements of a part of a block's two pieces."""
+    """FIRST, SECOND: elements of a part of a block's two pieces; the second may have none."""
     wait_for_previous(DEPENDENT)
     place, number = tl.load(words), tl.load(words + 1)
     if place >= 0:
@@ -55,9 +55,11 @@ def _copy_ahead(
                 at = tl.multiple_of(nth * FIRST, 16 // element_bytes) + i
                 behind = tl.multiple_of(nth * SECOND, 16 // element_bytes) + j
                 first = tl.load(weights + FIRST_AT + at, mask=i < FIRST)
-                second = tl.load(weights + SECOND_AT + behind, mask=j < SECOND)
+                if SECOND > 0:
+                    second = tl.load(weights + SECOND_AT + behind, mask=j < SECOND)
                 tl.store(memory + at, first, mask=i < FIRST)
-                tl.store(memory + BLOCKS * PARTS * FIRST + behind, second, mask=j < SECOND)
+                if SECOND > 0:
+                    tl.store(memory + BLOCKS * PARTS * FIRST + behind, second, mask=j < SECOND)
                 tl.debug_barrier()
                 done = (number << NUMBER_SHIFT) + block // TURNS + 1
                 tl.atomic_xchg(progress + tl.program_id(0), done, sem="release", scope="gpu")

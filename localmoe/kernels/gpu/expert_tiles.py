@@ -20,14 +20,15 @@ BF12 = tl.constexpr(2)
 @triton.jit
 def _gate_up_tile(
     x, x_stride, rows, ok, w, to_up, keep, nb,
-    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr, KEEP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """gate and up, float32 (BM, BN) each; with KEEP the weights are written to `keep` as they are read.
-    to_up: how far up's rows are behind gate's."""
+    to_up: how far up's rows are behind gate's. Without GATED both are the same."""
     WIDTH: tl.constexpr = 2 * BN if INTERLEAVED else BN
     COLUMNS: tl.constexpr = 2 * I if INTERLEAVED else I
-    advance: tl.constexpr = 2 * I if TRANSPOSED else 1  # from a column of the sum to the next
+    ROWS: tl.constexpr = 2 * I if GATED else I
+    advance: tl.constexpr = ROWS if TRANSPOSED else 1  # from a column of the sum to the next
     kept_up: tl.constexpr = I if TRANSPOSED else I * H
     n = nb * WIDTH + tl.arange(0, WIDTH)
     inside = n < COLUMNS
@@ -37,7 +38,7 @@ def _gate_up_tile(
     k = tl.arange(0, BK)
     x_at = x + rows[:, None] * x_stride + k[None, :]
     if TRANSPOSED:
-        at = k[:, None] * (2 * I) + n_read[None, :]
+        at = k[:, None] * ROWS + n_read[None, :]
         kept = inside[None, :] & (k >= 0)[:, None]
     else:
         at = n_read[:, None] * H + k[None, :]
@@ -48,26 +49,28 @@ def _gate_up_tile(
         if H % BK == 0 and not TRANSPOSED:
             a = tl.load(x_at + start, mask=ok[:, None], other=0.0)
             g = tl.load(w + at + start * advance, eviction_policy="evict_first")
-            if not INTERLEAVED:
+            if GATED and not INTERLEAVED:
                 u = tl.load(w + to_up + at + start * advance, eviction_policy="evict_first")
         else:
             in_k = start + k < H
             a = tl.load(x_at + start, mask=ok[:, None] & in_k[None, :], other=0.0)
             kept = inside[None, :] & in_k[:, None] if TRANSPOSED else inside[:, None] & in_k[None, :]
             g = tl.load(w + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first")
-            if not INTERLEAVED:
+            if GATED and not INTERLEAVED:
                 u = tl.load(
                     w + to_up + at + start * advance, mask=kept, other=0.0, eviction_policy="evict_first"
                 )
         if KEEP:
             tl.store(keep + at + start * advance, g, mask=kept)
-            if not INTERLEAVED:
+            if GATED and not INTERLEAVED:
                 tl.store(keep + kept_up + at + start * advance, u, mask=kept)
         gate = tl.dot(a, g if TRANSPOSED else tl.trans(g), gate)
-        if not INTERLEAVED:
+        if GATED and not INTERLEAVED:
             up = tl.dot(a, u if TRANSPOSED else tl.trans(u), up)
     if INTERLEAVED:
         gate, up = tl.split(tl.reshape(gate, (BM, BN, 2)))
+    if not GATED:
+        up = gate
     return gate, up
 
 
@@ -100,20 +103,23 @@ def _mxfp4_tile(
 @triton.jit
 def _bf12_gate_up(
     a_rows, ok, words, to_up, record, keep, strip, R: tl.constexpr, C: tl.constexpr, S: tl.constexpr,
-    KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
-    """Products with a strip of 16 rows of gate and of up, matrices (R, C) in BF12: float32 (BM, BN) each.
+    """Products with a strip of 16 rows of gate and of up, matrices (R, C) in BF12: float32 (BM, BN) each,
+    without GATED twice the same.
     With KEEP what is read is written to its slot. a_rows: pointers (BM,) to rows of the other factor. to_up:
     words from gate's codes to up's; what lies beside the codes is read of `record`. S: strays that a strip
     may have."""
     UP: tl.constexpr = R * C // 8 * 3
-    SIDE: tl.constexpr = 3 * UP  # behind the codes of all three
+    SIDE: tl.constexpr = (3 if GATED else 2) * UP  # behind the codes of all matrices
     BESIDE: tl.constexpr = R + R // 8 * S
     n = strip * BN + tl.arange(0, BN)
     at = bf12.code_places(n, C)
     side, kept = record + SIDE, keep + SIDE
     p, v = bf12.load_strays(side, kept, strip, 0, R, S, KEEP)
-    q, w = bf12.load_strays(side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP)
+    if GATED:
+        q, w = bf12.load_strays(side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP)
     a_at = a_rows[:, None] + tl.arange(0, BK)[None, :]
     gate = tl.zeros([BM, BN], tl.float32)
     up = tl.zeros([BM, BN], tl.float32)
@@ -122,12 +128,17 @@ def _bf12_gate_up(
         here, there = words + at + start * 6, keep + at + start * 6
         x, y, z = bf12.load_words(here, there, KEEP)
         gate = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), gate, PTX)
-        x, y, z = bf12.load_words(here + to_up, there + UP, KEEP)
-        up = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), up, PTX)
+        if GATED:
+            x, y, z = bf12.load_words(here + to_up, there + UP, KEEP)
+            up = bf12.dot(a, tl.trans(bf12.decode(x, y, z, BK, PTX)), up, PTX)
     gate = bf12.scaled(gate, side, kept, n, KEEP)
-    up = bf12.scaled(up, side + BESIDE, kept + BESIDE, n, KEEP)
+    if GATED:
+        up = bf12.scaled(up, side + BESIDE, kept + BESIDE, n, KEEP)
     gate = bf12.add_strays(gate, p, v, a_rows, ok, side, kept, strip, 0, R, S, KEEP, PTX)
-    up = bf12.add_strays(up, q, w, a_rows, ok, side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP, PTX)
+    if GATED:
+        up = bf12.add_strays(up, q, w, a_rows, ok, side + BESIDE, kept + BESIDE, strip, 0, R, S, KEEP, PTX)
+    else:
+        up = gate
     return gate, up
 
 
@@ -156,7 +167,7 @@ def _bf12_down(
 @triton.jit
 def gate_up(
     x, x_stride, rows, ok, w, behind, record, keep, nb,
-    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, KEEP: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -165,9 +176,10 @@ def gate_up(
     strip in BF12."""
     if FORM == BF12:
         gate, up = _bf12_gate_up(
-            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, STRAYS, KEEP, PTX, BM, BN, BK
+            x + rows * x_stride, ok, w, behind, record, keep, nb, I, H, STRAYS, GATED, KEEP, PTX, BM, BN, BK
         )
     elif FORM == MXFP4:
+        tl.static_assert(GATED)  # see records.RecordLayout.fits_mxfp4
         a_at = x + rows[:, None] * x_stride + tl.arange(0, BK)[None, :]
         S: tl.constexpr = 3 * I * H // 8  # behind both matrices' codes
         if INTERLEAVED:
@@ -180,7 +192,7 @@ def gate_up(
             up = _mxfp4_tile(a_at, ok, w, keep, I + nb * BN, 0, behind, S, 2 * I, H, KEEP, PTX, BM, BN, BK)
     else:
         gate, up = _gate_up_tile(
-            x, x_stride, rows, ok, w, behind, keep, nb, H, I, TRANSPOSED, INTERLEAVED, KEEP, BM, BN, BK
+            x, x_stride, rows, ok, w, behind, keep, nb, H, I, TRANSPOSED, GATED, INTERLEAVED, KEEP, BM, BN, BK
         )
     return gate, up
 
@@ -223,15 +235,15 @@ def _down_tile(
 @triton.jit
 def down(
     inner, pair, ok, w, keep, nb, skipped, SPLIT: tl.constexpr,
-    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr, KEEP: tl.constexpr,
-    PTX: tl.constexpr, STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr,
+    KEEP: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """As `_down_tile`, of a record in any form. STRAYS: of a strip of gate or up in BF12; MORE_STRAYS: of
     down."""
     if FORM == BF12:
         # behind its codes and what lies beside gate and up
-        SIDE: tl.constexpr = I * H // 8 * 3 + 2 * (I + I // 8 * STRAYS)
+        SIDE: tl.constexpr = I * H // 8 * 3 + (2 if GATED else 1) * (I + I // 8 * STRAYS)
         acc = _bf12_down(
             inner + pair * I, ok, w, keep, nb, skipped, SIDE, H, I, MORE_STRAYS, KEEP, PTX, BM, BN, BK
         )

@@ -30,7 +30,7 @@ class Tile:
     where a group's codes are no multiple of that.
 
     Attributes:
-        rows: rows of the matrix, a power of two (gate_up: pairs of a gate and an up row).
+        rows: rows of the matrix, a power of two (gate_up: pairs of a gate and an up row, if there is a gate).
         vectors: vectors of a row side by side, a power of two.
         depth: steps of that size whose loads come before the first use.
     """
@@ -89,7 +89,9 @@ def lowbit_moe(
 
 def choose_gate_up_tile(experts: LowBitExperts) -> Tile:
     """One warp a program, so that none waits at a barrier, with eight rows' loads under way at once."""
-    return Tile(4, _LANES, _depth(-(-_vectors(experts.gate_up) // _LANES), experts.bits))
+    return Tile(
+        4 if experts.gated else 8, _LANES, _depth(-(-_vectors(experts.gate_up) // _LANES), experts.bits)
+    )
 
 
 def choose_down_tile(experts: LowBitExperts, top_k: int) -> Tile:
@@ -120,6 +122,7 @@ def gate_up_constants(
         **_constants(experts, experts.gate_up, top_k, tile, ptx),
         "BIASED": experts.gate_up_bias is not None,
         "INDEXED": experts.gate_up.columns is not None,
+        "GATED": experts.gated,
         "KIND": activation.kind,
         "ALPHA": activation.alpha,
         "CLAMP": activation.limit,

@@ -142,21 +142,23 @@ def gate_up_kernel(
     K: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, CLAMP: tl.constexpr,
     BN: tl.constexpr, NL: tl.constexpr, DEPTH: tl.constexpr, INDEXED: tl.constexpr, TABLE: tl.constexpr,
-    PTX: tl.constexpr, DEPENDENT: tl.constexpr,
+    GATED: tl.constexpr, PTX: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """gated (T K, I) = act(gate) * up of BN hidden values of one pair: rows n of gate and I + n of up.
+    """gated (T K, I) = act(gate) * up of BN hidden values of one pair: rows n of gate and I + n of up, or,
+    without GATED, rows n of both.
 
     x (T, H), index (T, K), codebooks (E, 16), read if TABLE, columns (E, H), read if INDEXED, bias (E, 2I).
     A pair with no expert writes nothing.
     """
     wait_for_previous(DEPENDENT)
-    INNER: tl.constexpr = ROWS // 2
+    INNER: tl.constexpr = ROWS // 2 if GATED else ROWS
+    LINES: tl.constexpr = 2 * BN if GATED else BN
     C: tl.constexpr = 4 if BITS == 8 else (8 if BITS == 4 else 16)
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     pair = tl.program_id(1)
     expert = tl.load(index + pair)
     if expert >= 0 and expert < E:
-        line = tl.arange(0, 2 * BN)
+        line = tl.arange(0, LINES)
         n = tl.program_id(0) * BN + line % BN
         row = (line // BN * INNER + n)[None, None, :]
         row_mask = (n < INNER)[None, None, :]
@@ -168,13 +170,16 @@ def gate_up_kernel(
             scales + begin * GROUPS + row * GROUPS,
             codebooks + expert * 16 + tl.zeros([1, 1, 1], tl.int32),
             x + (pair // K) * COLUMNS + tl.zeros([1, 1, 1], tl.int32), columns + expert * COLUMNS,
-            row_mask, tl.full([1, 1, 1], True, tl.int1), tl.zeros([NL, 1, 2 * BN], tl.float32),
+            row_mask, tl.full([1, 1, 1], True, tl.int1), tl.zeros([NL, 1, LINES], tl.float32),
             COLUMNS, GROUP, BITS, NL, DEPTH, INNER % BN == 0, INDEXED, TABLE, PTX,
         )  # fmt: skip
-        sums = tl.sum(tl.reshape(acc, [NL, 2 * BN]), 0)
+        sums = tl.sum(tl.reshape(acc, [NL, LINES]), 0)
         if BIASED:
             sums += tl.load(bias + begin + line // BN * INNER + n, n < INNER, 0.0).to(tl.float32)
-        gate, up = tl.split(tl.trans(tl.reshape(sums, [2, BN])))
+        if GATED:
+            gate, up = tl.split(tl.trans(tl.reshape(sums, [2, BN])))
+        else:
+            gate, up = sums, sums
         n = tl.program_id(0) * BN + tl.arange(0, BN)
         value = apply_activation(gate, up, KIND, ALPHA, CLAMP)
         tl.store(gated + pair.to(tl.int64) * INNER + n, value.to(gated.dtype.element_ty), n < INNER)

@@ -39,7 +39,7 @@ class ExpertShape:
     Attributes:
         hidden, inner: H and I.
         transposed: matrices are (in, out) instead of (out, in).
-        activation: of gate and up; says whether their rows alternate.
+        activation: of gate and up; says whether their rows alternate, and whether there is a gate.
         form: of the record, see experts.records; of codes `transposed` says nothing.
     """
 
@@ -148,7 +148,7 @@ def routed_experts(
     Args:
         x: (T, H) bfloat16 or float16. index: int64 (T, K). weights: (T, K). live: int32 (1,).
         groups: of `index`. done: int64 (1,), see ResidencyView.
-        gate_up_bias: (E, 2I) in the record's order. down_bias: (E, H).
+        gate_up_bias: (E, 2I) in the record's order, without a gate (E, I). down_bias: (E, H).
         lane: the one that `groups` were made with.
 
     Returns:
@@ -190,7 +190,7 @@ def run_groups(
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         words, *_stage_arguments(groups.stage, blocks.block_n),
         TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
-        K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed,
+        K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, GATED=shape.activation.gated,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, FORM=form, PTX=ptx,
         STRAYS=strays,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
@@ -200,7 +200,8 @@ def run_groups(
     launch(
         down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
-        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, FORM=form, PTX=ptx,
+        H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, GATED=shape.activation.gated, FORM=form,
+        PTX=ptx,
         STRAYS=strays, MORE_STRAYS=more_strays,
         BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,

@@ -21,9 +21,9 @@ def gate_up_kernel(
     words_at, staged, stage, progress,
     BLOCKS: tl.constexpr, SHARED: tl.constexpr, FIRST_AT: tl.constexpr, BEHIND: tl.constexpr,
     TURNS: tl.constexpr, PARTS: tl.constexpr, NUMBER_SHIFT: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, FORM: tl.constexpr, PTX: tl.constexpr,
-    STRAYS: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    FORM: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """tickets, landings: None where nothing is waited for, or lands. words_at: where records are codes, an
@@ -76,7 +76,7 @@ def gate_up_kernel(
             if lands:
                 gate, up = gate_up(
                     x, x_stride, rows, ok, w, behind, record, keep, nb,
-                    H, I, FORM, TRANSPOSED, INTERLEAVED, True, PTX, STRAYS, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, GATED, INTERLEAVED, True, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()  # from here on this program's part is read from the slot
                 w = keep
@@ -86,13 +86,16 @@ def gate_up_kernel(
             else:
                 gate, up = gate_up(
                     x, x_stride, rows, ok, w, behind, record, keep, nb,
-                    H, I, FORM, TRANSPOSED, INTERLEAVED, False, PTX, STRAYS, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, GATED, INTERLEAVED, False, PTX, STRAYS, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:
-                row = bias + tl.load(experts + tile).to(tl.int64) * (2 * I)
+                row = bias + tl.load(experts + tile).to(tl.int64) * ((2 if GATED else 1) * I)
                 gate_at, up_at = (2 * n, 2 * n + 1) if INTERLEAVED else (n, I + n)
                 gate += tl.load(row + gate_at, mask=n < I, other=0.0).to(tl.float32)[None, :]
-                up += tl.load(row + up_at, mask=n < I, other=0.0).to(tl.float32)[None, :]
+                if GATED:
+                    up += tl.load(row + up_at, mask=n < I, other=0.0).to(tl.float32)[None, :]
+                else:
+                    up = gate
             y = apply_activation(gate, up, KIND, ALPHA, LIMIT)
             at = pair[:, None].to(tl.int64) * I + n[None, :]
             tl.store(inner + at, y.to(dtype), mask=ok[:, None] & (n < I)[None, :])
@@ -103,8 +106,8 @@ def gate_up_kernel(
 def down_kernel(
     inner, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, bias, out,
     words_at,
-    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, FORM: tl.constexpr, PTX: tl.constexpr,
-    STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr, FORM: tl.constexpr,
+    PTX: tl.constexpr, STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """words_at, FORM, STRAYS: as gate_up's; MORE_STRAYS: see expert_tiles."""
@@ -119,7 +122,8 @@ def down_kernel(
             landing = tl.load(landings + tile)
         anchor = inner if FORM == PLAIN else words_at
         # gate_up's weights
-        behind: tl.constexpr = 2 * I * H if FORM == PLAIN else I * H // 4 if FORM == MXFP4 else 3 * I * H // 4
+        both: tl.constexpr = 2 * I * H if GATED else I * H
+        behind: tl.constexpr = both if FORM == PLAIN else both // 8 if FORM == MXFP4 else 3 * both // 8
         w, keep = record_at(anchor, address) + behind, record_at(anchor, landing) + behind
         SPLIT: tl.constexpr = skips is not None
         QUANTUM: tl.constexpr = BK if FORM != PLAIN else 64 if I % 64 == 0 else 16  # split_quantum's
@@ -138,14 +142,14 @@ def down_kernel(
             if lands:
                 acc = down(
                     inner, pair, ok, w, keep, nb, skipped, SPLIT,
-                    H, I, FORM, TRANSPOSED, True, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, GATED, True, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
                 )  # fmt: skip
                 tl.debug_barrier()
                 w = keep
             else:
                 acc = down(
                     inner, pair, ok, w, keep, nb, skipped, SPLIT,
-                    H, I, FORM, TRANSPOSED, False, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
+                    H, I, FORM, TRANSPOSED, GATED, False, PTX, STRAYS, MORE_STRAYS, BM, BN, BK,
                 )  # fmt: skip
             if bias is not None:
                 row = bias + tl.load(experts + tile).to(tl.int64) * H

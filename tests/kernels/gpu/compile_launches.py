@@ -326,7 +326,7 @@ def as_streamed(groups: Groups) -> Groups:
 
 def routed() -> None:
     """16-bit experts: beside the CPU, with a part copied ahead, and gpt-oss's; likewise those in MXFP4;
-    packed ones likewise, and of prompts."""
+    packed ones likewise, and of prompts; without a gate, in 16 bits and packed."""
     lane, residency, stage = lane_of(9, 60, 4)
     x, index = torch.empty(9, 2048, dtype=torch.bfloat16), torch.empty(9, 4, dtype=torch.int64)
     shape, live, shares = (
@@ -362,6 +362,9 @@ def routed() -> None:
             x, groups_of(index, live, residency, *both), index, shares, live, live, shape, 32,
             gate_up_bias=biases, down_bias=biases[:, :2880], lane=both[0],
         )  # fmt: skip
+    x, ungated = x[:, :2688], ExpertShape(2688, 1856, False, Activation("relu", gated=False))
+    for shape in (ungated, replace(ungated, form=WeightForm.BF12)):
+        routed_experts(x, groups_of(index, live, residency), index, shares, live, live, shape, 60)
 
 
 def choices() -> None:

@@ -43,6 +43,7 @@ def random_experts(
     biased: bool = False,
     indexed: bool = False,
     codebook: bool = False,
+    gated: bool = True,
 ) -> LowBitExperts:
     """Experts of sizes (E, H, I) with random codes, padding included, and biases of a product's size;
     indexed: input features in a random order of each expert; codebook: a random table for each."""
@@ -50,7 +51,7 @@ def random_experts(
     generator = torch.Generator(DEVICE).manual_seed(seed)
     experts = LowBitExperts.empty(
         num_experts, hidden, inner, bits, group_size, DEVICE,
-        gate_up_bias=torch.zeros(num_experts, 2 * inner) if biased else None,
+        gated=gated, gate_up_bias=torch.zeros(num_experts, (1 + gated) * inner) if biased else None,
         down_bias=torch.zeros(num_experts, hidden, dtype=torch.bfloat16) if biased else None,
         indexed=indexed, codebook=codebook,
     )  # fmt: skip
@@ -92,7 +93,8 @@ def reference(
         products = gate_up @ x[token].double()
         if experts.gate_up_bias is not None:
             products += experts.gate_up_bias[expert].double()
-        hidden = activation.apply(*products.chunk(2)).to(x.dtype).double()
+        both = products.chunk(2) if experts.gated else (products, products)
+        hidden = activation.apply(*both).to(x.dtype).double()
         y = down @ hidden
         if experts.down_bias is not None:
             y += experts.down_bias[expert].double()

@@ -48,22 +48,23 @@ def awkward(rows: int, columns: int, chance: torch.Generator) -> Tensor:
 class Both:
     """Experts of one layer in both forms, on the host and in slots of their own."""
 
-    def __init__(self, hidden: int, inner: int, strays: bool = True) -> None:
+    def __init__(self, hidden: int, inner: int, strays: bool = True, gated: bool = True) -> None:
         chance = torch.Generator().manual_seed(3)
-        shapes = (2 * inner, hidden), (hidden, inner)
+        height = 2 * inner if gated else inner
+        shapes = (height, hidden), (hidden, inner)
         self.plain = RecordLayout(*shapes, transposed=False)
         self.packed = RecordLayout(*shapes, transposed=False, form=WeightForm.BF12)
-        self.activation = Activation("relu")
+        self.activation = Activation("relu", gated=gated)
         self.weights = torch.empty(EXPERTS, self.plain.elements, dtype=torch.bfloat16, pin_memory=ON_GPU)
         self.codes = torch.zeros(EXPERTS, self.packed.bf12_bytes, dtype=torch.uint8, pin_memory=ON_GPU)
         for expert in range(EXPERTS):
             gate_up, down = self.plain.views(self.weights[expert])
             matrices = self.packed.bf12_views(self.codes[expert])
-            for to, matrix in zip((gate_up[:inner], gate_up[inner:], down), matrices, strict=True):
+            for to, matrix in zip((*gate_up.split(inner), down), matrices, strict=True):
                 weights = awkward(matrix.rows, matrix.columns, chance)
                 to.copy_(weights if strays else weights.clamp(2.0**-7, 2.0))
                 matrix.put(0, to)
-        biases = (torch.randn(EXPERTS, size, generator=chance) for size in (2 * inner, hidden))
+        biases = (torch.randn(EXPERTS, size, generator=chance) for size in (height, hidden))
         self.biases = [bias.to(DEVICE, torch.bfloat16) for bias in biases]
         self.x = torch.randn(40, hidden, generator=chance).to(DEVICE, torch.bfloat16)
         self.slots = torch.full((EXPERTS, self.codes.shape[1] + ROOM), 255, dtype=torch.uint8, device=DEVICE)
@@ -111,7 +112,7 @@ class Both:
         """(T, H) of one expert, likewise."""
         gate_up, down = (view.double() for view in self.plain.views(self.weights[expert].cpu()))
         biases = [bias[expert].cpu().double() for bias in self.biases]
-        gate, up = (x.cpu().double() @ gate_up.T + biases[0]).chunk(2, dim=1)
+        gate, up = self.activation.split(x.cpu().double() @ gate_up.T + biases[0])
         inner = (gate.relu() * up).to(torch.bfloat16).double()
         return inner @ down.T + biases[1]
 
@@ -126,11 +127,12 @@ SIZES = [(64, 128), (192, 64)]  # one step and several along each matrix
 LARGER = [(320, 192), (2048, 1408)]  # of the same branches: for a GPU, as interpreting them takes long
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("hidden", "inner"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.gpu) for size in LARGER)]
 )
-def test_outputs_are_those_of_16_bit_weights(hidden: int, inner: int) -> None:
-    made = Both(hidden, inner)
+def test_outputs_are_those_of_16_bit_weights(hidden: int, inner: int, gated: bool) -> None:
+    made = Both(hidden, inner, gated=gated)
     for tokens in (1, 37):
         wanted = made.reference(tokens)
         found = [made.run(made.codes, made.packed, tokens, landing) for landing in ([], [1, 2], [3])]
@@ -176,8 +178,9 @@ def test_a_rows_bits_do_not_depend_on_what_rides_along() -> None:
         assert torch.equal(part.view(torch.int16), whole[:rows].view(torch.int16)), (rows, block_rows)
 
 
-def test_what_is_read_from_the_host_lies_in_its_slot_afterwards() -> None:
-    made = Both(192, 64)
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_is_read_from_the_host_lies_in_its_slot_afterwards(gated: bool) -> None:
+    made = Both(192, 64, gated=gated)
     hosts = made.codes.clone()
     made.run(made.codes, made.packed, 12, [2, 1, 3])
     size = made.codes.shape[1]

@@ -3,7 +3,7 @@ they are complete."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import test_bf12_experts as bf12
@@ -39,17 +39,19 @@ class Case:
     hidden: int
     inner: int
     column_bytes: int  # of an inner column in the stage
+    gated: bool = True
 
     def make(self) -> mxfp4.Both | bf12.Both:
         if self.form is WeightForm.MXFP4:
             return mxfp4.Both(self.hidden, self.inner, OAI)
-        return bf12.Both(self.hidden, self.inner)
+        return bf12.Both(self.hidden, self.inner, gated=self.gated)
 
     @property
     def shape(self) -> ExpertShape:
         if self.form is WeightForm.MXFP4:
             return ExpertShape(self.hidden, self.inner, True, OAI, form=self.form)
-        return ExpertShape(self.hidden, self.inner, False, SILU, form=self.form)
+        activation = replace(SILU, gated=self.gated)
+        return ExpertShape(self.hidden, self.inner, False, activation, form=self.form)
 
     @property
     def block(self) -> int:
@@ -60,7 +62,7 @@ class Case:
         of MXFP4 is beside them."""
         record = made.codes[CHOSEN]
         if self.form is WeightForm.BF12:
-            for matrix in made.packed.bf12_views(record)[:2]:
+            for matrix in made.packed.bf12_views(record)[:-1]:
                 of_row = matrix.codes.numel() // matrix.rows
                 matrix.codes.view(-1)[first * of_row : (first + columns) * of_row] ^= 0x11
             return
@@ -75,6 +77,7 @@ class Case:
 CASES = [
     pytest.param(Case(WeightForm.MXFP4, 192, 192, 192 + 8 * 2), id="mxfp4"),
     pytest.param(Case(WeightForm.BF12, 128, 320, 2 * 128 * 12 // 8), id="bf12"),
+    pytest.param(Case(WeightForm.BF12, 128, 320, 128 * 12 // 8, gated=False), id="ungated"),
     pytest.param(Case(WeightForm.BF12, 2048, 1408, 2 * 2048 * 12 // 8), id="qwen", marks=pytest.mark.gpu),
 ]
 
@@ -128,7 +131,7 @@ def test_a_small_stage_holds_the_last_columns(case: Case, monkeypatch: pytest.Mo
     assert not torch.equal(made.run(made.codes, made.packed, 3, [], INDEX, stage=stage), wanted)
 
 
-@pytest.mark.parametrize("case", CASES[:2])
+@pytest.mark.parametrize("case", CASES[:3])
 def test_a_part_that_is_not_there_is_read_from_the_host(case: Case) -> None:
     made, block, inner = case.make(), case.block, case.inner
     wanted = made.run(made.codes, made.packed, 3, [], INDEX)

@@ -38,6 +38,7 @@ def fresh_memory_is_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
+UNGATED = Activation("relu", gated=False)
 CASES = [
     # (E, H, I), bits, group, T, K, dtype, biased, activation, gate_up tile, down tile
     ((5, 256, 96), 4, 128, 2, 4, torch.bfloat16, False, SILU, BIG, BIG),
@@ -65,13 +66,16 @@ CASES = [
     ((3, 700, 64), 2, 128, 1, 4, torch.float16, False, OAI, BIG, tile_of(128, 8, 1)),
     ((3, 300, 40), 8, 128, 1, 3, torch.float32, False, SILU, tile_of(16, 32, 3), BIG),
     ((4, 160, 96), 8, 32, 2, 2, torch.bfloat16, True, OAI, BIG, tile_of(64, 16, 2)),
+    ((4, 168, 96), 4, 128, 2, 6, torch.float16, True, UNGATED, BIG, tile_of(64, 16, 1)),
+    ((3, 72, 46), 3, 32, 2, 2, torch.float32, False, UNGATED, None, None),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}bit-g{c[2]}-H{c[0][1]}-I{c[0][2]}-K{c[4]}")
 def test_result_is_the_weighted_sum_of_the_dequantised_experts(case: tuple) -> None:
     sizes, bits, group_size, tokens, top_k, dtype, biased, activation, up_tile, down_tile = case
-    experts = random_experts(sizes, bits, group_size, seed=sum(sizes), biased=biased)
+    seed = sum(sizes)
+    experts = random_experts(sizes, bits, group_size, seed, biased=biased, gated=activation.gated)
     x, index, weights = random_inputs(tokens, top_k, experts, dtype, seed=bits + top_k)
     index[:, 0] = torch.arange(tokens) % sizes[0]  # at least one that exists
     got = lowbit_moe(

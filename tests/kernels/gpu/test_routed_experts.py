@@ -36,6 +36,7 @@ HIDDEN, INNER, SLOT_ROOM = 48, 80, 24  # no multiples of a block; weights of a s
 TOLERANCE = {torch.float16: 1.5e-3, torch.bfloat16: 1e-2}  # of a row's norm: hidden values are rounded
 SILU = Activation("silu")
 OAI = Activation("swiglu_oai", 1.702, 7.0, interleaved=True)
+UNGATED = Activation("relu", gated=False)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +97,8 @@ def bench(
     hidden: int = HIDDEN,
     inner: int = INNER,
 ) -> Bench:
-    gate_up, down = (2 * inner, hidden), (hidden, inner)
+    height = 2 * inner if activation.gated else inner
+    gate_up, down = (height, hidden), (hidden, inner)
     if transposed:
         gate_up, down = gate_up[::-1], down[::-1]
     layout = RecordLayout(gate_up, down, transposed)
@@ -105,7 +107,7 @@ def bench(
     host = torch.zeros(experts, layout.elements, dtype=dtype, pin_memory=ON_GPU)
     host.copy_(values)
     arena = torch.full((slots, layout.elements + SLOT_ROOM), torch.nan, dtype=dtype, device=DEVICE)
-    biases = [torch.randn(experts, size, generator=generator) for size in (2 * inner, hidden)]
+    biases = [torch.randn(experts, size, generator=generator) for size in (height, hidden)]
     found = [bias.to(DEVICE, dtype) if biased else None for bias in biases]
     return Bench(ExpertShape(hidden, inner, transposed, activation), layout, host, arena, *found)
 
@@ -172,7 +174,7 @@ def inputs(tokens: int, dtype: torch.dtype = DTYPES[0], hidden: int = HIDDEN) ->
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
+@pytest.mark.parametrize("activation", [SILU, OAI, UNGATED], ids=lambda activation: activation.kind)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_every_layout_from_slots_and_from_the_host(
     transposed: bool, activation: Activation, biased: bool
@@ -189,7 +191,7 @@ def test_every_layout_from_slots_and_from_the_host(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
+@pytest.mark.parametrize("activation", [SILU, OAI, UNGATED], ids=lambda activation: activation.kind)
 def test_what_is_read_from_the_host_lies_in_its_slot_afterwards_and_nothing_else_is_touched(
     transposed: bool, activation: Activation
 ) -> None:
@@ -235,7 +237,7 @@ def test_a_rows_bits_do_not_depend_on_what_rides_along_nor_on_where_weights_are(
         assert torch.equal(alone[0], whole[at])
 
 
-@pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
+@pytest.mark.parametrize("activation", [SILU, OAI, UNGATED], ids=lambda activation: activation.kind)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_prompts_kernel_gives_the_bits_of_a_windows(transposed: bool, activation: Activation) -> None:
     """It waits for no copy, writes to no slot, and has tall tiles. A sum of one block would start from the

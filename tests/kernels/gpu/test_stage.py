@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from dense_cases import DEVICE, DTYPES
-from test_routed_experts import OAI, SILU, Bench, inputs, routing, view_of
+from test_routed_experts import OAI, SILU, UNGATED, Bench, inputs, routing, view_of
 
 from localmoe.experts import stage_block as stage_module
 from localmoe.experts.records import RecordLayout
@@ -35,12 +35,13 @@ CHOSEN = int(routing(1, 3, EXPERTS)[0][0, 0])  # by the first token, and by othe
 class Rig:
     """A layer all of whose experts are missing, and its stage."""
 
-    def __init__(self, dtype: torch.dtype = DTYPES[0]) -> None:
-        layout = RecordLayout((2 * INNER, HIDDEN), (HIDDEN, INNER), False)
+    def __init__(self, dtype: torch.dtype = DTYPES[0], *, gated: bool = True) -> None:
+        layout = RecordLayout(((2 if gated else 1) * INNER, HIDDEN), (HIDDEN, INNER), False)
+        self.shape = SHAPE if gated else replace(SHAPE, activation=UNGATED)
         host = torch.zeros(EXPERTS, layout.elements, dtype=dtype, pin_memory=DEVICE.type == "cuda")
         host.copy_(torch.randn(host.shape, generator=torch.Generator().manual_seed(0)) * HIDDEN**-0.5)
         arena = torch.full((4, layout.elements), torch.nan, dtype=dtype, device=DEVICE)
-        self.made = Bench(SHAPE, layout, host, arena, None, None)
+        self.made = Bench(self.shape, layout, host, arena, None, None)
         self.block = StageBlock([layout] * 2, BLOCK, dtype, DEVICE)
         self.stage = self.view()
 
@@ -62,12 +63,13 @@ class Rig:
         live = torch.tensor([tokens], device=DEVICE)
         x = inputs(tokens, self.made.host.dtype, HIDDEN)
         groups = group_pairs(index, live, view, None, stage)
-        out = routed_experts(x, groups, index, weights, live, view.done, SHAPE, EXPERTS)
+        out = routed_experts(x, groups, index, weights, live, view.done, self.shape, EXPERTS)
         return out.cpu()
 
     def columns(self, of: Tensor, first: int, columns: int, inner: int) -> None:
         """Make gate's and up's rows from `first` on no numbers."""
-        rows = of[: 2 * inner * HIDDEN].view(2, inner, HIDDEN)
+        matrices = 2 if self.shape.activation.gated else 1
+        rows = of[: matrices * inner * HIDDEN].view(matrices, inner, HIDDEN)
         rows[:, first : first + columns] = torch.nan
 
 
@@ -82,9 +84,11 @@ def copied(stage: StageView) -> list[int]:
 
 @pytest.mark.parametrize("landing", [[], [0, 1, 3]], ids=["passed by", "kept"])
 @pytest.mark.parametrize("tokens", [1, 5, 40])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_complete_is_read_from_the_stage(dtype: torch.dtype, tokens: int, landing: list[int]) -> None:
-    rig = Rig(dtype)
+@pytest.mark.parametrize(("dtype", "gated"), [*((dtype, True) for dtype in DTYPES), (DTYPES[0], False)])
+def test_what_is_complete_is_read_from_the_stage(
+    dtype: torch.dtype, gated: bool, tokens: int, landing: list[int]
+) -> None:
+    rig = Rig(dtype, gated=gated)
     wanted = rig.run(tokens, None, landing)
     kept = rig.made.arena.clone()
     rig.made.arena.fill_(torch.nan)
