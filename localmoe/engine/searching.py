@@ -10,6 +10,7 @@ import transformers
 
 from localmoe.hub.model_folder import EXPERT_COUNTS
 from localmoe.hub.search import SearchHit, search_models
+from localmoe.model.own_code import needs_own_code
 
 ArchitectureKind = Literal["moe", "dense", "unknown"]
 
@@ -27,6 +28,8 @@ def search_runnable(query: str, limit: int = 50) -> list[SearchHit]:
 def _judged(hit: SearchHit) -> SearchHit:
     if not hit.architecture:
         return hit  # its config tells
+    if needs_own_code(hit.config):
+        return replace(hit, refusal="it needs Python code of its own, which localmoe never runs")
     kind = architecture_kind(hit.architecture)
     if kind == "dense":
         return replace(hit, refusal=f"{hit.architecture} is no Mixture of Experts")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +27,7 @@ _QUANTISED_TAGS = frozenset(
         "fp8", "gptq", "mlx", "modelopt", "mxfp4",
     }
 )  # fmt: skip
+_CLASSES = ("model_type", "architectures", "auto_map")
 _NONSENSE = "The Hub's answer to the search makes no sense: try again later."
 _READ = "mxfp4"  # its weights are 16-bit floats too
 _ITS_TAGS = frozenset({_READ, "8-bit"})  # the Hub counts the bytes that they are stored in
@@ -40,6 +41,7 @@ class SearchHit:
         architecture: the config's model_type; "" where the Hub tells none.
         num_params: all parameters; None where the Hub tells none.
         refusal: why it cannot be loaded, as far as tags tell; "" if they say nothing against it.
+        config: what the Hub tells of its config, as far as it names classes.
     """
 
     repo_id: str
@@ -49,6 +51,7 @@ class SearchHit:
     gated: bool
     downloads: int
     refusal: str
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def search_models(query: str, limit: int = 50) -> list[SearchHit]:
@@ -114,6 +117,7 @@ def hit_of(info: ModelInfo) -> SearchHit:
         gated=bool(info.gated),
         downloads=int(info.downloads or 0),
         refusal=_refusal(info, config),
+        config={key: config[key] for key in _CLASSES if key in config},
     )
 
 
@@ -128,8 +132,6 @@ def _refusal(info: ModelInfo, config: Mapping[str, Any]) -> str:
     if quantised or foreign:
         kind = method if isinstance(method, str) else ", ".join(sorted(foreign)) or "unknown"
         return f"its weights are quantised ({kind}); localmoe needs the original 16-bit weights"
-    if "custom_code" in tags or config.get("auto_map"):
-        return "it needs Python code of its own, which localmoe never runs"
     if info.safetensors is None and "safetensors" not in tags:
         return "it has no safetensors weights"
     return ""

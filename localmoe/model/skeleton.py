@@ -17,6 +17,7 @@ from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import stateless_layers
+from localmoe.model.own_code import needs_own_code
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -175,7 +176,7 @@ def _refuse_by_config(checkpoint: Checkpoint) -> None:
             f"The weights in {checkpoint.folder} are quantised ({method}): localmoe needs the original "
             "16-bit weights as the target and makes its own INT4 draft."
         )
-    if checkpoint.config.get("auto_map"):
+    if needs_own_code(checkpoint.config):
         raise UnsupportedModelError(
             f"The model in {checkpoint.folder} needs Python code of its own, which localmoe never runs: "
             "choose a model that transformers supports itself."

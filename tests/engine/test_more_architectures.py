@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,18 @@ def test_what_cannot_be_taken_over_is_refused_before_weights_are_read(
     with pytest.raises(UnsupportedModelError, match=architecture) as refusal:
         Engine.load(str(folder), EngineConfig(vram_budget_bytes=ROOMY), progress=reports.append)
     assert not reports and "\n" not in str(refusal.value)
+
+
+def test_code_that_is_published_beside_a_known_architecture_is_left_alone(tmp_path: Path) -> None:
+    """As DeepSeek-V2's and Phi-3.5-MoE's, which are older than transformers' own."""
+    model = tiny_model("deepseek_v2")
+    folder = write_model(tmp_path / "with code", model)
+    for name in ("configuration_deepseek.py", "modeling_deepseek.py"):
+        (folder / name).write_text("raise SystemExit('code of the model ran')")
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}
+    classes |= {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": classes}))
+    with load_with_slots(folder, 6) as engine:
+        answer = ask(engine, "Hello there, how are", 8)
+        assert answer.tokens == reference_greedy(model, answer.prompt, 8)

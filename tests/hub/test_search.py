@@ -47,11 +47,15 @@ def test_what_can_run_comes_first_and_the_rest_says_why_not(hub: HubServer) -> N
     repo(hub, "a/chat-oss-tags", moe, ("mxfp4", "8-bit"))
     repo(hub, "a/chat-8-bit", moe, ("8-bit",))
     repo(hub, "a/chat-list", b'{"model_type": "gpt_oss", "quantization_config": ["mxfp4"]}', ("mxfp4",))
+    code = b'{"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"}'
+    named = b'{"model_type": "phimoe", "auto_map": %s}' % code
+    repo(hub, "a/chat-older-than-transformers", named, ("custom_code",))
     hub.commit("a/other", small_model())
     hits = search_runnable("CHAT")
     reasons = {hit.repo_id: hit.refusal for hit in hits}
     assert hits[0].repo_id == "a/chat-good" and reasons.pop("a/chat-good") == ""
     # their weights are 16-bit floats too; where a search tells no config, that has the last word later
+    assert reasons.pop("a/chat-older-than-transformers") == ""
     assert reasons.pop("a/chat-oss") == reasons.pop("a/chat-oss-tags") == ""
     assert (hits[0].architecture, hits[0].licence, hits[0].gated) == ("qwen2_moe", "mit", False)
     assert hits[0].num_params is not None and hits[0].downloads == 7

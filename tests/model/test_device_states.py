@@ -23,12 +23,13 @@ from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
-from localmoe.model.skeleton import skeleton_from_config
+from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, skeleton_from_config
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 TWO_LAYERS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
 }
 PROMPT = STREAM_FROM + 1  # tokens; the state is kept some before their end
 
@@ -116,7 +117,8 @@ def test_the_planner_knows_what_the_state_takes(runner: DeviceRunner) -> None:
 def test_the_layers_are_recognised_and_nothing_else_is(architecture: str) -> None:
     made = skeleton_from_config(tiny_model(architecture).config, torch.bfloat16, "tiny")
     state = torch.random.get_rng_state()
-    recurrent = [layer for layer, kind in enumerate(made.text_config.layer_types) if kind != "full_attention"]
+    kinds = enumerate(made.text_config.layer_types)
+    recurrent = [layer for layer, kind in kinds if kind in RECURRENT_LAYER_TYPES]
     assert list(recurrent_nets(made.model)) == recurrent and keeps_known_state(made)
     assert torch.equal(torch.random.get_rng_state(), state), "the trial leaves no trace"
     other = recurrent_nets(made.model)[recurrent[-1]].module

@@ -15,7 +15,9 @@ ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "
 RECURRENT_ARCHITECTURE = "qwen3_next"
 # whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, a state
 # space, a short convolution
-STATEFUL_ARCHITECTURES = (RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "lfm2_moe")
+STATEFUL_ARCHITECTURES = (
+    RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe",
+)  # fmt: skip
 CONTEXT = 512
 SLIDING_WINDOW = 16  # of gpt_oss, shorter than any test's text
 _WEIGHT_SCALE = 0.08  # large enough for answers that vary
@@ -88,6 +90,11 @@ def _special(architecture: str) -> dict[str, Any]:
             sizes = {"num_local_experts": 8, "intermediate_size": 128, "shared_intermediate_size": 128}
             kinds = {"layer_types": ["mamba", "full_attention", "mamba"]}
             return {**heads, **sizes, **kinds, "mamba_expand": 2, "mamba_chunk_size": 16}
+        case "nemotron_h":  # a layer is one thing alone; experts have no gate
+            heads = {"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 2}
+            sizes = {"n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
+            kinds = {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
+            return {**heads, **sizes, **kinds, "moe_shared_expert_intermediate_size": 128, "head_dim": 32}
         case "lfm2_moe":
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
             return {**sizes, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
