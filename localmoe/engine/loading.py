@@ -40,6 +40,7 @@ from localmoe.model.host_embedding import read_from_host
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
 from localmoe.model.recurrence import recurrent_state
+from localmoe.model.rotary import freeze_length
 from localmoe.model.runner import ModelRunner, SequenceState
 from localmoe.model.takeover import NAME, take_over
 from localmoe.prefetch.registry import make_policy
@@ -225,6 +226,7 @@ def _assemble_by_layers(
         gates=find_gates(skeleton), linears=prepared.linears,
     )  # fmt: skip
     layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
+    freeze_length(skeleton.model, prepared.plan.context)
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
     return ModelRunner(skeleton.model, state, passes, device)
 
@@ -295,5 +297,4 @@ def _sequence_state(prepared: PreparedModel) -> SequenceState:
 
 
 def _device_tensors(model: nn.Module) -> list[Tensor]:
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    return [tensor for tensor in tensors if not tensor.is_meta]
+    return [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]

@@ -6,12 +6,10 @@ recognised keeps its own code. Knows no architecture by name.
 
 from __future__ import annotations
 
-import copy
 import threading
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
@@ -28,6 +26,7 @@ from localmoe.model.device_shared_experts import (
 from localmoe.model.device_trials import norm_trial, rope_trial, settle
 from localmoe.model.packed_head import packed_weight_of
 from localmoe.model.recurrent_nets import recurrent_net
+from localmoe.model.rotary import tabulate
 from localmoe.model.side_stream import SideStream
 
 
@@ -51,7 +50,7 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         if name.endswith("RMSNorm"):
             trials.append(norm_trial(module))
         elif name.endswith("RotaryEmbedding"):
-            _tabulate_rotary(module, context, model.dtype)
+            tabulate(module, context, model.dtype)
         elif "Router" in name:
             trials.append(router_trial(module, model.dtype))
         if all(isinstance(getattr(module, part, None), nn.Linear) for part in ("q_proj", "k_proj", "v_proj")):
@@ -73,33 +72,6 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
             SharedBeside(module, side)
         fuse_decoder_layer(module, side)
     return mode
-
-
-# -- rotary embedding
-
-
-def _tabulate_rotary(module: nn.Module, context: int, dtype: torch.dtype) -> None:
-    """Angles of all positions once. An embedding that depends on the length of the text so becomes that of
-    the engine's context, for every token alike."""
-    on_host = copy.deepcopy(module).cpu()  # as of routers
-    tables: dict[tuple[Any, ...], Any] = {}
-
-    def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        coordinates = position_ids.shape[:-1]  # of a place, and the batch; those of a text are all alike
-        key = (x.device, coordinates, *args, *sorted(kwargs.items()))
-        if key not in tables:
-            all_places = torch.arange(context).expand(*coordinates, context)
-            found = on_host(torch.empty(0, dtype=dtype), all_places, *args, **kwargs)
-            parts = found if isinstance(found, tuple) else (found,)
-            parts = tuple(part.to(x.device) for part in parts)
-            tables[key] = parts if isinstance(found, tuple) else parts[0]
-        found = tables[key]
-        places = position_ids.reshape(-1, position_ids.shape[-1])[0]
-        if isinstance(found, tuple):
-            return tuple(part.index_select(1, places) for part in found)
-        return found.index_select(1, places)
-
-    module.forward = forward
 
 
 # -- packed layers

@@ -27,6 +27,7 @@ from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
+from localmoe.model.rotary import measured_on_host
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -182,7 +183,7 @@ def _kv_elements(configured: _Configured) -> int:
             if configured.can_rollback
             else transformers.DynamicCache(config=text)
         )
-        with torch.no_grad():
+        with torch.no_grad(), measured_on_host(model):
             cached_pass(model, token, token, cache)
         model.set_experts_implementation(before)
     except Exception as error:  # any line of any architecture

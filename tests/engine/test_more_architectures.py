@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from support.engines import ROOMY, ask, check_consistent, check_stats, load_with_slots
 from support.tiny_models import reference_greedy, tiny_model, write_model
 
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.engine import Engine
 
@@ -86,3 +88,25 @@ def test_code_that_is_published_beside_a_known_architecture_is_left_alone(tmp_pa
     with load_with_slots(folder, 6) as engine:
         answer = ask(engine, "Hello there, how are", 8)
         assert answer.tokens == reference_greedy(model, answer.prompt, 8)
+
+
+@pytest.mark.parametrize(("context", "lengths"), [(128, (3, 40)), (512, (150, 200))])
+def test_angles_that_depend_on_the_texts_length_are_those_of_the_context(
+    context: int, lengths: tuple[int, int], tmp_path: Path
+) -> None:
+    """As in Phi-3.5-MoE's published config. Texts on either side of the original length."""
+    model = tiny_model("phimoe")
+    folder = write_model(tmp_path / "phi", model)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    scaling = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    scaling |= {"original_max_position_embeddings": 128, "short_mscale": 1.0, "long_mscale": 1.4}
+    config |= {"rope_scaling": scaling, "rope_theta": 10000.0, "sliding_window": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    transformers_own = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with load_with_slots(folder, 6, context=context) as engine:
+        for length in lengths:
+            prompt = torch.randint(10, 250, (length,), generator=torch.Generator().manual_seed(length))
+            request = GenerationRequest(prompt_token_ids=tuple(prompt.tolist()), max_new_tokens=8)
+            tokens = [token for event in engine.stream(request) for token in event.token_ids]
+            assert tokens == reference_greedy(transformers_own, prompt.tolist(), 8), length

@@ -1,0 +1,94 @@
+"""Rotary embeddings of a transformers model. Some depend on how long the text is (longrope, dynamic scaling):
+for an engine they are those of its context, for every token alike, since a pass sees a part of a text only.
+Up to the length that a model was trained with, that is what transformers computes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def rotary_embeddings(model: nn.Module) -> Iterator[Any]:
+    """The modules that give angles for positions."""
+    return (module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding"))
+
+
+def freeze_length(model: nn.Module, context: int) -> None:
+    """Where angles depend on the length of the text, let it be that of the context. The model has to have its
+    buffers."""
+    for module in rotary_embeddings(model):
+        if _depends_on_length(module):
+            module.forward = partial(_as_long_as, module.forward, context)
+
+
+def tabulate(module: nn.Module, context: int, dtype: torch.dtype) -> None:
+    """The same by angles of all positions, which are computed once."""
+    on_host = copy.deepcopy(module).cpu()  # as of routers
+    tables: dict[tuple[Any, ...], Any] = {}
+
+    def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        coordinates = position_ids.shape[:-1]  # of a place, and the batch; those of a text are all alike
+        key = (x.device, coordinates, *args, *sorted(kwargs.items()))
+        if key not in tables:
+            all_places = torch.arange(context).expand(*coordinates, context)
+            found = on_host(torch.empty(0, dtype=dtype), all_places, *args, **kwargs)
+            tables[key] = _each(found, lambda part: part.to(x.device))
+        places = position_ids.reshape(-1, position_ids.shape[-1])[0]
+        return _each(tables[key], lambda part: part.index_select(1, places))
+
+    module.forward = forward
+
+
+@contextmanager
+def measured_on_host(model: nn.Module) -> Iterator[None]:
+    """Within, passes of a model without weights get angles from embeddings that have numbers: some look at
+    the positions that they are given."""
+    changed = []
+    try:
+        for module in rotary_embeddings(model):
+            if _type_of(module) != "default":
+                with torch.device("cpu"):
+                    real = type(module)(module.config)
+                module.forward = partial(_without_numbers, real)
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _as_long_as(
+    forward: Any, context: int, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    last = position_ids.new_full((*position_ids.shape[:-1], 1), context - 1)
+    found = forward(x, torch.cat((position_ids, last), dim=-1), *args, **kwargs)
+    return _each(found, lambda part: part[:, :-1])
+
+
+def _without_numbers(real: Any, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+    places = torch.zeros(position_ids.shape, dtype=position_ids.dtype)
+    found = real(torch.empty(0, dtype=x.dtype), places, *args, **kwargs)
+    return _each(found, lambda part: part.to(x.device))
+
+
+def _each(found: Any, change: Any) -> Any:
+    """Of one tensor or of several."""
+    return tuple(map(change, found)) if isinstance(found, tuple) else change(found)
+
+
+def _depends_on_length(module: Any) -> bool:
+    kinds = _type_of(module)
+    kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
+    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
+
+
+def _type_of(module: Any) -> Any:
+    """One, or one for each kind of layer."""
+    return getattr(module, "rope_type", None) or "default"
