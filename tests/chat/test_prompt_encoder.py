@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import sentencepiece
 from small_tokenizers import DEMO, copy_tokenizer
 
 from localmoe.chat import prompt
@@ -348,3 +351,38 @@ def test_a_text_is_counted_by_itself_and_by_several_threads(encoder: PromptEncod
     assert expected[0] == 0 < expected[1] < expected[-1]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(encoder.count, texts * 5)) == expected * 5
+
+
+def test_a_model_may_come_with_a_sentencepiece_vocabulary_alone(tmp_path: Path) -> None:
+    """As ERNIE 4.5's, whose own class transformers does not have."""
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "lazy",
+        "dog",
+        "and",
+        "then",
+        "some",
+        "more",
+        "words",
+        "appear",
+        "here",
+    ]
+    chance = Random(0)
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(chance.choices(words, k=12)) for _ in range(400)),
+        model_writer=written, vocab_size=60, model_type="bpe", minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    encoder = PromptEncoder(tmp_path)
+    ids = encoder.encode(GenerationRequest(prompt="the quick dog"), 4096)
+    assert len(ids) < len("the quick dog") and text_of(encoder, ids).strip() == "the quick dog"
