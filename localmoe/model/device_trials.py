@@ -166,11 +166,12 @@ def _routers(
     module: Any, weight: Tensor, top_k: int, wanted: tuple[Tensor, ...]
 ) -> list[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
     bias = getattr(module, "bias", None)
+    choice_bias = getattr(module, "e_score_correction_bias", None)
     scale = float(getattr(module, "routed_scaling_factor", 1.0) or 1.0)
     return [
         partial(
-            _route, weight=weight, top_k=top_k, score=score, renormalise=renormalise, bias=bias, scale=scale,
-            dtypes=(wanted[0].dtype, wanted[1].dtype),
+            _route, weight=weight, top_k=top_k, score=score, renormalise=renormalise, bias=bias,
+            choice_bias=choice_bias, scale=scale, dtypes=(wanted[0].dtype, wanted[1].dtype),
         )
         for score in ("softmax", "softmax_after_topk", "sigmoid")
         for renormalise in (False, True)
@@ -185,6 +186,7 @@ def _route(
     score: Any,
     renormalise: bool,
     bias: Tensor | None,
+    choice_bias: Tensor | None,
     scale: float,
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,6 +198,7 @@ def _route(
         score=score,
         renormalise=renormalise,
         bias=bias,
+        choice_bias=choice_bias,
         out_dtype=dtypes[1],
         logits_dtype=dtypes[0],
     )

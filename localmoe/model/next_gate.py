@@ -20,7 +20,11 @@ def find_gates(skeleton: Skeleton) -> list[Gate | None]:
     """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts), as a
     trial shows; its weights have to be there. None where there is no such module, or it does not read what
     the experts read."""
-    gates = [_gate_beside(skeleton, experts.path) for experts in skeleton.experts]
+    size = int(skeleton.text_config.hidden_size)
+    gates = [
+        _gate_beside(skeleton, experts.path) if experts.layout.hidden == size else None
+        for experts in skeleton.experts
+    ]
     return [gate if gate is not None and _answers(gate, skeleton) else None for gate in gates]
 
 

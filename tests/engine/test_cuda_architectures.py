@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "flex_olmo": {"num_experts": 8, "intermediate_size": 128},
 }  # fmt: skip
-BY_LAYERS = {"lfm2_moe": "it keeps recurrent state"}
+BY_LAYERS = dict.fromkeys(("lfm2_moe", "nemotron_h"), "it keeps recurrent state")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import tiny_config, tiny_model
+from support.tiny_models import UNGATED_ARCHITECTURE, tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
@@ -30,6 +30,7 @@ REPLACED = {
     | {"layers.0", "layers.1", "kv_a_layernorm", "gate", "mlp", "shared_experts", "rotary_emb"},
     "gpt_oss": NORMS | {"layers.0", "router", "rotary_emb"},
     "phimoe": {"self_attn", "rotary_emb"},
+    UNGATED_ARCHITECTURE: {"norm", "norm_f", "gate", "shared_experts", "mixer"},
     # rotates in 32 bits, by its own code
     "flex_olmo": NORMS - {"input_layernorm"}
     | {"post_feedforward_layernorm", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
@@ -44,6 +45,8 @@ def tiny(architecture: str) -> Any:
     changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 48}
     if architecture == "gpt_oss":
         changes["layer_types"] = ["sliding_attention"]
+    if architecture == UNGATED_ARCHITECTURE:
+        changes["layers_block_type"] = ["moe", "full_attention"]
     return tiny_model(architecture, dtype=DTYPE, **changes).to(DEVICE)
 
 

@@ -13,6 +13,10 @@ from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
 ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
 RECURRENT_ARCHITECTURE = "qwen3_next"
+UNGATED_ARCHITECTURE = "nemotron_h"  # by default without the layers that keep a state
+UNGATED_RECURRENT = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"]
+}
 # whose recurrent state the GPU's kernels know: their projections lie in other orders
 DELTA_ARCHITECTURES = (RECURRENT_ARCHITECTURE, "qwen3_5_moe_text")
 CONTEXT = 512
@@ -82,6 +86,11 @@ def _special(architecture: str) -> dict[str, Any]:
             dims = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "num_hidden_layers": 4}
             return {**linear, **dims, **sizes, **shared_expert}
+        case "nemotron_h":
+            mamba = {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16}
+            sizes = {"n_routed_experts": 8, "moe_intermediate_size": 192, "intermediate_size": 128}
+            shared = {"moe_shared_expert_intermediate_size": 64, "head_dim": 32, "chunk_size": 16}
+            return {**mamba, **sizes, **shared, "layers_block_type": ["full_attention", "moe"] * 3}
     return {}  # the caller says what is special
 
 
@@ -101,6 +110,8 @@ def tiny_model(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):  # gemma4's, which a checkpoint holds as it does weights
                 buffer.uniform_(0.4, 0.9)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, _WEIGHT_SCALE)
         head = model.get_output_embeddings()
         for parameter in head.parameters():
             parameter[: len(SPECIAL_TOKENS)] = 0.0
