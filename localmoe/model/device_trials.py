@@ -23,6 +23,7 @@ from localmoe.model.norms import norm_parts
 from localmoe.model.rebound import looked_up, rebind
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
+_CORRECTION = "e_score_correction_bias"  # added to scores for the choice
 _ROWS, _ROUTED_ROWS = 5, 64
 
 
@@ -145,6 +146,9 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
         return None
     if top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
         return None
+    groups = max(int(getattr(module, name, None) or 1) for name in ("n_group", "num_group"))
+    if groups > 1 and hasattr(module, _CORRECTION):
+        return None  # a correction may outweigh all scores of a trial, and leave nothing of groups to be seen
     x = _random((_ROUTED_ROWS, weight.shape[1]), weight).to(dtype)
     chosen = (_ROUTED_ROWS, top_k)
     try:
@@ -166,7 +170,7 @@ def _routers(
     module: Any, weight: Tensor, top_k: int, wanted: tuple[Tensor, ...]
 ) -> list[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
     bias = getattr(module, "bias", None)
-    choice_bias = getattr(module, "e_score_correction_bias", None)
+    choice_bias = getattr(module, _CORRECTION, None)
     scale = float(getattr(module, "routed_scaling_factor", 1.0) or 1.0)
     return [
         partial(
