@@ -36,7 +36,9 @@ ANSWERING: dict[str, dict[str, Any]] = {
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "nemotron_h": UNGATED_RECURRENT,  # experts without a gate, layers that are experts or attention alone
-    "attending nemotron_h": {},
+    "attending nemotron_h": {  # whose experts are narrower than what is between layers
+        "layers_block_type": ["moe", "full_attention", "mlp", "full_attention", "moe"], "moe_latent_size": 64,
+    },
 }  # fmt: skip
 
 RECURRENT = {"lfm2_moe", "nemotron_h"}
