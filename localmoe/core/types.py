@@ -27,6 +27,8 @@ class ModelFootprint:
         num_experts: routed experts a MoE layer.
         experts_per_token: experts that the router picks (top-k).
         expert_params: parameters of one routed expert (weights; biases stay with the shared part).
+        own_inner_size: I of experts that are something else than three matrices of the model's hidden size;
+            0 of others.
         expert_bytes: one routed expert in its host record, as 16-bit (or original) weights, or in codes.
         shared_params: parameters of everything else (attention, norms, embeddings, routers, shared
             experts, biases).
@@ -77,6 +79,7 @@ class ModelFootprint:
     packs_head: bool = False
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
+    own_inner_size: int = 0
 
     @property
     def keeps_mxfp4(self) -> bool:
@@ -126,8 +129,8 @@ class ModelFootprint:
 
     @property
     def inner_size(self) -> int:
-        """I of an expert's three matrices."""
-        return -(-self.expert_params // (3 * self.hidden_size))
+        """I of an expert's matrices."""
+        return self.own_inner_size or -(-self.expert_params // (3 * self.hidden_size))
 
     def slot_bytes(self, compute_bytes: int) -> int:
         """One expert on the device, where a weight takes so much unless it is in codes."""

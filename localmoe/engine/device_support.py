@@ -14,6 +14,7 @@ from localmoe.model.skeleton import Skeleton
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 _GRANULE = 16  # both dimensions of an expert are multiples of it: a tensor-core tile's depth
+_SOME_GATES = "its experts have a gate in some layers only"
 _WIDEST_HEAD = 512  # kernels.gpu.attention.WIDEST_HEAD, which needs Triton to be imported
 
 
@@ -44,6 +45,8 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
     for experts in skeleton.experts:
         if any(size % _GRANULE for size in (*experts.layout.gate_up_shape, *experts.layout.down_shape)):
             return f"its experts are no multiples of {_GRANULE}"
+    if _gates_differ(skeleton):
+        return _SOME_GATES
     if detect_activation(skeleton.experts[0].module) is None:
         return "its experts' activation is not known"
     return ""
@@ -51,9 +54,14 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
 
 def why_not_in_place(skeleton: Skeleton) -> str:
     """What of the experts the CPU's kernels do not know; "" if they know all."""
-    modules = [experts.module for experts in skeleton.experts]
+    if _gates_differ(skeleton):
+        return _SOME_GATES
     if len({experts.layout.hidden for experts in skeleton.experts}) > 1:
         return "layers differ in width"
-    if detect_activation(modules[0]) is None:
+    if detect_activation(skeleton.experts[0].module) is None:
         return "its experts' activation is not known"
     return ""
+
+
+def _gates_differ(skeleton: Skeleton) -> bool:
+    return len({experts.layout.gated for experts in skeleton.experts}) > 1

@@ -71,6 +71,7 @@ def measure_footprint(
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         expert_form=layout.form.value,
+        own_inner_size=0 if layout.gated and layout.hidden == int(text.hidden_size) else layout.inner,
         linear_params=sum(linear.weight.numel() for linear in plain_linears(skeleton.model)),
         embedding_params=embedding_params(skeleton.model),
         head_saved_bytes=saved_bytes(skeleton.model, stored),

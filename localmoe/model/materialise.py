@@ -28,9 +28,12 @@ def rebuild_buffers(model: Any, device: torch.device) -> None:
 
 
 def _with_meta_buffers(model: nn.Module, device: torch.device) -> Iterator[nn.Module]:
-    for module in model.modules():
+    float32 = float32_names(model)
+    for path, module in model.named_modules():
         meta: dict[str, Tensor] = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for name, buffer in meta.items():
-            module._buffers[name] = torch.zeros_like(buffer, device=device)
+            wide = float32 is not None and float32.search(f"{path}.{name}")
+            dtype = torch.float32 if wide else buffer.dtype
+            module._buffers[name] = torch.zeros_like(buffer, dtype=dtype, device=device)
         if meta:
             yield module

@@ -11,7 +11,7 @@ import torch
 import transformers
 from engine.test_more_architectures import ANSWERING
 from support.engines import ask, load_with_slots, runner_of
-from support.tiny_models import STATEFUL_ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import STATEFUL_ARCHITECTURES, UNGATED_RECURRENT, tiny_model, write_model
 
 from localmoe.model.runner import ModelRunner
 
@@ -24,6 +24,7 @@ ROUTED = {"n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_siz
 CASES: dict[str, dict[str, Any]] = {
     **ANSWERING,
     **{name: {} for name in STATEFUL_ARCHITECTURES},
+    "hybrid nemotron_h": UNGATED_RECURRENT,
     "wide gemma4_text": {**ANSWERING["gemma4_text"], "head_dim": 256, "global_head_dim": 512},
     "glm4_moe_lite": {**ROUTED, **LATENT, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0},
     "ernie4_5_moe": {

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, STATEFUL_ARCHITECTURES, tiny_config
+from support.tiny_models import (
+    ARCHITECTURES,
+    RECURRENT_ARCHITECTURE,
+    STATEFUL_ARCHITECTURES,
+    UNGATED_ARCHITECTURE,
+    tiny_config,
+)
 
-from localmoe.engine.device_support import why_not_in_kernels, why_not_on_device
-from localmoe.model.skeleton import Skeleton, skeleton_from_config
+from localmoe.core.errors import UnsupportedModelError
+from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place, why_not_on_device
+from localmoe.model.skeleton import Skeleton, _find_experts, skeleton_from_config
 
 MAMBA = {"num_experts": 8, "intermediate_size": 128, "attn_layer_period": 2, "attn_layer_offset": 1}
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -76,9 +82,19 @@ def test_attention_in_chunks_is_named() -> None:
     assert why_not_in_kernels(made) == "its attention is cut into chunks"
 
 
-@pytest.mark.parametrize("trait", [{"has_gate": False}, {"has_post_expert_norm": True}])
-def test_experts_of_another_form_are_named(trait: dict[str, bool]) -> None:
+def test_experts_without_a_gate_are_known_unless_other_layers_have_one() -> None:
+    made, ungated = skeleton("qwen3_moe"), skeleton(UNGATED_ARCHITECTURE)
+    assert why_not_in_kernels(ungated) == why_not_in_place(ungated) == ""
+    mixed = replace(made, experts=(*made.experts, *ungated.experts))
+    assert (
+        why_not_in_kernels(mixed) == why_not_in_place(mixed) == "its experts have a gate in some layers only"
+    )
+    ungated.experts[0].module.act_fn = torch.nn.SiLU()
+    assert why_not_in_kernels(ungated) == why_not_in_place(ungated) == "its experts' activation is not known"
+
+
+def test_experts_with_a_norm_of_their_own_are_refused() -> None:
     made = skeleton("qwen3_moe")
-    odd = SimpleNamespace(**trait)
-    experts = (made.experts[0], replace(made.experts[1], module=odd))  # type: ignore[arg-type]
-    assert why_not_in_kernels(replace(made, experts=experts)) == "its experts are not gated MLPs"
+    made.experts[1].module.has_post_expert_norm = True  # type: ignore[assignment]
+    with pytest.raises(UnsupportedModelError, match="have a norm of their own"):
+        _find_experts(made.model)

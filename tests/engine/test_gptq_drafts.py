@@ -15,7 +15,7 @@ import torch
 from gptq_builds import SMALL, build, small, weights_of
 from safetensors.torch import load_file, save_file
 from support.engines import ROOMY, ask, check_stats
-from support.tiny_models import ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import ARCHITECTURES, UNGATED_ARCHITECTURE, tiny_model, write_model
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.draft_config import DraftSettings
@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_answers_drafted_by_gptq_are_those_of_plain_decoding(
     architecture: str, tiny: Tiny, tmp_path: Path, home: Path
 ) -> None:

@@ -14,7 +14,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.engines import ROOMY, ask, check_stats
 from support.mxfp4_models import write_mxfp4_model
-from support.tiny_models import ARCHITECTURES, reference_greedy, tied_model_storing, tiny_model, write_model
+from support.tiny_models import (
+    ARCHITECTURES,
+    UNGATED_ARCHITECTURE,
+    reference_greedy,
+    tied_model_storing,
+    tiny_model,
+    write_model,
+)
 
 from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import ConfigError, DraftError, LocalMoeError
@@ -36,7 +43,7 @@ def load(folder: Path | str, **config: Any) -> Engine:
     return Engine.load(str(folder), EngineConfig(device="cpu", cpu_threads=2, context=256, **config))
 
 
-@pytest.mark.parametrize(("number", "architecture"), [*enumerate(ARCHITECTURES)])
+@pytest.mark.parametrize(("number", "architecture"), [*enumerate((*ARCHITECTURES, UNGATED_ARCHITECTURE))])
 def test_greedy_tokens_are_those_of_transformers_in_float32(
     number: int, architecture: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from support.engines import ROOMY, ask, check_consistent, check_stats, load_with_slots
-from support.tiny_models import reference_greedy, tiny_model, write_model
+from support.tiny_models import UNGATED_RECURRENT, reference_greedy, tiny_model, write_model
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import UnsupportedModelError
@@ -38,7 +38,13 @@ ANSWERING: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "nemotron_h": UNGATED_RECURRENT,  # experts without a gate, layers that are experts or attention alone
+    "attending nemotron_h": {  # whose experts are narrower than what is between layers
+        "layers_block_type": ["moe", "full_attention", "mlp", "full_attention", "moe"], "moe_latent_size": 64,
+    },
 }  # fmt: skip
+
+RECURRENT = {"lfm2_moe", "nemotron_h"}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "deepseek_v32": {**ROUTED_EXPERTS, **INDEXED},  # keeps an index beside keys and values
@@ -50,12 +56,12 @@ REFUSED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ANSWERING)
-def test_greedy_answers_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
-    model = tiny_model(architecture, **ANSWERING[architecture])
-    folder = write_model(tmp_path / architecture, model)
+@pytest.mark.parametrize("case", ANSWERING)
+def test_greedy_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    model = tiny_model(case.split()[-1], **ANSWERING[case])
+    folder = write_model(tmp_path / case, model)
     with load_with_slots(folder, 6) as engine:
-        assert engine.plan.drafting == (architecture != "lfm2_moe")
+        assert engine.plan.drafting == (case not in RECURRENT)
         for prompt in ("Hello there, how are", "far more than one sliding window is long: " * 2):
             for draft_length in (0, "auto", *((4,) if engine.plan.drafting else ())):
                 answer = ask(engine, prompt, 10, draft_length=draft_length)

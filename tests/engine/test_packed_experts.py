@@ -38,7 +38,7 @@ from localmoe.model.random_weights import SPREAD
 from localmoe.model.skeleton import with_records
 
 CPU = torch.device("cpu")
-ARCHITECTURES = ("qwen2_moe", "mixtral", "deepseek_v2", "phimoe")
+ARCHITECTURES = ("qwen2_moe", "mixtral", "deepseek_v2", "phimoe", "nemotron_h")
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

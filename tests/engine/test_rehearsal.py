@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import ARCHITECTURES, UNGATED_ARCHITECTURE, tiny_model, write_model
 
 pytest.importorskip("triton")
 
@@ -94,7 +94,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_a_twin_launches_what_the_model_does(
     architecture: str, tmp_path: Path, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

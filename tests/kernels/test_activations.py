@@ -9,10 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from support.tiny_models import ARCHITECTURES, tiny_model
+from support.tiny_models import ARCHITECTURES, UNGATED_ARCHITECTURE, tiny_model
 from torch import Tensor
 
-from localmoe.kernels.activations import PLAIN_KINDS, Activation, ActivationKind, detect_activation
+from localmoe.kernels.activations import (
+    PLAIN_KINDS,
+    Activation,
+    ActivationKind,
+    detect_activation,
+    inner_function,
+)
 
 KINDS: tuple[ActivationKind, ...] = (*PLAIN_KINDS, "swiglu_oai")
 
@@ -85,6 +91,20 @@ def test_other_functions_of_transformers_are_told_apart(name: str, kind: Activat
     act = transformers.activations.ACT2FN[name]
     found = detect_activation(module(lambda x: act(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]))
     assert found == Activation(kind)
+
+
+def test_what_has_no_gate_is_recognised_by_its_activation_and_rounds_as_it_does() -> None:
+    experts = experts_of(UNGATED_ARCHITECTURE)
+    found = detect_activation(experts)
+    assert found == Activation("relu", gated=False)
+    both = torch.randn(4, 300, generator=torch.Generator().manual_seed(2)).bfloat16() * 3
+    assert torch.equal(found.apply(*found.split(both)), inner_function(experts)(both))
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "relu"])
+def test_an_activation_without_a_gate_that_no_kernel_knows_is_not_guessed(name: str) -> None:
+    act = transformers.activations.ACT2FN[name]
+    assert detect_activation(SimpleNamespace(has_gate=False, act_fn=act, _apply_gate=refuse)) is None
 
 
 def refuse(x: Tensor) -> Tensor:

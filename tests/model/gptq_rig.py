@@ -19,6 +19,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.codes import CodeMatrix, dequantize
 from localmoe.model import gptq_build
+from localmoe.model.expert_module import weight_names
 from localmoe.model.gptq_build import GptqBuild
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
@@ -124,9 +125,10 @@ def filled_with_draft(model: Any, skeleton: Skeleton, draft: Path) -> None:
         down = experts.layout.down_shape
         inner, hidden = down if experts.layout.transposed else down[::-1]
         found = opened.reader(naming).layer(experts.decoder_layer, skeleton.num_experts, (inner, hidden))
-        for index, (gate, up, below) in enumerate(found):
-            pair = plain(gate), plain(up)
-            gate_up = torch.cat(pair) if module.is_concatenated else torch.stack(pair, 1).flatten(0, 1)
+        first, second = (getattr(module, name).data for name in weight_names(module))
+        for index, matrices in enumerate(found):
+            *parts, below = (plain(matrix) for matrix in matrices)
+            gate_up = torch.cat(parts) if module.is_concatenated else torch.stack(parts, 1).flatten(0, 1)
             turned = experts.layout.transposed
-            module.gate_up_proj.data[index] = gate_up.T if turned else gate_up
-            module.down_proj.data[index] = plain(below).T if turned else plain(below)
+            first[index] = gate_up.T if turned else gate_up
+            second[index] = below.T if turned else below

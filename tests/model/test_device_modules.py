@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import tiny_config, tiny_model
+from support.tiny_models import UNGATED_ARCHITECTURE, tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
@@ -35,6 +35,7 @@ REPLACED = {
     "lfm2_moe": {"layers.0", "layers.1", "operator_norm", "ffn_norm", "embedding_norm", "feed_forward"}
     | {"gate", "self_attn", "q_layernorm", "k_layernorm", "pos_emb"},
     "granitemoehybrid": NORMS | {"layers.0", "layers.1", "router", "self_attn", "shared_mlp"},
+    UNGATED_ARCHITECTURE: {"norm", "norm_f", "gate", "shared_experts", "mixer"},
     # rotates in 32 bits, by its own code
     "flex_olmo": NORMS - {"input_layernorm"}
     | {"post_feedforward_layernorm", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
@@ -54,6 +55,8 @@ def tiny(architecture: str) -> Any:
     if architecture == "granitemoehybrid":
         changes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
         changes["residual_multiplier"] = 0.22
+    if architecture == UNGATED_ARCHITECTURE:
+        changes["layers_block_type"] = ["moe", "full_attention"]
     return tiny_model(architecture, dtype=DTYPE, **changes).to(DEVICE)
 
 

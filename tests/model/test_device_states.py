@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overfl
 TWO_LAYERS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
+    "hybrid nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
 }
 PROMPT = STREAM_FROM + 1  # tokens; the state is kept some before their end
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from gptq_rig import CPU, SETTINGS, TOKENS, Loaded, Seen, built, filled_with_draft, seen
 from support.layer_passes import passes
-from support.tiny_models import ARCHITECTURES, tiny_model, write_model
+from support.tiny_models import ARCHITECTURES, UNGATED_ARCHITECTURE, tiny_model, write_model
 from torch.nn import functional
 
 from localmoe.core.errors import DraftError
@@ -35,7 +35,7 @@ def moe_layers(architecture: str) -> int:
     return 2 if architecture == "deepseek_v2" else 3
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_a_layers_plain_matrices_compute_what_transformers_experts_do(architecture: str, tiny: Tiny) -> None:
     folder, reference = tiny(architecture)
     loaded = Loaded.of(folder)
@@ -57,24 +57,25 @@ def test_a_layers_plain_matrices_compute_what_transformers_experts_do(architectu
     loaded.store.close()
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss", UNGATED_ARCHITECTURE])
 def test_gate_and_up_are_told_apart_and_put_together_again(architecture: str, tiny: Tiny) -> None:
     loaded = Loaded.of(tiny(architecture)[0])
     layer = StoredLayer(loaded.skeleton.experts[1], loaded.store, 1, CPU)
     whole = quantize_rtn(layer.gate_up(5), 3, 32)
-    gate, up = layer.split(whole)
-    plain = HostExpertSource(loaded.skeleton, loaded.store).matrices(1, 5)
-    for matrix, weight in zip((gate, up), plain, strict=False):
+    parts = layer.split(whole)
+    *plain, down = HostExpertSource(loaded.skeleton, loaded.store).matrices(1, 5)
+    assert len(plain) == (1 if architecture == UNGATED_ARCHITECTURE else 2)
+    for matrix, weight in zip(parts, plain, strict=True):
         expected = quantize_rtn(weight, 3, 32)
         assert torch.equal(matrix.codes, expected.codes) and torch.equal(matrix.scales, expected.scales)
-    joined = layer.join((gate, up))
+    joined = layer.join(parts)
     assert torch.equal(joined.codes, whole.codes) and torch.equal(joined.scales, whole.scales)
     assert (joined.bits, joined.group_size, joined.in_features) == (3, 32, 128)
-    assert torch.equal(layer.down(5), plain[2])
+    assert torch.equal(layer.down(5), down)
     loaded.store.close()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_each_layer_is_calibrated_on_what_the_quantised_layers_before_it_give(
     architecture: str, tiny: Tiny, tmp_path: Path, seen: Seen
 ) -> None:
@@ -92,7 +93,8 @@ def test_each_layer_is_calibrated_on_what_the_quantised_layers_before_it_give(
         torch.testing.assert_close(tokens.hidden[same], wanted.hidden[same], rtol=1e-3, atol=1e-3)
         assert tokens.held_out == 40 and tokens.num_calibrating == 600, "one sequence of sixteen judges"
         assert len(found) == 8
-    assert len(DraftCheckpoint.open(draft)._checkpoint.tensors) == moe_layers(architecture) * 8 * 3 * 4
+    matrices = 2 if architecture == UNGATED_ARCHITECTURE else 3
+    assert len(DraftCheckpoint.open(draft)._checkpoint.tensors) == moe_layers(architecture) * 8 * matrices * 4
 
 
 def test_many_sequences_hold_out_one_of_sixteen(
@@ -188,7 +190,7 @@ def test_a_build_pauses_between_pieces_of_work_and_may_be_cancelled_meanwhile(
             built(folder, tmp_path / str(at), pause=pause, cancel=cancel)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_the_least_budget_is_enough_and_gives_the_same_draft(
     architecture: str, tiny: Tiny, tmp_path: Path, seen: Seen
 ) -> None:

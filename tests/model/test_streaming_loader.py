@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import (
     ARCHITECTURES,
     RECURRENT_ARCHITECTURE,
+    UNGATED_ARCHITECTURE,
+    UNGATED_RECURRENT,
     tied_model_storing,
     tiny_model,
     write_model,
@@ -37,7 +39,7 @@ from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.weight_reader import WeightReader
 
 CPU = torch.device("cpu")
-ALL = [*ARCHITECTURES, RECURRENT_ARCHITECTURE]
+ALL = [*ARCHITECTURES, RECURRENT_ARCHITECTURE, UNGATED_ARCHITECTURE]
 Tiny = Callable[[str], tuple[Path, Any]]
 
 
@@ -56,8 +58,7 @@ def check_equal_to_transformers(folder: Path, dtype: torch.dtype = torch.float32
     assert found.keys() == wanted.keys()
     expert_names = set()
     for layer, experts in enumerate(skeleton.experts):
-        for part, name in enumerate(("gate_up_proj", "down_proj")):
-            full = f"{experts.path}.{name}"
+        for part, full in enumerate(experts.weight_keys):
             expert_names.add(full)
             views = [store.views(ExpertKey(layer, expert))[part] for expert in range(skeleton.num_experts)]
             check_same(full, torch.stack(views).to(dtype), wanted[full])
@@ -86,7 +87,7 @@ def test_a_checkpoint_with_fused_experts_loads_as_by_transformers(
 ) -> None:
     folder = write_model(tmp_path / "fused", tiny(architecture)[1], save_original_format=False)
     names = Checkpoint.open(folder).tensors
-    assert any(name.endswith("experts.gate_up_proj") for name in names)
+    assert any(name.endswith(("experts.gate_up_proj", "experts.up_proj")) for name in names)
     check_equal_to_transformers(folder)
 
 
@@ -100,11 +101,14 @@ def test_a_checkpoint_in_many_files_loads_as_by_transformers(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("architecture", ["qwen2_moe", "deepseek_v2", "gpt_oss", RECURRENT_ARCHITECTURE])
+@pytest.mark.parametrize(
+    "architecture", ["qwen2_moe", "deepseek_v2", "gpt_oss", RECURRENT_ARCHITECTURE, UNGATED_ARCHITECTURE]
+)
 def test_a_16_bit_checkpoint_loads_exactly_in_its_own_dtype_and_in_float32(
     architecture: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    folder = write_model(tmp_path / "half", tiny_model(architecture, dtype=dtype))
+    layers = UNGATED_RECURRENT if architecture == UNGATED_ARCHITECTURE else {}
+    folder = write_model(tmp_path / "half", tiny_model(architecture, dtype=dtype, **layers))
     check_equal_to_transformers(folder, dtype)
     check_equal_to_transformers(folder, torch.float32)
     assert load(folder)[1].dtype == dtype, "the records keep the checkpoint's dtype"

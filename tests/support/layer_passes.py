@@ -33,7 +33,7 @@ def watched(model: Any) -> Iterator[tuple[list[Tensor], dict[str, RoutedTokens]]
     for layer in model.model.layers:
         hooks.append(layer.register_forward_hook(note_layer))
     for path, module in model.named_modules():
-        if path.endswith("experts") and hasattr(module, "gate_up_proj"):
+        if path.endswith("experts") and hasattr(module, "is_transposed"):
             hooks.append(module.register_forward_pre_hook(noting(path)))
     try:
         yield left, asked

@@ -16,8 +16,12 @@ RECURRENT_ARCHITECTURE = "qwen3_next"
 # whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, a state
 # space, a short convolution
 STATEFUL_ARCHITECTURES = (
-    RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe",
+    RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "hybrid nemotron_h", "lfm2_moe",
 )  # fmt: skip
+UNGATED_ARCHITECTURE = "nemotron_h"  # by default without the layers that keep a state
+UNGATED_RECURRENT = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"]
+}
 CONTEXT = 512
 SLIDING_WINDOW = 16  # of gpt_oss, shorter than any test's text
 _WEIGHT_SCALE = 0.08  # large enough for answers that vary
@@ -30,7 +34,9 @@ def tiny_config(architecture: str, **changes: Any) -> Any:
         "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": None,
         "pad_token_id": 0, "num_experts_per_tok": 3,
     }  # fmt: skip
-    return transformers.AutoConfig.for_model(architecture, **{**common, **_special(architecture), **changes})
+    return transformers.AutoConfig.for_model(
+        architecture.split()[-1], **{**common, **_special(architecture), **changes}
+    )
 
 
 def _special(architecture: str) -> dict[str, Any]:
@@ -90,14 +96,16 @@ def _special(architecture: str) -> dict[str, Any]:
             sizes = {"num_local_experts": 8, "intermediate_size": 128, "shared_intermediate_size": 128}
             kinds = {"layer_types": ["mamba", "full_attention", "mamba"]}
             return {**heads, **sizes, **kinds, "mamba_expand": 2, "mamba_chunk_size": 16}
-        case "nemotron_h":  # a layer is one thing alone; experts have no gate
-            heads = {"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 2}
-            sizes = {"n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
-            kinds = {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
-            return {**heads, **sizes, **kinds, "moe_shared_expert_intermediate_size": 128, "head_dim": 32}
         case "lfm2_moe":
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
             return {**sizes, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        case "nemotron_h" | "hybrid nemotron_h":
+            mamba = {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16}
+            sizes = {"n_routed_experts": 8, "moe_intermediate_size": 192, "intermediate_size": 128}
+            shared = {"moe_shared_expert_intermediate_size": 64, "head_dim": 32, "chunk_size": 16}
+            kinds = UNGATED_RECURRENT if architecture.startswith("hybrid") else {}
+            usual = {"layers_block_type": ["full_attention", "moe"] * 3}
+            return {**mamba, **sizes, **shared, **usual, **kinds}
     return {}  # the caller says what is special
 
 
@@ -117,6 +125,8 @@ def tiny_model(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):  # gemma4's, which a checkpoint holds as it does weights
                 buffer.uniform_(0.4, 0.9)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, _WEIGHT_SCALE)
         head = model.get_output_embeddings()
         for parameter in head.parameters():
             parameter[: len(SPECIAL_TOKENS)] = 0.0
