@@ -56,6 +56,9 @@ def _rope(theta: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
+# layers of Nemotron 3 Nano, each one thing alone
+_BLOCKS = MappingProxyType({"M": "linear_attention", "E": "moe", "*": "full_attention"})
+_NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _ALL = (
     ModelShape(  # Qwen/Qwen1.5-MoE-A2.7B: 14.3 B
         "qwen1.5-moe-a2.7b",
@@ -162,6 +165,21 @@ _ALL = (
             "position_embedding_type": "nope", "embedding_multiplier": 12, "attention_multiplier": 0.0078125,
             "residual_multiplier": 0.22, "logits_scaling": 16, "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **_rope(1e4),
+        },
+    ),
+    ModelShape(  # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16: 31.6 B
+        "nemotron-3-nano",
+        "nemotron_h",
+        {
+            "vocab_size": 131072, "hidden_size": 2688, "num_hidden_layers": 52,
+            "layers_block_type": [_BLOCKS[kind] for kind in _NEMOTRON], "num_attention_heads": 32,
+            "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1856,
+            "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+            "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 6, "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "mamba_num_heads": 64,
+            "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "expand": 2,
+            "chunk_size": 128, "use_conv_bias": True, "max_position_embeddings": 262144,
+            "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
         },
     ),
     ModelShape(  # allenai/OLMoE-1B-7B-0924: 6.9 B

@@ -207,7 +207,7 @@ def free_for_an_engine() -> int:
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
-BUDGETED = ("qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b", "lfm2-8b-a1b", "granite-4.0-h-small")
+BUDGETED = ("qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b", "lfm2-8b-a1b", "nemotron-3-nano")
 
 
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
