@@ -130,7 +130,7 @@ def device_needs(
 def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
     """A layer's activations in float32: some sixteen tensors of the hidden size (residual, norms, q, k, v,
     attention output, shared expert), and for each chosen expert gate, up and product, its input and its
-    output. The expert's inner size follows from its three matrices."""
+    output."""
     hidden = footprint.hidden_size
     inner = footprint.inner_size
     return tokens * (16 * hidden + footprint.experts_per_token * (3 * inner + 2 * hidden)) * _FLOAT_BYTES

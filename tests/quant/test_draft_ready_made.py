@@ -18,11 +18,11 @@ from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import BITS, CodeMatrix, dequantize, quantize_rtn
 from localmoe.quant import DraftCheckpoint, ExpertNaming
 from localmoe.quant.base_check import DraftBase, check_draft, correlation
-from localmoe.quant.expert_names import Projection
 from localmoe.quant.packing import GptqVersion, pack_matrix
 
 QWEN = ExpertNaming("model.layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj")
 MIXTRAL = ExpertNaming("model.layers.{layer}.block_sparse_moe.experts.{expert}", "w1", "w3", "w2")
+NEMOTRON = ExpertNaming("backbone.layers.{layer}.mixer.experts.{expert}", None, "up_proj", "down_proj")
 HIDDEN, INNER, EXPERTS, LAYERS = 320, 64, 3, 2
 CONFIG = {
     "model_type": "qwen3_moe", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "vocab_size": 99,
@@ -36,21 +36,26 @@ class Weights:
     num_layers = LAYERS
     num_experts = EXPERTS
 
-    def __init__(self, seed: int = 0, size: float = 1.0) -> None:
-        self._seed, self._size = seed, size
+    def __init__(self, seed: int = 0, size: float = 1.0, gated: bool = True) -> None:
+        self._seed, self._size, self._gated = seed, size, gated
 
     def decoder_layer(self, layer: int) -> int:
         return layer
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         seed = self._seed + 100 * layer + 10 * expert
         gate, up = gaussian(INNER, HIDDEN, seed), gaussian(INNER, HIDDEN, seed + 1)
         down = gaussian(HIDDEN, INNER, seed + 2)
-        return tuple((matrix * self._size).bfloat16() for matrix in (gate, up, down))  # type: ignore[return-value]
+        matrices = (gate, up, down) if self._gated else (up, down)
+        return tuple((matrix * self._size).bfloat16() for matrix in matrices)
 
 
 def base(weights: Weights | None = None, **config: object) -> DraftBase:
     return DraftBase("some/model", "f" * 64, "", {**CONFIG, **config}, weights or Weights())
+
+
+def weights_named(naming: ExpertNaming) -> Weights:
+    return Weights(gated=naming.gate is not None)
 
 
 def in_activation_order(matrix: CodeMatrix, weight: Tensor, seed: int) -> CodeMatrix:
@@ -77,12 +82,12 @@ def checkpoint(
         attention = quantize_rtn(gaussian(64, 64), bits, 32)
         tensors |= pack_matrix(attention).named(f"model.layers.{layer}.self_attn.q_proj")
         for expert in range(EXPERTS):
-            for i, weight in enumerate(Weights().matrices(layer, expert)):
+            weights = weights_named(naming).matrices(layer, expert)
+            for projection, weight in zip(naming.projections, weights, strict=True):
                 matrix = quantize_rtn(weight, bits, weight.shape[1] if group_size == -1 else group_size)
                 if act_order:  # gate and up share their inputs, so their order
-                    matrix = in_activation_order(matrix, weight, 10 * expert + (i == 2))
-                names: tuple[Projection, ...] = ("gate", "up", "down")
-                tensors |= pack_matrix(matrix, version).named(naming.module(layer, expert, names[i]))
+                    matrix = in_activation_order(matrix, weight, 10 * expert + (projection == "down"))
+                tensors |= pack_matrix(matrix, version).named(naming.module(layer, expert, projection))
     folder.mkdir()
     save_file(tensors, folder / "gptq_model-4bit-32g.safetensors")
     quantization = {
@@ -98,11 +103,12 @@ def error_of(folder: Path, naming: ExpertNaming = QWEN) -> float:
     """The largest relative error of all matrices; checks the draft on the way."""
     draft = DraftCheckpoint.open(folder)
     assert draft.provenance is None and draft.naming() == naming
-    check_draft(draft, base(), naming)
+    weights = weights_named(naming)
+    check_draft(draft, base(weights), naming)
     worst = 0.0
     for layer in range(LAYERS):
         for expert, found in enumerate(draft.reader(naming).layer(layer, EXPERTS, (INNER, HIDDEN))):
-            for matrix, weight in zip(found, Weights().matrices(layer, expert), strict=True):
+            for matrix, weight in zip(found, weights.matrices(layer, expert), strict=True):
                 assert matrix.group_size == draft.group_size
                 difference = dequantize(matrix, torch.float64) - weight.double()
                 worst = max(worst, float(difference.norm() / weight.double().norm()))
@@ -235,3 +241,13 @@ def test_the_correlation_of_nothing() -> None:
     assert correlation(something, torch.zeros(8, 32)) == 0
     assert correlation(nothing, torch.ones(8, 32)) == 0
     assert correlation(something, torch.ones(8, 32)) == pytest.approx(1)
+
+
+def test_experts_without_a_gate_are_read_for_a_model_of_such_alone(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "x", naming=NEMOTRON)
+    assert error_of(folder, NEMOTRON) < 0.2
+    with pytest.raises(DraftError, match="2 matrices each, the model's 3"):
+        check_draft(DraftCheckpoint.open(folder), base(), NEMOTRON)
+    gated = DraftCheckpoint.open(checkpoint(tmp_path / "y"))
+    with pytest.raises(DraftError, match="3 matrices each, the model's 2"):
+        check_draft(gated, base(weights_named(NEMOTRON)), QWEN)

@@ -86,7 +86,7 @@ def reference_model(engine: Engine) -> Any:
     state = {name: tensor for name, tensor in skeleton.model.state_dict().items() if not tensor.is_meta}
     for layer, experts in enumerate(skeleton.experts):
         views = [store.views(ExpertKey(layer, expert)) for expert in range(skeleton.num_experts)]
-        for part, name in enumerate(("gate_up_proj", "down_proj")):
-            state[f"{experts.path}.{name}"] = torch.stack([view[part] for view in views]).float()
+        for part, key in enumerate(experts.weight_keys):
+            state[key] = torch.stack([view[part] for view in views]).float()
     model.load_state_dict(state, strict=True)
     return model

@@ -43,6 +43,7 @@ def compile(kernel, constants, bits, capability, dtype):
 
 gpt = Activation("swiglu_oai", 1.702, 7.0)
 silu = Activation("silu")
+ungated = Activation("relu", gated=False)
 # of 4 bits once plain, once with biases, once with an index, which down knows nothing of, so that it is plain
 for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook in (
     (89, "fp16", (8, 4096, 14336), 2, 4, False, silu, False, False),
@@ -50,11 +51,14 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook
     (80, "bf16", (60, 2048, 1408), 4, 4, False, silu, True, False),
     (120, "bf16", (64, 2048, 1408), 6, 3, False, silu, False, False),
     (89, "bf16", (60, 2048, 1408), 4, 4, False, silu, False, True),
+    (89, "bf16", (128, 2688, 1856), 6, 4, False, ungated, False, False),
 ):
     up_bias, down_bias = torch.empty(E, 2 * I, device="meta"), torch.empty(E, H, device="meta")
     biases = {"gate_up_bias": up_bias, "down_bias": down_bias} if biased else {}
     group = 64 if codebook else 128
-    experts = LowBitExperts.empty(E, H, I, bits, group, "meta", **biases, indexed=indexed, codebook=codebook)
+    experts = LowBitExperts.empty(
+        E, H, I, bits, group, "meta", gated=activation.gated, **biases, indexed=indexed, codebook=codebook
+    )
     up, down = launch.choose_gate_up_tile(experts), launch.choose_down_tile(experts, K)
     up_constants = launch.gate_up_constants(experts, K, activation, up, ptx=True)
     down_constants = launch.down_constants(experts, K, down, ptx=True)
@@ -74,7 +78,7 @@ def test_kernels_compile_for_every_generation_with_wide_loads(
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 10
+    assert len(lines) == 12
     for name, capability, shared, wide_loads, loads, single, waits in lines:
         assert waits == str(int(int(capability) >= 90))
         assert int(shared) <= 99 << 10, (name, capability)
