@@ -118,7 +118,8 @@ class DeviceRunner:
             self.rewind(start)
             raise
         self.sequence.advance(start + len(tokens))
-        return logits[-1:].float() if last_only else logits.float()
+        # what passes write, the next one writes again
+        return (logits[-1:] if last_only else logits).to(torch.float32, copy=True)
 
     def _draft(self, tokens: Sequence[int], start: int) -> Tensor:
         (token,) = tokens

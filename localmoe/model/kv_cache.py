@@ -40,7 +40,6 @@ class KVLayer(CacheLayerMixin):
         self.block = block
         self.capacity = self._in_blocks(capacity)
         self.length = 0
-        self.keys = self.values = torch.empty(0)  # for ever, where the layer attends to nothing
 
     def _in_blocks(self, length: int) -> int:
         return -(-length // self.block) * self.block

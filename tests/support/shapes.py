@@ -58,13 +58,16 @@ def ask_ids(engine: Engine, ids: tuple[int, ...], num_tokens: int = 16, **reques
 
 
 def shallow(name: str, layers: int) -> ModelShape:
-    """A real model's shape with fewer layers, the last one of a kind that would be missing."""
+    """A real model's shape with fewer layers, the last ones of kinds that would be missing; never fewer than
+    there are kinds."""
     shape = find_shape(name)
     changes: dict[str, Any] = {"num_hidden_layers": layers}
-    if "layer_types" in shape.dimensions:
-        all_types = list(shape.dimensions["layer_types"])
-        types = all_types[:layers]
-        changes["layer_types"] = types if set(types) == set(all_types) else [*types[:-1], all_types[-1]]
+    for key in {"layer_types", "layers_block_type"} & shape.dimensions.keys():
+        kinds = list(dict.fromkeys(shape.dimensions[key]))
+        first = list(shape.dimensions[key][:layers])
+        missing = [kind for kind in kinds if kind not in first]
+        changes[key] = kinds if len(kinds) >= layers else [*first[: layers - len(missing)], *missing]
+        changes["num_hidden_layers"] = len(changes[key])
     return replace(shape, dimensions={**shape.dimensions, **changes})
 
 
