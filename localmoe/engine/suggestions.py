@@ -30,25 +30,30 @@ def _suggestion(
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
+    gated: bool = True, wide_params: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
-    tokens."""
-    inner = expert_params // (3 * hidden)
-    layout = RecordLayout((2 * inner, hidden), (hidden, inner), transposed=False)
+    tokens. gated: whether experts have a gate.
+    wide_params: of the shared ones, kept in 32 bits."""
+    matrices = 3 if gated else 2
+    inner = expert_params // (matrices * hidden)
+    layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
     packed = layout.bf12_bytes if layout.fits_bf12 and not mxfp4_expert_bytes else 0
     footprint = ModelFootprint(
         name=repo_id, architecture=architecture, num_layers=layers, num_experts=experts,
         experts_per_token=top, expert_params=expert_params, expert_bytes=2 * expert_params,
-        shared_params=shared_params, shared_bytes=2 * shared_params, kv_bytes_per_token=kv_bytes,
-        draft_expert_bytes=draft_expert_bytes, max_context=context, hidden_size=hidden,
+        shared_params=shared_params, shared_bytes=2 * (shared_params + wide_params),
+        kv_bytes_per_token=kv_bytes, draft_expert_bytes=draft_expert_bytes, max_context=context,
+        hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=not state_bytes, state_bytes=state_bytes,
         mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=0 if tied else 2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
+        own_inner_size=0 if gated else inner,
     )  # fmt: skip
-    num_bytes = footprint.shared_bytes + footprint.total_experts * (file_bytes or footprint.expert_bytes)
+    num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
     return Suggestion(repo_id, about, ModelFacts(footprint, 2, num_bytes, licence=licence))
 
@@ -83,6 +88,13 @@ SUGGESTIONS = (
         layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_216_143_360, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+    ),
+    _suggestion(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
+        "nvidia-open-model-license", "nemotron_h",
+        layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,
+        draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
+        linear_params=1_841_946_624, state_bytes=240_418_816, gated=False, wide_params=7_913_472,
     ),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",

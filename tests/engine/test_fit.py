@@ -160,6 +160,7 @@ def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
     [
         ("OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"), ("Qwen1.5-MoE-A2.7B-Chat", "qwen1.5-moe-a2.7b"),
         ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
         ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("gpt-oss-20b", "gpt-oss-20b"), ("gpt-oss-120b", ("gpt-oss-20b", 36, 128)),
         ("granite-3.1-1b-a400m-instruct", (24, 1024, 16, 32)),
