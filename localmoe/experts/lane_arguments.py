@@ -49,6 +49,7 @@ def worker_arguments(
     plain = form is WeightForm.PLAIN
     assert plain or store.dtype == torch.bfloat16, "of which MXFP4's numbers are, and BF12's"
     transposed = store.layouts[0].transposed and plain
+    assert activation.gated or form is not WeightForm.MXFP4, "published codes have a gate"
     if form is WeightForm.BF12:
         assert not (store.layouts[0].transposed or activation.interleaved), "gate's rows come before up's"
         assert dtype in (torch.bfloat16, torch.float32), "float16 has no room for 2^64 times them"

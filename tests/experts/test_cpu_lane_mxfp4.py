@@ -16,6 +16,8 @@ from localmoe.kernels.cpu import control
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.quant.mxfp4 import decode
 
+GATED = [kind for kind in KINDS if kind.gated]  # the form has no others
+
 
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
@@ -23,7 +25,7 @@ from localmoe.quant.mxfp4 import decode
 @settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(),
-    st.sampled_from(KINDS), st.booleans(), st.integers(1, 4), st.data(),
+    st.sampled_from(GATED), st.booleans(), st.integers(1, 4), st.data(),
 )  # fmt: skip
 def test_every_job_equals_float64(
     compute: torch.dtype, tolerance: float, hidden: int, inner: int, transposed: bool,
