@@ -138,7 +138,7 @@ def make_runner(
     if lane is not None:
         passes.rests = RestCopies(device)
     take_over_device(skeleton, layers, window)
-    nets = recurrent_nets(skeleton.model)
+    nets = {} if skeleton.can_rollback else recurrent_nets(skeleton.model)
     states = RecurrentStates(nets, window, prepared.compute.dtype) if nets else None
     if states is not None:
         take_over_recurrence(nets, states)

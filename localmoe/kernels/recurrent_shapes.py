@@ -8,6 +8,9 @@ from typing import Literal
 
 Rule = Literal["delta", "sum"]
 _FLOAT_BYTES = 4
+_LEAST_DIM, _MOST_DIM = 16, 256  # of a head, which one program holds a row of
+_MOST_TAPS = 8
+_GRANULE = 16  # channels of a short convolution are a multiple of it: one program has some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,16 @@ class ScanShape:
     value_dim: int
     taps: int
     rule: Rule = "delta"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernels can run it."""
+        heads = self.key_heads > 0 and self.value_heads % self.key_heads == 0
+        dims = all(
+            _LEAST_DIM <= size <= _MOST_DIM and size & (size - 1) == 0
+            for size in (self.key_dim, self.value_dim)
+        )
+        return heads and dims and 2 <= self.taps <= _MOST_TAPS
 
     @property
     def group(self) -> int:
@@ -71,6 +84,11 @@ class ConvShape:
 
     channels: int
     taps: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel can run it."""
+        return self.channels % _GRANULE == 0 and 2 <= self.taps <= _MOST_TAPS
 
     def layer_bytes(self, rows: int, element_bytes: int) -> int:
         """As of ScanShape."""

@@ -13,7 +13,6 @@ from localmoe.kernels.recurrent_shapes import ScanShape
 
 _SIZES = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel_size")
 _APART, _GROUPED = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
-_WIDEST = 256  # of a head, which one program holds a row of
 _SMALL_HIDDEN, _SMALL_KEY_HEADS, _SMALL_KEY, _SMALL_VALUE = 48, 2, 16, 32
 
 
@@ -39,12 +38,10 @@ class DeltaNet:
         if not isinstance(convolution, nn.Conv1d) or not hasattr(norm, "variance_epsilon"):
             return None
         shape = ScanShape(*sizes)  # type: ignore[arg-type]
-        dims = shape.key_dim, shape.value_dim
-        fits = all(16 <= size <= _WIDEST and size & (size - 1) == 0 for size in dims)
         plain = convolution.bias is None and not any(
             getattr(module, name).bias is not None for name in names[:-1]
         )
-        if not fits or not plain or shape.value_heads % shape.key_heads or not 2 <= shape.taps <= 8:
+        if not shape.fits or not plain:
             return None
         return cls(module, shape, grouped)
 
@@ -52,11 +49,6 @@ class DeltaNet:
     def kind(self) -> tuple[object, ...]:
         """Equal for layers that are alike."""
         return self.shape, self.grouped
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        return int(self.module.out_proj.out_features)
 
     @property
     def projections(self) -> list[nn.Linear]:

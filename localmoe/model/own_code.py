@@ -29,6 +29,8 @@ def needs_own_code(config: Mapping[str, Any]) -> bool:
 
 
 def _class_names(model_type: object) -> Iterator[str]:
+    if not isinstance(model_type, str):
+        return
     for mapping in _MAPPINGS:
         found = getattr(modeling_auto, mapping, {}).get(model_type, ())
         yield from (found,) if isinstance(found, str) else found

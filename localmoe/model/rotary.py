@@ -53,7 +53,7 @@ def measured_on_host(model: nn.Module) -> Iterator[None]:
     changed = []
     try:
         for module in rotary_embeddings(model):
-            if _type_of(module) != "default":
+            if _depends_on_length(module):
                 with torch.device("cpu"):
                     real = type(module)(module.config)
                 module.forward = partial(_without_numbers, real)
@@ -84,11 +84,7 @@ def _each(found: Any, change: Any) -> Any:
 
 
 def _depends_on_length(module: Any) -> bool:
-    kinds = _type_of(module)
+    """Of a module that has one type, or one for each kind of layer."""
+    kinds = getattr(module, "rope_type", None) or "default"
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
     return any("dynamic" in kind or kind == "longrope" for kind in kinds)
-
-
-def _type_of(module: Any) -> Any:
-    """One, or one for each kind of layer."""
-    return getattr(module, "rope_type", None) or "default"

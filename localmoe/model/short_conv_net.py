@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from localmoe.kernels.recurrent_shapes import ConvShape
 from localmoe.kernels.short_conv import reference_short_conv
 
-_GRANULE = 16  # channels are a multiple of it: one program has some of them
 _SMALL_HIDDEN = 48
 
 
@@ -32,19 +31,13 @@ class ShortConvNet:
         alone = convolution.groups == channels == convolution.out_channels
         if not isinstance(behind, nn.Linear) or before.out_features != 3 * channels or not alone:
             return None
-        if channels % _GRANULE or not 2 <= taps <= 8:
-            return None
-        return cls(module, ConvShape(channels, taps))
+        shape = ConvShape(channels, taps)
+        return cls(module, shape) if shape.fits else None
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Equal for layers that are alike."""
         return self.shape, self.module.conv.bias is None
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        return int(self.module.out_proj.out_features)
 
     @property
     def projections(self) -> list[nn.Linear]:

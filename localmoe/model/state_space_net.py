@@ -13,13 +13,16 @@ from localmoe.kernels.state_space import reference_group_norm, reference_space_i
 
 _SIZES = ("n_groups", "num_heads", "ssm_state_size", "head_dim", "conv_kernel_size")
 _RATES = ("A_log", "D", "dt_bias")
-_WIDEST = 256  # of a head, which one program holds a row of
 _SMALL_HIDDEN, _SMALL_STATE, _SMALL_VALUE, _SMALL_CHUNK = 32, 32, 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpaceNet:
-    """A module of a decoder layer: projects to a gate, to x, B and C, and to a step a head."""
+    """A module of a decoder layer: projects to a gate, to x, B and C, and to a step a head.
+
+    Steps keep within their limits in every pass; transformers' own code minds these in passes of several
+    tokens alone.
+    """
 
     module: Any
     shape: ScanShape
@@ -37,12 +40,12 @@ class StateSpaceNet:
             return None
         if not all(isinstance(getattr(module, name, None), nn.Parameter) for name in _RATES):
             return None
-        groups, heads, state, head, taps = sizes
-        if not groups or heads % groups or not 2 <= taps <= 8:  # type: ignore[operator]
+        limits = getattr(module, "time_step_limit", None)
+        if not isinstance(limits, tuple | list) or len(limits) != 2:
             return None
+        groups, heads, state, head, taps = sizes
         shape = ScanShape(groups, heads, state, head, taps, rule="sum")  # type: ignore[arg-type]
-        dims = shape.key_dim, shape.value_dim
-        if not all(16 <= size <= _WIDEST and size & (size - 1) == 0 for size in dims):
+        if not shape.fits:
             return None
         made: Any = module
         if made.in_proj.out_features != shape.values + shape.channels + shape.value_heads:
@@ -53,11 +56,6 @@ class StateSpaceNet:
     def kind(self) -> tuple[object, ...]:
         """Equal for layers that are alike."""
         return self.shape, self.limits, self.module.conv1d.bias is None
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        return int(self.module.out_proj.out_features)
 
     @property
     def projections(self) -> list[nn.Linear]:

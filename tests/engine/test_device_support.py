@@ -52,6 +52,12 @@ def test_there_must_be_a_gpu_of_the_right_kind_and_triton(monkeypatch: pytest.Mo
         (RECURRENT_ARCHITECTURE, {"linear_key_head_dim": 24}, "it keeps recurrent state"),
         (RECURRENT_ARCHITECTURE, {"hidden_act": "gelu"}, "it keeps recurrent state"),
         (RECURRENT_ARCHITECTURE, {"number_of_conv_states": 2}, "it keeps recurrent state"),
+        ("granitemoehybrid", {"time_step_limit": None}, "it keeps recurrent state"),
+        (
+            "granitemoehybrid",
+            {"mamba_d_head": 64, "mamba_n_heads": 4, "mamba_d_state": 24},
+            "it keeps recurrent state",
+        ),
         ("qwen3_moe", {"head_dim": 528}, "its attention heads are 528 wide"),
         ("qwen3_moe", {"head_dim": 512}, ""),
         ("mixtral", {"hidden_size": 1280, "num_attention_heads": 2}, "its attention heads are 640 wide"),

@@ -27,7 +27,8 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [  # as they were published
 @pytest.mark.parametrize(("model_type", "auto_map"), KNOWN)
 def test_code_that_transformers_has_itself_is_not_needed(model_type: str, auto_map: dict[str, Any]) -> None:
     assert not needs_own_code({"model_type": model_type, "auto_map": auto_map})
-    assert needs_own_code({"model_type": "no_such_type", "auto_map": auto_map})
+    for unknown in ("no_such_type", None, 3, [model_type], {}):
+        assert needs_own_code({"model_type": unknown, "auto_map": auto_map})
 
 
 @pytest.mark.parametrize(
