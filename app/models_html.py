@@ -33,13 +33,15 @@ def failure_html(kind: str, text: str, t: Texts) -> str:
 
 
 def size_facts(footprint: ModelFootprint, num_bytes: int, licence: str, t: Texts) -> str:
-    """ "14.3 B parameters, 2.7 B a token · 26.7 GiB · 8,192 tokens of context · apache-2.0" """
+    """ "14.3 B parameters, 2.7 B a token · 26.7 GiB · 8,192 tokens of context · text only · apache-2.0" """
     parts = [
         t("{total} parameters, {active} a token", total=format_count(footprint.total_params),
           active=format_count(footprint.active_params)),
         format_bytes(num_bytes),
         t("{count} tokens of context", count=f"{footprint.max_context:,}"),
     ]  # fmt: skip
+    if footprint.text_alone:
+        parts.append(t("text only"))
     if licence:
         parts.append(licence)
     return escape(" · ".join(parts))

@@ -25,6 +25,7 @@ MODELS = {
     "{total} parameters": "{total} 参数",
     "{total} parameters, {active} a token": "{total} 参数，每词元 {active}",
     "{count} tokens of context": "上下文 {count} 个词元",
+    "text only": "仅文本",
     "gated": "需授权",
     "Fits": "可以运行",
     "Does not fit now.": "目前放不下。",

@@ -12,6 +12,7 @@ import transformers
 
 from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
+from localmoe.chat.templates import adopt_template, as_parts, takes_parts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.types import Message
@@ -68,6 +69,8 @@ class PromptEncoder:
                 f"The tokenizer in {folder} cannot be read: {sentence_of(error)}"
             ) from error
         self._vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
+        adopt_template(self.tokenizer, folder)
+        self._parts = self.has_template and takes_parts(self.tokenizer)
 
     @property
     def has_template(self) -> bool:
@@ -142,7 +145,8 @@ class PromptEncoder:
         those of reasoning models change them (thoughts are cut out or given another frame)."""
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        form: Callable[[str], object] = as_parts if self._parts else str
+        turns = [{"role": message.role, "content": form(message.content)} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program: it may raise anything

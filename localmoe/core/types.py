@@ -52,6 +52,7 @@ class ModelFootprint:
         packs_head: whether it is, wherever steps run whole on a GPU.
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
+        text_alone: whether it is the text part of a model that sees or hears too.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ModelFootprint:
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
     own_inner_size: int = 0
+    text_alone: bool = False
 
     @property
     def keeps_mxfp4(self) -> bool:

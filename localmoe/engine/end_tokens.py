@@ -11,7 +11,7 @@ from localmoe.core.errors import CheckpointError
 
 
 def find_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Union of the eos tokens of generation_config.json, config.json and the tokenizer.
+    """Union of the eos tokens of generation_config.json, config.json, its text part and the tokenizer.
 
     Raises:
         CheckpointError: one of the files is no JSON object.
@@ -20,8 +20,10 @@ def find_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
-            value = _read(path).get("eos_token_id")
-            found.update(value if isinstance(value, list) else [value])
+            values = _read(path)
+            for part in (values, values.get("text_config")):
+                value = part.get("eos_token_id") if isinstance(part, dict) else None
+                found.update(value if isinstance(value, list) else [value])
     found.add(getattr(tokenizer, "eos_token_id", None))
     return frozenset(token for token in found if isinstance(token, int))
 

@@ -12,7 +12,7 @@ from localmoe.hub.model_folder import EXPERT_COUNTS
 from localmoe.hub.search import SearchHit, search_models
 from localmoe.model.own_code import needs_own_code
 
-ArchitectureKind = Literal["moe", "dense", "unknown"]
+ArchitectureKind = Literal["moe", "dense", "either", "unknown"]
 
 
 def search_runnable(query: str, limit: int = 50) -> list[SearchHit]:
@@ -27,7 +27,7 @@ def search_runnable(query: str, limit: int = 50) -> list[SearchHit]:
 
 def _judged(hit: SearchHit) -> SearchHit:
     if not hit.architecture:
-        return hit  # its config tells
+        return hit  # its config tells, as it does where the architecture may have experts or none
     if needs_own_code(hit.config):
         return replace(hit, refusal="it needs Python code of its own, which localmoe never runs")
     kind = architecture_kind(hit.architecture)
@@ -39,11 +39,15 @@ def _judged(hit: SearchHit) -> SearchHit:
 
 
 def architecture_kind(model_type: str) -> ArchitectureKind:
-    """Whether configs of this model_type count experts, by their defaults."""
+    """Whether configs of this model_type count experts, by their defaults; either where their text part may
+    be any architecture's."""
     try:
-        values = transformers.AutoConfig.for_model(model_type).to_dict()
+        config = transformers.AutoConfig.for_model(model_type)
+        values = config.to_dict()
     except Exception:  # unknown, or a config class that cannot be made from nothing
         return "unknown"
     text = values.get("text_config")
     parts = [values, text] if isinstance(text, dict) else [values]
-    return "moe" if any(key in part for part in parts for key in EXPERT_COUNTS) else "dense"
+    if any(key in part for part in parts for key in EXPERT_COUNTS):
+        return "moe"
+    return "either" if config.sub_configs.get("text_config") is transformers.AutoConfig else "dense"

@@ -30,12 +30,12 @@ def _suggestion(
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
-    gated: bool = True, wide_params: int = 0,
+    gated: bool = True, wide_params: int = 0, text_alone: bool = False,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
-    tokens. gated: whether experts have a gate.
-    wide_params: of the shared ones, kept in 32 bits."""
+    tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
+    whether the model also sees."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -51,7 +51,7 @@ def _suggestion(
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=0 if tied else 2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
-        own_inner_size=0 if gated else inner,
+        own_inner_size=0 if gated else inner, text_alone=text_alone,
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
@@ -107,6 +107,7 @@ SUGGESTIONS = (
         layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
         linear_params=1_917_665_280, state_bytes=353_771_520, unused_params=1_298_000_000,
+        text_alone=True,
     ),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -27,6 +28,7 @@ _QUANTISED_TAGS = frozenset(
         "fp8", "gptq", "mlx", "modelopt", "mxfp4",
     }
 )  # fmt: skip
+_TASKS = ("text-generation", "image-text-to-text", "any-to-any")  # of the last two, the text part can run
 _CLASSES = ("model_type", "architectures", "auto_map")
 _NONSENSE = "The Hub's answer to the search makes no sense: try again later."
 _READ = "mxfp4"  # its weights are 16-bit floats too
@@ -55,15 +57,21 @@ class SearchHit:
 
 
 def search_models(query: str, limit: int = 50) -> list[SearchHit]:
-    """Text models whose names match, the most downloaded first; with no query, those tagged "moe". Asks
-    once: who searches waits, and can search again.
+    """Models that write text and whose names match, the most downloaded first; with no query, those tagged
+    "moe". Asks once for each task: who searches waits, and can search again.
 
     Raises:
         DownloadError: the Hub cannot be asked, or refuses.
     """
-    words = query.strip()[:MAX_QUERY]
+    with ThreadPoolExecutor(len(_TASKS)) as pool:
+        lists = list(pool.map(lambda task: _search(task, query.strip()[:MAX_QUERY], limit), _TASKS))
+    hits = {hit.repo_id: hit for found in lists for hit in found}
+    return sorted(hits.values(), key=lambda hit: hit.downloads, reverse=True)[:limit]
+
+
+def _search(task: str, words: str, limit: int) -> list[SearchHit]:
     asked = {
-        "pipeline_tag": "text-generation", "sort": "downloads", "direction": "-1", "limit": str(limit),
+        "pipeline_tag": task, "sort": "downloads", "direction": "-1", "limit": str(limit),
         "expand": ["cardData", "config", "downloads", "gated", "safetensors", "tags"],
         **({"search": words} if words else {"filter": "moe"}),
     }  # fmt: skip

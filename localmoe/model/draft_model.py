@@ -21,6 +21,7 @@ from localmoe.model.cached_pass import cached_pass
 from localmoe.model.footprint import kv_elements_per_token
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.skeleton import can_roll_back, model_from_config, read_model_config
+from localmoe.model.text_part import keep_text_part, language_model_class
 from localmoe.model.tying import settle_ties
 
 
@@ -99,10 +100,12 @@ class DraftModel:
         bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
-            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(shape.folder, trust_remote_code=False)
+            model, found = language_model_class(config).from_pretrained(
                 shape.folder, dtype=dtype, use_safetensors=True, local_files_only=True,
                 trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
+            keep_text_part(model)
         except Exception as error:  # any line of any architecture
             raise CheckpointError(
                 f"The draft model in {shape.folder} cannot be loaded: {sentence_of(error)}"
@@ -110,8 +113,9 @@ class DraftModel:
         finally:
             if bars:
                 transformers_logging.enable_progress_bar()
-        if found["missing_keys"] or found["mismatched_keys"]:
-            number = len(found["missing_keys"]) + len(found["mismatched_keys"])
+        kept = model.state_dict()
+        number = sum(key in kept for key in found["missing_keys"]) + len(found["mismatched_keys"])
+        if number:
             raise CheckpointError(
                 f"{number} weights of the draft model in {shape.folder} are missing or of another shape: "
                 "download it again."

@@ -76,6 +76,7 @@ def measure_footprint(
         embedding_params=embedding_params(skeleton.model),
         head_saved_bytes=saved_bytes(skeleton.model, stored),
         packs_head=skeleton.packed_head is not None,
+        text_alone=text is not skeleton.config,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 def float32_names(model: Any) -> re.Pattern[str] | None:
@@ -23,17 +24,22 @@ def rebuild_buffers(model: Any, device: torch.device) -> None:
     weights stay as they are."""
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # so that _init_weights leaves it alone
-    for module in _with_meta_buffers(model, device):
-        model._init_weights(module)
+    for owner, module in _with_meta_buffers(model, device):
+        owner._init_weights(module)
 
 
-def _with_meta_buffers(model: nn.Module, device: torch.device) -> Iterator[nn.Module]:
+def _with_meta_buffers(model: Any, device: torch.device) -> Iterator[tuple[Any, nn.Module]]:
+    """The modules that had some, each with the innermost of transformers' models around it: a decoder may be
+    another architecture's than the model that it is part of."""
     float32 = float32_names(model)
+    owners = {"": model}
     for path, module in model.named_modules():
+        around = owners[path.rpartition(".")[0]]
+        owners[path] = module if isinstance(module, PreTrainedModel) else around
         meta: dict[str, Tensor] = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for name, buffer in meta.items():
             wide = float32 is not None and float32.search(f"{path}.{name}")
             dtype = torch.float32 if wide else buffer.dtype
             module._buffers[name] = torch.zeros_like(buffer, dtype=dtype, device=device)
         if meta:
-            yield module
+            yield owners[path], module

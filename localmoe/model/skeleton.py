@@ -18,6 +18,7 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import stateless_layers
 from localmoe.model.own_code import needs_own_code
+from localmoe.model.text_part import keep_text_part, language_model_class
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -124,16 +125,16 @@ def read_model_config(checkpoint: Checkpoint) -> Any:
 
 
 def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:
-    """A language model without weights. `what` names it in errors.
+    """A language model without weights and without parts that text does not need. `what` names it in errors.
 
     Raises:
         UnsupportedModelError: transformers cannot build it.
     """
     try:
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=False
-            )
+            kind = language_model_class(config)
+            model = kind.from_config(config, dtype=dtype, trust_remote_code=False)
+        keep_text_part(model)
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(what, error) from error
     return model.eval()
@@ -184,7 +185,7 @@ def _refuse_by_config(checkpoint: Checkpoint) -> None:
 
 
 def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
-    found = []
+    found: list[ExpertsModule] = []
     for path, module in model.named_modules():
         if not (hasattr(module, "is_transposed") and hasattr(module, "is_concatenated")):
             continue
@@ -197,6 +198,11 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
         layout = RecordLayout(tuple(first.shape[1:]), tuple(down.shape[1:]), bool(module.is_transposed))
         match = _LAYER_INDEX.search(path)
         assert match is not None, f"experts outside a layer: {path}"
+        if found and found[-1].decoder_layer == int(match.group(1)):
+            raise UnsupportedModelError(
+                f"The layers of {type(model).__name__} have experts of several kinds: this form is not "
+                "supported."
+            )
         found.append(ExpertsModule(path, int(match.group(1)), module, layout))
     return tuple(found)
 

@@ -81,6 +81,47 @@ def test_a_model_without_a_template_gets_a_lone_message_as_it_is_and_a_dialogue_
     assert dialogue == "System: Be brief.\nUser: hello\nAssistant: Hi!\nUser: ?\nAssistant:"
 
 
+PARTS = """{%- for message in messages -%}[{{ message.role }}]
+{%- for part in message.content | selectattr("type", "equalto", "text") -%}{{ part.text }}{%- endfor -%}
+{%- endfor -%}{%- if add_generation_prompt -%}[assistant]{%- endif -%}"""
+TEXTS = """{%- for message in messages -%}[{{ message.role }}]{{ message.content }}{%- endfor -%}
+{%- if add_generation_prompt -%}[assistant]{%- endif -%}"""
+EITHER = """{%- for message in messages -%}[{{ message.role }}]
+{%- if message.content is string -%}{{ message.content }}
+{%- else -%}{%- for part in message.content -%}{{ part.text }} as a part{%- endfor -%}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}[assistant]{%- endif -%}"""
+
+
+@pytest.mark.parametrize("template", [PARTS, TEXTS, EITHER])
+def test_a_template_gets_what_messages_say_in_the_form_that_it_reads(template: str, tmp_path: Path) -> None:
+    encoder = with_template(tmp_path, template)
+    text = text_of(encoder, encoder.encode(GenerationRequest(messages=CHAT), 4096))
+    assert text == "[system]Be brief.[user]hello[assistant]Hi![user]?[assistant]"
+
+
+def test_a_template_in_the_older_file_is_read(tmp_path: Path) -> None:
+    copy_tokenizer(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}), encoding="utf-8")
+    encoder = PromptEncoder(tmp_path)  # the newer one goes first
+    first = encoder.encode(GenerationRequest(messages=CHAT[1:2]), 4096)
+    assert text_of(encoder, first).startswith("<|im_start|>user")
+    (tmp_path / "chat_template.jinja").unlink()
+    encoder = PromptEncoder(tmp_path)
+    assert encoder.has_template
+    ids = encoder.encode(GenerationRequest(messages=CHAT[1:2]), 4096)
+    assert text_of(encoder, ids) == "[user]hello[assistant]"
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"chat_template": 3}', "{}"])
+def test_an_older_file_without_a_template_is_said_so(content: str, tmp_path: Path) -> None:
+    copy_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"chat_template\.json") as refusal:
+        PromptEncoder(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
 def edit_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
     def edit(folder: Path) -> None:
         content = json.loads((folder / name).read_text(encoding="utf-8"))

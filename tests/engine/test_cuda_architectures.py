@@ -11,6 +11,7 @@ import torch
 import transformers
 from engine.test_more_architectures import ANSWERING
 from support.engines import ask, load_with_slots, runner_of
+from support.multimodal_models import MULTIMODAL, multimodal_model
 from support.tiny_models import STATEFUL_ARCHITECTURES, UNGATED_RECURRENT, tiny_model, write_model
 
 from localmoe.model.runner import ModelRunner
@@ -44,14 +45,18 @@ CASES: dict[str, dict[str, Any]] = {
 BY_LAYERS = {"jamba": "it keeps recurrent state"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *MULTIMODAL])
 def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Path) -> None:
-    architecture = case.split()[-1]
-    folder = write_model(tmp_path / case, tiny_model(architecture, dtype=torch.float16, **CASES[case]))
+    architecture, kind = case.split()[-1], transformers.AutoModelForCausalLM
+    if case in MULTIMODAL:
+        model, kind = multimodal_model(case, dtype=torch.float16), transformers.AutoModelForImageTextToText
+    else:
+        model = tiny_model(architecture, dtype=torch.float16, **CASES[case])
+    folder = write_model(tmp_path / case, model)
     tokens = torch.randint(10, 250, (120,), generator=torch.Generator().manual_seed(2)).tolist()
     with torch.inference_mode():
         rounded, wanted = (  # read from the files, so that rotary frequencies are no rounded ones
-            transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(torch.tensor([tokens]))
+            kind.from_pretrained(folder, dtype=dtype)(torch.tensor([tokens]))
             .logits[0, 99:].float()
             for dtype in (torch.float16, torch.float32)
         )  # fmt: skip

@@ -79,6 +79,21 @@ def test_no_words_ask_for_the_tag_and_the_token_goes_along(hub: HubServer) -> No
     assert hub.requests[-1].token == TOKEN
 
 
+def test_models_for_text_and_pictures_are_found_too_and_the_most_downloaded_come_first(
+    hub: HubServer,
+) -> None:
+    for number, task in enumerate(("text-generation", "image-text-to-text", "any-to-any", "image-to-video")):
+        for name, downloads in (("some", 10 + number), ("most", 20 - number)):
+            repo(hub, f"a/{name}-{task}", b'{"model_type": "qwen3_vl_moe"}')
+            hub.repos[f"a/{name}-{task}"].task = task
+            hub.repos[f"a/{name}-{task}"].downloads = downloads
+    hits = search_runnable("A/", limit=5)
+    assert [(hit.repo_id.partition("-")[0], hit.downloads) for hit in hits] == [
+        ("a/most", 20), ("a/most", 19), ("a/most", 18), ("a/some", 12), ("a/some", 11),
+    ]  # fmt: skip
+    assert not any(hit.refusal or "video" in hit.repo_id for hit in hits)
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_hub_that_is_ill_or_away_is_said_so(
     hub: HubServer, status: int, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +126,8 @@ def test_architectures_are_judged_by_their_configs_defaults() -> None:
     }
     assert set(kinds.values()) == {"moe"}, kinds
     assert architecture_kind("llama") == architecture_kind("qwen3") == "dense"
+    assert architecture_kind("qwen3_vl_moe") == architecture_kind("aria") == "moe"
+    assert architecture_kind("mistral3") == architecture_kind("internvl") == "either"
     assert architecture_kind("") == architecture_kind("../x") == "unknown"
 
 

@@ -63,6 +63,8 @@ class Repo:
     private: bool = False
     tags: tuple[str, ...] = ()
     licence: str = ""
+    task: str = "text-generation"
+    downloads: int = 7
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -206,12 +208,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _search(self, asked: dict[str, list[str]]) -> None:
         """Public repos whose names hold the words, or that have the tag; as the Hub lists them."""
-        words, tag = asked.get("search", [""])[0].lower(), asked.get("filter", [""])[0]
+        words, tag, task = (asked.get(name, [""])[0] for name in ("search", "filter", "pipeline_tag"))
         found = [
             _listed(repo_id, repo)
             for repo_id, repo in self.hub.repos.items()
-            if words in repo_id.lower() and (not tag or tag in repo.tags) and not repo.private
+            if words.lower() in repo_id.lower() and (not tag or tag in repo.tags) and not repo.private
+            if not task or task == repo.task
         ]
+        found.sort(key=lambda entry: -entry["downloads"])
         limit = int(asked.get("limit", ["1000"])[0])
         self._answer(200, json.dumps(found[:limit]).encode(), {"Content-Type": "application/json"})
 
@@ -290,8 +294,8 @@ def _listed(repo_id: str, repo: Repo) -> dict[str, Any]:
     config = json.loads(files.get("config.json", b"{}"))
     kept = ("model_type", "quantization_config", "auto_map")
     entry: dict[str, Any] = {
-        "id": repo_id, "tags": list(repo.tags), "gated": "auto" if repo.gated else False, "downloads": 7,
-        "config": {name: config[name] for name in kept if name in config},
+        "id": repo_id, "tags": list(repo.tags), "gated": "auto" if repo.gated else False,
+        "downloads": repo.downloads, "config": {name: config[name] for name in kept if name in config},
         "cardData": {"license": repo.licence} if repo.licence else {},
     }  # fmt: skip
     weights = [data for name, data in files.items() if name.endswith(".safetensors")]

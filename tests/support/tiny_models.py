@@ -118,6 +118,11 @@ def tiny_model(
     torch.manual_seed(seed)
     attention = "eager" if architecture == "gpt_oss" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    return randomised(model, dtype)
+
+
+def randomised(model: Any, dtype: torch.dtype) -> Any:
+    """The model with random weights, biases and attention sinks, and logit 0 of special tokens."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2 or "bias" in name or "sinks" in name:
