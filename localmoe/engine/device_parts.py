@@ -149,7 +149,7 @@ def make_runner(
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
-        synthetic=synthetic, packed_head=skeleton.packed_head is not None,
+        synthetic=synthetic, packed=len(skeleton.packed_keys),
     )  # fmt: skip
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)

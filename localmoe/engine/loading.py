@@ -36,7 +36,7 @@ from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
-from localmoe.model.host_embedding import read_from_host
+from localmoe.model.host_embedding import look_rows_up
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
 from localmoe.model.recurrence import recurrent_state
@@ -133,7 +133,7 @@ def _assemble(
     store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
         by_kernel = prepared.compute.whole_passes
-        read_from_host(skeleton, store, prepared.compute.dtype, by_kernel=by_kernel)
+        look_rows_up(skeleton, store, prepared.compute.dtype, by_kernel=by_kernel)
         try:
             if prepared.plan.drafting and prepared.draft_model is not None:
                 context = prepared.plan.context

@@ -36,7 +36,7 @@ from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import kv_elements_per_token, measure_footprint
 from localmoe.model.host_embedding import own_embedding
 from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
-from localmoe.model.packed_head import own_head
+from localmoe.model.packed_head import own_head, packed_embedding
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, with_records
 from localmoe.model.synthetic import SyntheticModel
@@ -106,7 +106,8 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
     can_pack_head = source.can_pack_head(skeleton)
     if compute.whole_passes and config.pack_experts and can_pack_head:
-        skeleton = replace(skeleton, packed_head=own_head(skeleton.model))
+        head, embedding = own_head(skeleton.model), packed_embedding(skeleton.model)
+        skeleton = replace(skeleton, packed_head=head, packed_embedding=embedding)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)

@@ -126,7 +126,7 @@ def _missing_stamp(prepared: PreparedModel, config: EngineConfig) -> CompiledSta
         form=prepared.skeleton.experts[0].layout.form,
         context=prepared.plan.context, draft=_draft_form(prepared, config),
         lane=lane_is_likely(prepared, config), synthetic=prepared.synthetic,
-        packed_head=prepared.skeleton.packed_head is not None,
+        packed=len(prepared.skeleton.packed_keys),
     )  # fmt: skip
     return None if stamp.is_there() else stamp
 

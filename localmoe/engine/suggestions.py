@@ -50,7 +50,7 @@ def _suggestion(
         mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
-        head_saved_bytes=0 if tied else 2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
+        head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
@@ -88,6 +88,12 @@ SUGGESTIONS = (
         layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_216_143_360, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+    ),
+    _suggestion(
+        "google/gemma-4-26B-A4B-it", "strong, many languages", "apache-2.0", "gemma4",
+        layers=30, experts=128, top=8, expert_params=5_947_392, shared_params=2_395_156_480,
+        kv_bytes=225_280, draft_expert_bytes=3_255_296, context=262_144, hidden=2816, vocabulary=262_144,
+        linear_params=1_656_258_560, tied=True, unused_params=550_000_000, text_alone=True,
     ),
     _suggestion(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",

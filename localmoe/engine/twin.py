@@ -26,7 +26,7 @@ from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_rows import PackedRows
 from localmoe.kernels.mailbox import Mailbox, MailboxLayout
-from localmoe.model.host_embedding import read_from_host
+from localmoe.model.host_embedding import look_rows_up
 from localmoe.model.packed_draft import empty_layer
 from localmoe.model.shallow import fill_alike, shallow_bytes, shallow_skeleton
 from localmoe.model.skeleton import embedding_shape
@@ -84,7 +84,7 @@ class Twin:
         with torch.no_grad():
             fill_alike(skeleton, compute.device)
         store = self._store()
-        read_from_host(skeleton, store, compute.dtype, by_kernel=True)
+        look_rows_up(skeleton, store, compute.dtype, by_kernel=True)
         shape = CacheShape(store.num_layers, store.num_experts, skeleton.experts_per_token, 1)
         scheduler = Scheduler(make_policy("on-demand", shape))
         slots = DeviceSlots(1, 1, compute.dtype, compute.device)  # nothing is copied into it

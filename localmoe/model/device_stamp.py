@@ -28,7 +28,7 @@ def stamp_of(
     form: WeightForm,
     lane: bool,
     synthetic: SyntheticModel | None,
-    packed_head: bool = False,
+    packed: int = 0,
 ) -> CompiledStamp:
     """The stamp of a model's passes on a device.
 
@@ -40,7 +40,7 @@ def stamp_of(
         form: of the experts' records.
         lane: whether the CPU computes experts.
         synthetic: routes in the routers' place, from tensors of other strides.
-        packed_head: whether the output head is.
+        packed: 1 where the output head is, 2 where it is the input embedding too.
     """
     text = config.get_text_config().to_dict()
     kind = {
@@ -51,7 +51,7 @@ def stamp_of(
         "draft": None if draft is None else [draft.bits, draft.group_size, draft.codebook],
         "form": form.value,
         "lane": lane,
-        "packed_head": packed_head,
+        "packed": packed,
         "routed": synthetic is not None and synthetic.settings.routing is not None,
     }
     return CompiledStamp(kind, device)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from localmoe.experts.host_store import HostStore
+from localmoe.model.packed_head import read_packed_rows
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import path_of_own_weight
 
@@ -34,13 +35,15 @@ def embedding_params(model: Any) -> int:
     return 0 if path is None else model.get_submodule(path).weight.numel()
 
 
-def read_from_host(skeleton: Skeleton, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
-    """Let a model whose weights are loaded look up the rows in the store's table, if that has it.
+def look_rows_up(skeleton: Skeleton, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
+    """Let a model whose weights are loaded look up its rows where they are: in the store's table if that has
+    it, in a packed head that is the same weight, or in its own table.
 
     Args:
         dtype: that passes compute in.
-        by_kernel: the GPU's reads them; else PyTorch.
+        by_kernel: the GPU's reads the store's; else PyTorch.
     """
+    read_packed_rows(skeleton)
     if skeleton.host_embedding is None:
         return
     module = skeleton.model.get_submodule(skeleton.host_embedding)

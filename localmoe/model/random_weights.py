@@ -67,7 +67,7 @@ def _fill_shared(
     model = skeleton.model
     float32 = float32_names(model)
     for name, empty in list(model.named_parameters()):
-        if name == skeleton.packed_head_key:
+        if name in skeleton.packed_keys:
             _fill_head(PackedHead(skeleton, device), device, generator)
         elif name not in experts:
             dtype = torch.float32 if float32 is not None and float32.search(name) else empty.dtype

@@ -20,6 +20,7 @@ from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
 from localmoe.model.tying import share_ties
 
 _LAYER = re.compile(r"^(.*?\.)(\d+)((?:\..*)?)$")
+_OF_NO_KERNEL = {"layer_idx", "store_full_length_kv"}  # the last one of a kind says so, for layers without
 _LEAST_ROUTED = 2  # MoE layers: rows of tables may be aligned otherwise from the second one on
 
 
@@ -39,7 +40,7 @@ def layer_kinds(skeleton: Skeleton) -> list[Hashable]:
 
 def _is_setting(key: str, value: object) -> bool:
     plain = value is None or isinstance(value, bool | int | float | str)
-    return plain and not key.startswith("_") and key != "layer_idx"
+    return plain and not key.startswith("_") and key not in _OF_NO_KERNEL
 
 
 def decoder_layers(skeleton: Skeleton) -> tuple[nn.Module, str]:
@@ -72,7 +73,10 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     if layer_kinds(cut) != kinds[:depth]:
         raise UnsupportedModelError(f"{what} has layers of other kinds.")
     share_ties(cut.model, skeleton.model)
-    cut = replace(cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head)
+    cut = replace(
+        cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head,
+        packed_embedding=skeleton.packed_embedding,
+    )  # fmt: skip
     return with_records(cut, skeleton.experts[0].layout.form)
 
 
@@ -118,5 +122,5 @@ def _shared(skeleton: Skeleton) -> list[tuple[str, nn.Parameter]]:
     """All parameters but what lies in the host's memory, the routed experts' weights and maybe the input
     embedding, and but a head that is packed."""
     routed = {key for experts in skeleton.experts for key in experts.weight_keys}
-    others = (*routed, skeleton.host_embedding_key, skeleton.packed_head_key)
+    others = (*routed, skeleton.host_embedding_key, *skeleton.packed_keys)
     return [(name, p) for name, p in skeleton.model.named_parameters() if name not in others]

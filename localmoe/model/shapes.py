@@ -136,6 +136,19 @@ _ALL = (
             },
         },
     ),
+    ModelShape(  # the text part of google/gemma-4-26B-A4B: 25.2 B
+        "gemma-4-26b-a4b",
+        "gemma4_text",
+        {
+            "vocab_size": 262144, "hidden_size": 2816, "num_hidden_layers": 30, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "num_global_key_value_heads": 2, "head_dim": 256,
+            "global_head_dim": 512, "attention_k_eq_v": True, "intermediate_size": 2112,
+            "enable_moe_block": True, "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8,
+            "hidden_size_per_layer_input": 0, "sliding_window": 1024, "final_logit_softcapping": 30.0,
+            "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5,
+            "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+        },
+    ),
     ModelShape(  # LiquidAI/LFM2-8B-A1B: 8.3 B
         "lfm2-8b-a1b",
         "lfm2_moe",

@@ -55,7 +55,7 @@ class ExpertsModule:
 class Skeleton:
     """A transformers model on the meta device. host_embedding: path of the input embedding, if its table is
     to lie in the host's memory (model.host_embedding). packed_head: path of the output head, if its weight is
-    to be packed (model.packed_head)."""
+    to be packed (model.packed_head). packed_embedding: path of an input embedding that is the same weight."""
 
     model: Any  # a PreTrainedModel
     config: Any
@@ -65,6 +65,7 @@ class Skeleton:
     can_rollback: bool
     host_embedding: str | None = None
     packed_head: str | None = None
+    packed_embedding: str | None = None
 
     @property
     def text_config(self) -> Any:
@@ -77,9 +78,10 @@ class Skeleton:
         return None if self.host_embedding is None else f"{self.host_embedding}.weight"
 
     @property
-    def packed_head_key(self) -> str | None:
-        """Name of that weight among the model's parameters, where it stays without memory."""
-        return None if self.packed_head is None else f"{self.packed_head}.weight"
+    def packed_keys(self) -> frozenset[str]:
+        """Names that such a weight has among the model's parameters, where it stays without memory."""
+        paths = (self.packed_head, self.packed_embedding)
+        return frozenset(f"{path}.weight" for path in paths if path is not None)
 
 
 def embedding_shape(skeleton: Skeleton) -> tuple[int, int] | None:

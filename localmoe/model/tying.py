@@ -30,12 +30,28 @@ def tied_weights(model: Any) -> dict[str, str]:
 def path_of_own_weight(model: Any, module: nn.Module) -> str | None:
     """Path of a module whose weight nothing else uses and the architecture does not keep in float32; None for
     any other."""
-    path = next((name for name, found in model.named_modules() if found is module), None)
-    key, float32, tied = f"{path}.weight", float32_names(model), tied_weights(model)
-    if path is None or key in tied or key in tied.values() or (float32 is not None and float32.search(key)):
+    paths = _paths_of_one_weight(model, module)
+    return None if paths is None else paths[0]
+
+
+def paths_of_pair(model: Any, module: nn.Module, other: nn.Module) -> tuple[str, str] | None:
+    """Paths of two modules that are tied, likewise."""
+    paths = _paths_of_one_weight(model, module, other)
+    return None if paths is None else (paths[0], paths[1])
+
+
+def _paths_of_one_weight(model: Any, *modules: nn.Module) -> list[str] | None:
+    """Of modules that share a weight which nothing else uses and which may have 16 bits."""
+    names = {id(module): name for name, module in model.named_modules()}
+    if not all(id(module) in names for module in modules):
         return None
-    users = [name for name, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
-    return path if users == [key] else None
+    paths = [names[id(module)] for module in modules]
+    keys, float32 = {f"{path}.weight" for path in paths}, float32_names(model)
+    ties = [{name, other} for name, other in tied_weights(model).items() if keys & {name, other}]
+    users = {name for name, p in model.named_parameters(remove_duplicate=False) if p is modules[0].weight}
+    if ties != ([keys] if len(keys) > 1 else []) or users != keys:
+        return None
+    return None if float32 is not None and any(map(float32.search, keys)) else paths
 
 
 def settle_ties(model: Any, checkpoint: Checkpoint) -> None:

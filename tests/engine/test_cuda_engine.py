@@ -207,7 +207,10 @@ def free_for_an_engine() -> int:
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
-BUDGETED = ("qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b", "lfm2-8b-a1b", "nemotron-3-nano")
+BUDGETED = (
+    "qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b", "lfm2-8b-a1b", "nemotron-3-nano",
+    "gemma-4-26b-a4b",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.test_more_architectures import ANSWERING
 from safetensors.torch import load_file, save_file
 from support.engines import runner_of
 from support.shapes import ask_ids, shallow
@@ -37,7 +38,7 @@ from localmoe.hardware.cards import find_card
 from localmoe.kernels.packed_weight import PackedWeight
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.device_runner import DeviceRunner
-from localmoe.model.packed_head import UnpackableHeadError, own_head, packed_weight_of
+from localmoe.model.packed_head import UnpackableHeadError, own_head, packed_embedding, packed_weight_of
 from localmoe.model.shapes import SHAPES
 from localmoe.model.skeleton import with_records
 
@@ -49,11 +50,14 @@ def write(folder: Path, architecture: str = "mixtral", dtype: torch.dtype = BF16
     return write_model(folder / architecture, tiny_model(architecture, dtype=dtype, **changes))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_moe", "phimoe", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [("qwen2_moe", False), ("phimoe", False), ("gpt_oss", False), ("qwen2_moe", True), ("phimoe", True)],
+)
 def test_slots_get_what_a_packed_head_saves(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write(tmp_path, architecture)
+    folder = write(tmp_path, architecture, tie_word_embeddings=tied)
     packed = as_on_a_gpu(folder, monkeypatch, draft_length=0)
     plain = as_on_a_gpu(folder, monkeypatch, draft_length=0, pack_experts=False)
     assert (packed.skeleton.packed_head, plain.skeleton.packed_head) == ("lm_head", None)
@@ -76,16 +80,15 @@ def test_other_weights_stay_as_they_are(
     assert prepared.skeleton.packed_head is None and prepared.footprint.packed_away_bytes == 0
 
 
-def test_a_cpu_and_a_tied_head_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(write(tmp_path))
+@pytest.mark.parametrize("tied", [False, True])
+def test_on_a_cpu_it_stays_as_it_is(tied: bool, tmp_path: Path) -> None:
+    folder = str(write(tmp_path, tie_word_embeddings=tied))
     for config in (EngineConfig(device="cpu"), EngineConfig(device="cpu", vram_budget_bytes=1 << 28)):
         prepared = prepare_model(folder, config)
         assert prepared.skeleton.packed_head is None and not prepared.footprint.packs_head
         predicted = card_plan(prepared.footprint.in_codes(), find_card("rtx-4060"), 128, 2, drafting=False)
         plain = card_plan(prepared.footprint.in_16_bits(), find_card("rtx-4060"), 128, 2, drafting=False)
         assert plain.shared_bytes - predicted.shared_bytes == prepared.footprint.head_saved_bytes > 0
-    tied = as_on_a_gpu(write(tmp_path / "tied", tie_word_embeddings=True), monkeypatch, draft_length=0)
-    assert tied.skeleton.packed_head is None and tied.footprint.head_saved_bytes == 0
 
 
 def test_what_fits_is_what_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,21 +166,25 @@ def test_where_it_cannot_be_remembered_nothing_is_packed(
     assert not config.pack_experts
 
 
-def prepared_for_kernels(folder: Path, architecture: str, draft_length: int = 0) -> PreparedModel:
+def prepared_for_kernels(
+    folder: Path, architecture: str, draft_length: int = 0, **changes: Any
+) -> PreparedModel:
     """As if passes ran whole on a GPU."""
     config = EngineConfig(device="cpu", context=160, draft_length=draft_length)
-    prepared = prepare_model(str(write(folder, architecture, num_hidden_layers=2)), config)
+    prepared = prepare_model(str(write(folder, architecture, num_hidden_layers=2, **changes)), config)
     skeleton = with_records(prepared.source.skeleton(BF16), prepared.skeleton.experts[0].layout.form)
     skeleton = replace(
-        skeleton, host_embedding=prepared.skeleton.host_embedding, packed_head=own_head(skeleton.model)
-    )
+        skeleton, host_embedding=prepared.skeleton.host_embedding, packed_head=own_head(skeleton.model),
+        packed_embedding=packed_embedding(skeleton.model),
+    )  # fmt: skip
     return replace(prepared, skeleton=skeleton, compute=ComputeSettings(CPU, BF16, whole_passes=True))
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_its_kernels_are_compiled_on_a_twin_and_its_memory_goes_with_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -192,7 +199,7 @@ def test_its_kernels_are_compiled_on_a_twin_and_its_memory_goes_with_the_model(
 
     monkeypatch.setattr(InterpretedFunction, "warmup", warmup)
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.compile())
-    prepared = prepared_for_kernels(tmp_path, "mixtral", draft_length=4)
+    prepared = prepared_for_kernels(tmp_path, "mixtral", draft_length=4, tie_word_embeddings=tied)
     twin = Twin.of(prepared, DraftForm(), lane=False)
     parts = assemble(prepared, EngineConfig(draft_length=4), progress=None, cancel=None)
     head = prepared.skeleton.model.lm_head
@@ -207,7 +214,8 @@ def test_its_kernels_are_compiled_on_a_twin_and_its_memory_goes_with_the_model(
     assert held() is None and head.localmoe_packed.is_meta
     wanted = set(launched)
     # few rows, and windows; the draft's row is one of these where it is no 2,048 columns long
-    assert {dict(found[2:])["BM"] for found in wanted} == {16, 32}
+    assert {dict(found[2:])["BM"] for found in wanted if found[0] != "_packed_rows"} == {16, 32}
+    assert any(found[0] == "_packed_rows" for found in wanted) == tied
     launched.clear()
     twin.compile_passes(threading.Event())
     assert launched == wanted
@@ -263,12 +271,14 @@ def test_a_loaded_head_takes_what_is_planned_and_gives_it_back(name: str) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("architecture", ["qwen2_moe", "phimoe", "gpt_oss"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ["qwen2_moe", "phimoe", "gpt_oss", "gemma4_text"])
 def test_logits_are_those_of_the_head_in_16_bits(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All before it is the same, so they differ by what sums in another order do."""
-    found, folder = [], str(write(tmp_path, architecture, vocab_size=4001))
+    changes = {**ANSWERING.get(architecture, {}), "vocab_size": 4001, "tie_word_embeddings": tied}
+    found, folder = [], str(write(tmp_path, architecture, **changes))
     for pack in (True, False):
         if not pack:
             monkeypatch.setattr(CheckpointSource, "can_pack_head", lambda self, skeleton: False)

@@ -17,7 +17,7 @@ from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.footprint import measure_footprint
-from localmoe.model.host_embedding import embedding_params, own_embedding, read_from_host
+from localmoe.model.host_embedding import embedding_params, look_rows_up, own_embedding
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.loader import load_weights
 from localmoe.model.skeleton import Skeleton, build_skeleton
@@ -74,7 +74,7 @@ def test_the_model_computes_the_same_bits(dtype: torch.dtype, tmp_path: Path) ->
             skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
         with load_weights(skeleton, checkpoint, device=CPU) as store:
             assert (store.embedding is not None) == stays
-            read_from_host(skeleton, store, dtype, by_kernel=False)
+            look_rows_up(skeleton, store, dtype, by_kernel=False)
             model = skeleton.model
             for experts in skeleton.experts:  # of which the hidden states that enter them tell nothing
                 experts.module.forward = lambda hidden, *rest: torch.zeros_like(hidden)
@@ -118,7 +118,7 @@ def test_a_closed_model_says_so(tmp_path: Path) -> None:
     skeleton, checkpoint = skeleton_of(tmp_path)
     skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
     store: HostStore = load_weights(skeleton, checkpoint, device=CPU)
-    read_from_host(skeleton, store, torch.float32, by_kernel=False)
+    look_rows_up(skeleton, store, torch.float32, by_kernel=False)
     store.close()
     with pytest.raises(AssertionError, match="closed"):
         skeleton.model.get_input_embeddings()(torch.tensor([[1]]))

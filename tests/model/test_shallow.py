@@ -14,6 +14,7 @@ from localmoe.core.errors import UnsupportedModelError
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model import shallow
 from localmoe.model.host_embedding import own_embedding
+from localmoe.model.packed_head import own_head, packed_embedding
 from localmoe.model.shallow import fill_alike, layer_kinds, shallow_bytes, shallow_skeleton
 from localmoe.model.shapes import SHAPES, shape_config
 from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_config
@@ -21,9 +22,9 @@ from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_conf
 # dense layers come first, or full attention only third, fourth or sixth; of others, two layers show all
 DEPTHS = {
     "deepseek-v2-lite": 3, "qwen3.5-35b-a3b": 4, "lfm2-8b-a1b": 4, "granite-4.0-h-small": 6,
-    "nemotron-3-nano": 6,
+    "nemotron-3-nano": 6, "gemma-4-26b-a4b": 6,
 }  # fmt: skip
-ROUTED = {"qwen3.5-35b-a3b": 4, "granite-4.0-h-small": 6}
+ROUTED = {"qwen3.5-35b-a3b": 4, "granite-4.0-h-small": 6, "gemma-4-26b-a4b": 6}
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 
 
@@ -34,6 +35,10 @@ def skeleton_of(config: Any) -> Skeleton:
 @pytest.mark.parametrize("name", SHAPES)
 def test_real_shapes_keep_every_kind_of_layer_and_little_memory(name: str) -> None:
     whole = skeleton_of(shape_config(name))
+    whole = replace(  # as a GPU has it
+        whole, host_embedding=own_embedding(whole.model), packed_head=own_head(whole.model),
+        packed_embedding=packed_embedding(whole.model),
+    )  # fmt: skip
     before = whole.config.to_dict()
     cut = shallow_skeleton(whole, torch.bfloat16)
     depth = DEPTHS.get(name, 2)

@@ -20,6 +20,7 @@ PUBLISHED = {
     "qwen3.5-35b-a3b": (34.7e9, 40, 256, 8, 10 * 2 * 2 * 256 * 2),
     "olmoe-1b-7b": (6.9e9, 16, 64, 8, 16 * 2 * 16 * 128 * 2),
     "gpt-oss-20b": (20.9e9, 24, 32, 4, 24 * 2 * 8 * 64 * 2),
+    "gemma-4-26b-a4b": (25.2e9, 30, 128, 8, (25 * 2 * 8 * 256 + 5 * 2 * 2 * 512) * 2),
     "lfm2-8b-a1b": (8.3e9, 22, 32, 4, 6 * 2 * 8 * 64 * 2),
     "granite-4.0-h-small": (32.2e9, 40, 72, 10, 4 * 2 * 8 * 128 * 2),
     "nemotron-3-nano": (31.6e9, 23, 128, 6, 6 * 2 * 2 * 128 * 2),
@@ -29,12 +30,12 @@ ACTIVE = {
     "qwen1.5-moe-a2.7b": (2.7e9, True), "deepseek-v2-lite": (2.4e9, False), "phi-3.5-moe": (6.6e9, True),
     "mixtral-8x7b": (12.9e9, True), "qwen3-30b-a3b": (3.3e9, True), "olmoe-1b-7b": (1.3e9, True),
     "gpt-oss-20b": (3.6e9, False), "qwen3.5-35b-a3b": (3.0e9, False), "lfm2-8b-a1b": (1.5e9, True),
-    "granite-4.0-h-small": (9e9, True), "nemotron-3-nano": (3.2e9, False),
+    "granite-4.0-h-small": (9e9, True), "nemotron-3-nano": (3.2e9, False), "gemma-4-26b-a4b": (3.8e9, True),
 }  # fmt: skip
 
 
 STATEFUL = ("qwen3.5-35b-a3b", "lfm2-8b-a1b", "granite-4.0-h-small", "nemotron-3-nano")
-TIED = ("lfm2-8b-a1b", "granite-4.0-h-small")
+TIED = ("lfm2-8b-a1b", "granite-4.0-h-small", "gemma-4-26b-a4b")
 
 
 def test_the_shapes_are_the_known_ones() -> None:
@@ -64,11 +65,15 @@ def test_a_shape_has_the_published_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_has_no_end_tokens_and_plain_rotary_embeddings(name: str) -> None:
+def test_a_shape_has_no_end_tokens_and_its_own_rotary_embeddings(name: str) -> None:
     config = shape_config(name)
     assert config.eos_token_id is None and config.pad_token_id is None
-    rotary = getattr(config, "rope_parameters", None)  # Nemotron 3 has none
-    assert rotary is None or rotary["rope_type"] == "default"
+    rotary = getattr(config, "rope_parameters", None) or {}  # Nemotron 3 has none
+    kinds = {name: one["rope_type"] for name, one in rotary.items() if isinstance(one, dict)}
+    assert kinds == (
+        {"sliding_attention": "default", "full_attention": "proportional"} if "gemma" in name else {}
+    )
+    assert kinds or not rotary or rotary["rope_type"] == "default"
     assert config.tie_word_embeddings == (name in TIED)
 
 
@@ -81,6 +86,8 @@ def test_what_makes_some_shapes_special_is_there() -> None:
     linear = shape_config("qwen3.5-35b-a3b").layer_types
     assert len(linear) == 40 and linear.count("linear_attention") == 30 and linear[3] == "full_attention"
     configs = {name: shape_config(name) for name in SHAPES}
+    gemma = configs.pop("gemma-4-26b-a4b").rope_parameters
+    assert [gemma[kind]["rope_theta"] for kind in ("sliding_attention", "full_attention")] == [1e4, 1e6]
     thetas = {
         name: config.rope_parameters["rope_theta"]
         for name, config in configs.items()

@@ -44,6 +44,7 @@ from localmoe.kernels.gpu.latent_attention import latent_attention
 from localmoe.kernels.gpu.linear import gemv, gemv_gated, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
+from localmoe.kernels.gpu.packed_rows import packed_rows
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.gpu.router import route
@@ -156,6 +157,7 @@ def packed() -> None:
         packed_linear(x, weight, bias)
         packed_linear(x[:9], weight)
         packed_row(x[:1], weight, bias)
+        packed_rows(torch.empty(9, dtype=torch.int64), weight)
 
 
 def rows() -> None:

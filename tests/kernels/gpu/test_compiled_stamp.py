@@ -48,7 +48,7 @@ def test_it_lies_in_tritons_cache_and_depends_on_all_that_decides_kernels(cache:
         stamp(draft=DraftForm(3)), stamp(draft=DraftForm(4, 64)), stamp(draft=DraftForm(4, 128, True)),
         stamp(lane=False), stamp(synthetic=simulation("uniform")), stamp(config={"hidden_size": 4096}),
         stamp(config={"num_experts": 32}), stamp(config={"rms_norm_eps": 1e-6}), stamp(form=WeightForm.MXFP4),
-        stamp(form=WeightForm.BF12), stamp(packed_head=True),
+        stamp(form=WeightForm.BF12), stamp(packed=1), stamp(packed=2),
     ]  # fmt: skip
     paths = {one.path for one in different}
     assert len(paths) == len(different) and {path.parent for path in paths} == {cache}

@@ -31,6 +31,7 @@ OTHERS = {
     "_rope",
     "_write_kv",
     "_read_rows",
+    "_packed_rows",
     "_merge_parts",
     "_router_choice",
     "_best_of_chunk",
