@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localmoe.kernels.activations import Activation
+from localmoe.kernels.activations import PLAIN_KINDS, Activation
 from localmoe.kernels.gpu.linear import gemv_gated, linear_gated
 from localmoe.model.device_linear import KernelMode, join_rows
 from localmoe.model.device_shared_experts import forward_names
 
-_SILU = Activation("silu")
 _THREE = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _NUMBERED = {"w1", "w2", "w3", "F", "silu"}  # w2(silu(w1(x)) * w3(x))
 _JOINED = {"input_linear", "chunk", "activation", "output_linear"}  # gate's rows before up's
@@ -25,19 +24,19 @@ def replace_gated_mlp(module: Any, mode: KernelMode) -> None:
     found = _gated_mlp(module)
     if found is None:
         return
-    weight, down = found
+    weight, down, activation = found
 
     def forward(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         run = gemv_gated if mode.one_row and rows.shape[0] == 1 else linear_gated
-        out: Tensor = down(run(rows, weight, activation=_SILU))
+        out: Tensor = down(run(rows, weight, activation=activation))
         return out.view(*x.shape[:-1], out.shape[-1])
 
     module.forward = forward
 
 
-def _gated_mlp(module: Any) -> tuple[Tensor, nn.Linear] | None:
-    """Rows of gate and up, (2I, H), and what comes behind them."""
+def _gated_mlp(module: Any) -> tuple[Tensor, nn.Linear, Activation] | None:
+    """Rows of gate and up, (2I, H), what comes behind them, and what is between."""
     names = forward_names(module)
     first: tuple[Any, ...]
     if names == _THREE:
@@ -50,13 +49,19 @@ def _gated_mlp(module: Any) -> tuple[Tensor, nn.Linear] | None:
         return None
     if not all(isinstance(part, nn.Linear) for part in (*first, down)):
         return None
-    if any(part.bias is not None for part in first) or not _is_silu(module):
+    activation = _activation(module)
+    if any(part.bias is not None for part in first) or activation is None:
         return None
     weight = first[0].weight if len(first) == 1 else join_rows([part.weight for part in first])
-    return weight, down
+    return weight, down, activation
 
 
-def _is_silu(module: Any) -> bool:
+def _activation(module: Any) -> Activation | None:
+    """Found by feeding it numbers; None: another one."""
     act = getattr(module, "act_fn", None) or getattr(module, "activation", None) or nn.SiLU()
     x = torch.linspace(-8, 8, 97)
-    return isinstance(act, nn.Module) and bool(torch.allclose(act(x), nn.functional.silu(x), atol=1e-6))
+    if not isinstance(act, nn.Module):
+        return None
+    found, known = act(x), (Activation(kind) for kind in PLAIN_KINDS)
+    same = (one for one in known if torch.allclose(found, one.apply(x, torch.ones_like(x)), atol=1e-6))
+    return next(same, None)

@@ -10,6 +10,7 @@ import threading
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
@@ -17,6 +18,8 @@ from localmoe.model.device_decoders import fuse_decoder_layer
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_mlps import replace_gated_mlp
 from localmoe.model.device_routers import router_trial
+from localmoe.model.device_sandwiches import fuse_sandwich
+from localmoe.model.device_scaled_routers import scaled_router_trial
 from localmoe.model.device_shared_experts import (
     SharedBeside,
     has_gated_shared_expert,
@@ -44,17 +47,19 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         CompilingStopped: `stop` was set.
     """
     mode, trials = KernelMode(), []
-    side = SideStream(next(model.parameters()).device)
+    first = next(model.parameters())
+    side = SideStream(first.device)
+    like = torch.empty(0, dtype=getattr(model, "dtype", first.dtype), device=first.device)
     for module in list(model.modules()):
         name = type(module).__name__
         if name.endswith("RMSNorm"):
-            trials.append(norm_trial(module))
+            trials.append(norm_trial(module, like))
         elif name.endswith("RotaryEmbedding"):
             tabulate(module, context, model.dtype)
         elif "Router" in name:
-            trials.append(router_trial(module, model.dtype))
-        if all(isinstance(getattr(module, part, None), nn.Linear) for part in ("q_proj", "k_proj", "v_proj")):
-            linears = [module.q_proj, module.k_proj, module.v_proj]
+            trials.append(router_trial(module, model.dtype) or scaled_router_trial(module))
+        linears = _projections(module)
+        if linears:
             if len({linear.bias is None for linear in linears}) == 1:
                 mode.fuse(linears)
             trials.append(rope_trial(module))
@@ -71,7 +76,15 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         if has_plain_shared_experts(module):
             SharedBeside(module, side)
         fuse_decoder_layer(module, side)
+        fuse_sandwich(module, side)
     return mode
+
+
+def _projections(module: Any) -> list[nn.Linear]:
+    """Of an attention module's input, all of them; where keys are values, there is none of the latter."""
+    parts = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]
+    found = [part for part in parts if isinstance(part, nn.Linear)]
+    return found if len(found) == 3 or (len(found) == 2 and parts[2] is None) else []
 
 
 # -- packed layers

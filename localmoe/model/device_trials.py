@@ -4,6 +4,7 @@ gives what the module itself gives on a trial (routers: device_routers). Knows n
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from localmoe.kernels.gpu.launch import compiling
 from localmoe.kernels.gpu.norm import rms_norm
-from localmoe.kernels.gpu.rope import apply_rope
+from localmoe.kernels.gpu.rope import apply_rope, rotate
 from localmoe.model.norms import norm_parts
 from localmoe.model.rebound import looked_up, rebind
 
 _SAME = 2e-2  # relative error of two roundings to 16 bits
-_ROWS = 5
+_ROWS, _ANY_WIDTH = 5, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,22 @@ def random_like(shape: tuple[int, ...], like: Tensor) -> Tensor:
 # -- norms
 
 
-def norm_trial(module: nn.Module) -> Trial | None:
-    """None where the module has no weight and epsilon by the usual names."""
+def norm_trial(module: nn.Module, like: Tensor) -> Trial | None:
+    """None where the module has no epsilon, and weight or none, by the usual names. like: has the device and
+    dtype of what one without a weight is given."""
     parts = norm_parts(module)
-    if parts is None:
+    if parts is not None:
+        weight, eps = parts
+        x = random_like((_ROWS, weight.shape[0]), weight)
+        kernels = [partial(_norm, weight=weight, eps=eps, offset=offset) for offset in (0.0, 1.0)]
+    elif getattr(module, "weight", None) is None and isinstance(getattr(module, "eps", None), float):
+        x = random_like((_ROWS, _ANY_WIDTH), like)
+        kernels = [partial(_norm, weight=None, eps=float(vars(module)["eps"]), offset=0.0)]
+    else:
         return None
-    weight, eps = parts
-    x = random_like((_ROWS, weight.shape[0]), weight)
     wanted = module(x)
     if wanted.dtype != x.dtype:
         return None
-    kernels = [partial(_norm, weight=weight, eps=eps, offset=offset) for offset in (0.0, 1.0)]
     return Trial(
         kernels, lambda kernel: kernel(x), lambda got: close(got, wanted), partial(_adopt_norm, module)
     )
@@ -91,7 +97,7 @@ def _norm(
     x: Tensor,
     residual: Tensor | None = None,
     *,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     offset: float,
     scale: float = 1.0,
@@ -107,7 +113,8 @@ def _adopt_norm(module: Any, kernel: Callable[..., Any]) -> None:
 
 
 def rope_trial(module: Any) -> Trial | None:
-    """Of an attention module whose forward looks `apply_rotary_pos_emb` up; it finds the kernel there."""
+    """Of an attention module whose forward looks `apply_rotary_pos_emb` up; it finds the kernel there. Some
+    rotate queries and keys together, some one after the other."""
     original = looked_up(module, "apply_rotary_pos_emb")
     if original is None:
         return None
@@ -115,13 +122,20 @@ def rope_trial(module: Any) -> Trial | None:
     weight = module.q_proj.weight
     q, k = random_like((1, 3, _ROWS, head_dim), weight), random_like((1, 2, _ROWS, head_dim), weight)
     cos, sin = random_like((1, _ROWS, head_dim), weight), random_like((1, _ROWS, head_dim), weight)
+    adopt = partial(rebind, module, "apply_rotary_pos_emb")
     try:
+        if next(iter(inspect.signature(original).parameters)) == "x":
+            turned = original(q, cos, sin)
+            return Trial(
+                [partial(_rope_of_one, original)], lambda kernel: kernel(q, cos, sin),
+                lambda got: close(got, turned), adopt,
+            )  # fmt: skip
         wanted = original(q, k, cos, sin)
     except (RuntimeError, TypeError):  # a rotation of another form, e.g. of part of a head
         return None
     return Trial(
         [partial(_rope, original)], lambda kernel: kernel(q, k, cos, sin),
-        lambda got: _all_close(got, wanted), partial(rebind, module, "apply_rotary_pos_emb"),
+        lambda got: _all_close(got, wanted), adopt,
     )  # fmt: skip
 
 
@@ -137,3 +151,14 @@ def _rope(
     if cos.dtype != q.dtype:  # a model that rotates in 32 bits, which nothing told while it was tried
         return original(q, k, cos, sin)
     return apply_rope(q, k, cos, sin)
+
+
+def _rope_of_one(
+    original: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> Tensor:
+    if cos.dtype != x.dtype:
+        return original(x, cos, sin, unsqueeze_dim)
+    if unsqueeze_dim == 1:
+        return rotate(x, cos, sin)
+    assert unsqueeze_dim == 2, "heads come before tokens, or behind"
+    return rotate(x.transpose(1, 2), cos, sin).transpose(1, 2)

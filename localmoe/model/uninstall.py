@@ -7,7 +7,7 @@ from torch import nn
 # attributes of modules; those of their classes come to light again
 _OURS = (
     "forward", "expand_kv", "localmoe_attend", "localmoe_latent", "localmoe_norm", "localmoe_window",
-    "localmoe_layer",
+    "localmoe_layer", "localmoe_choose",
 )  # fmt: skip
 
 

@@ -73,6 +73,14 @@ def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Pa
             for found in (torch.cat(got).cpu(), rounded)
         )  # medians, as rounding may send a token to another expert where two are as good
         assert ours <= 2 * theirs + 0.002, (ours, theirs)
+        if engine.plan.drafting and case not in STATEFUL_ARCHITECTURES:  # whose bits test_cache_bits compares
+            windows = {5: torch.cat(got[1:])}
+            for rows in (1, 9, 17):
+                runner.sequence.truncate(100)
+                parts = [tokens[at : min(at + rows, 120)] for at in range(100, 120, rows)]
+                windows[rows] = torch.cat([runner.run(part, "verify", last_only=False) for part in parts])
+            different = [rows for rows, found in windows.items() if not torch.equal(found, windows[1])]
+            assert not different, "bits of a row depend on how many ride along"
         plain = ask(engine, "Once upon a time", 40, draft_length=0).tokens
         for length in (3, 8, "auto") if engine.plan.drafting else ():
             assert ask(engine, "Once upon a time", 40, draft_length=length).tokens == plain

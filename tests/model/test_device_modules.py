@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from engine.test_more_architectures import ANSWERING
 from support.tiny_models import UNGATED_ARCHITECTURE, tiny_config, tiny_model
 from torch import Tensor, nn
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 pytest.importorskip("triton")
@@ -21,7 +23,12 @@ from localmoe.model.rotary import tabulate
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
 CONTEXT, TOKENS = 64, 6
-TWO_LAYERS = ("deepseek_v2", "lfm2_moe", "granitemoehybrid")  # or all would have no experts, or be alike
+TWO_LAYERS = (
+    "deepseek_v2",
+    "lfm2_moe",
+    "granitemoehybrid",
+    "gemma4_text",
+)  # or all would have no experts, or be alike
 NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
 REPLACED = {
     "qwen2_moe": NORMS | {"layers.0", "self_attn", "gate", "shared_expert", "mlp", "rotary_emb"},
@@ -36,6 +43,10 @@ REPLACED = {
     | {"gate", "self_attn", "q_layernorm", "k_layernorm", "pos_emb"},
     "granitemoehybrid": NORMS | {"layers.0", "layers.1", "router", "self_attn", "shared_mlp"},
     UNGATED_ARCHITECTURE: {"norm", "norm_f", "gate", "shared_experts", "mixer"},
+    "gemma4_text": NORMS
+    | {"layers.0", "layers.1", "self_attn", "q_norm", "k_norm", "v_norm", "mlp", "router", "rotary_emb"}
+    | {f"{place}_feedforward_layernorm{number}" for place in ("pre", "post") for number in ("", "_2")}
+    | {"post_feedforward_layernorm_1"},
     # rotates in 32 bits, by its own code
     "flex_olmo": NORMS - {"input_layernorm"}
     | {"post_feedforward_layernorm", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
@@ -52,6 +63,8 @@ def tiny(architecture: str) -> Any:
         changes["layer_types"] = ["sliding_attention"]
     if architecture == "lfm2_moe":
         changes["layer_types"] = ["conv", "full_attention"]
+    if architecture == "gemma4_text":
+        changes |= {**ANSWERING[architecture], "layer_types": ["sliding_attention", "full_attention"]}
     if architecture == "granitemoehybrid":
         changes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
         changes["residual_multiplier"] = 0.22
@@ -250,8 +263,8 @@ class GivenRouter(OddRouter):
         return logits, scores.gather(1, index), index
 
 
-class GeluMLP(nn.Module):
-    """A gated MLP with another activation."""
+class GatedMLP(nn.Module):
+    """Of the usual form."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -307,7 +320,7 @@ def test_what_only_looks_like_a_known_module_keeps_its_own_code() -> None:
         squares=OddRouter(8, 2, 2.0),
         many=OddRouter(40, 17, 1.0),
         few=ChoosingRouter(8, 2, within=7),
-        gelu=GeluMLP(nn.GELU()),
+        tanh=GatedMLP(nn.Tanh()),
         attention=PairedAttention(),
     ).to(DEVICE, DTYPE)
     mode = install(model, CONTEXT)
@@ -329,12 +342,17 @@ def test_a_known_module_in_another_guise_is_recognised_by_what_it_computes() -> 
         router=OddRouter(8, 2, 1.0),
         shares=SharesRouter(8, 3, 2.5),
         choosing=ChoosingRouter(8, 3, within=8),
-        mlp=GeluMLP(nn.SiLU()),
+        mlp=GatedMLP(nn.SiLU()),
+        gelu=GatedMLP(nn.GELU()),
+        gelu_tanh=GatedMLP(nn.GELU("tanh")),
+        relu=GatedMLP(nn.ReLU()),
     ).to(DEVICE, DTYPE)
     x = torch.randn(4, 32).to(DEVICE, DTYPE)
     wanted = {name: module(x) for name, module in model.named_children()}
     mode = install(model, CONTEXT)
-    assert replaced_in(model) == ["norm", "router", "shares", "choosing", "mlp"]
+    assert replaced_in(model) == [
+        "norm", "router", "shares", "choosing", "mlp", "gelu", "gelu_tanh", "relu"
+    ]  # fmt: skip
     with mode:
         for name, module in model.named_children():
             assert_alike(module(x), wanted[name], name)
@@ -402,3 +420,43 @@ def test_a_packed_layer_multiplies_with_the_same_weights(bias: bool) -> None:
         assert torch.equal(one, whole[:, :1])
     model.to("meta")
     assert head.localmoe_packed.is_meta
+
+
+@torch.inference_mode()
+def test_a_router_that_scales_what_it_chose_keeps_to_its_own_scales() -> None:
+    """Which the tiny model has not all as ones."""
+    model = tiny("gemma4_text")
+    router = model.model.layers[0].router
+    generator = torch.Generator().manual_seed(3)
+    for parameter in (router.scale, router.per_expert_scale):
+        parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    x = torch.randn(9, 64, generator=generator).to(DEVICE, DTYPE)
+    shares, weights, index = router(x)
+    install(model, CONTEXT)
+    assert "forward" in vars(router)
+    got = router(x)
+    assert_alike(by_expert(*got), by_expert(shares, weights, index), "router")
+    chosen = router.localmoe_choose(x)
+    assert torch.equal(chosen[0], got[1]) and torch.equal(chosen[1], got[2])
+
+
+class OwnRouter(Gemma4TextRouter):
+    """Names other things than Gemma 4's."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().forward(hidden_states)
+
+
+@torch.inference_mode()
+def test_a_sandwich_whose_router_has_no_kernel_keeps_its_own_code() -> None:
+    model = tiny("gemma4_text")
+    ids = torch.randint(6, 48, (1, TOKENS), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    wanted = model(input_ids=ids, use_cache=False).logits
+    first, second = model.model.layers
+    first.router.__class__ = OwnRouter
+    mode = install(model, CONTEXT)
+    assert [("forward" in vars(part)) for part in (first.router, first, second.router, second)] == [
+        False, False, True, True
+    ]  # fmt: skip
+    with mode:
+        assert_alike(model(input_ids=ids, use_cache=False).logits, wanted, "the whole model")

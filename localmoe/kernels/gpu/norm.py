@@ -19,7 +19,7 @@ from localmoe.kernels.gpu.launch import launch
 @overload
 def rms_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     residual: None = None,
     *,
@@ -30,13 +30,19 @@ def rms_norm(
 
 @overload
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor, *, weight_offset: float = 0.0, scale: float = 1.0
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    residual: Tensor,
+    *,
+    weight_offset: float = 0.0,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]: ...
 
 
 def rms_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     residual: Tensor | None = None,
     *,
@@ -47,7 +53,8 @@ def rms_norm(
 
     Args:
         x: (..., D) bfloat16, float16 or float32, of which two leading dimensions may have strides of their
-            own (the heads of a fused projection need no copy). weight: (D,) of x.dtype.
+            own (the heads of a fused projection need no copy).
+        weight: (D,) of x.dtype or float32; None: ones.
         residual: like x, its strides may differ; x + residual is rounded to x.dtype before it is normed.
         scale: of x before it is added to that, rounded.
         weight_offset: 1 for Gemma's factor 1 + weight, applied before the rounding.
@@ -56,7 +63,7 @@ def rms_norm(
         The normed rows, of x's shape and dtype and contiguous; with a residual also x + residual.
     """
     length = x.shape[-1]
-    assert weight.shape == (length,) and weight.is_contiguous(), f"weight {tuple(weight.shape)}"
+    assert weight is None or (weight.shape == (length,) and weight.is_contiguous()), "one factor a column"
     assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = y if residual is None else torch.empty_like(y)
@@ -120,8 +127,9 @@ def _rms_norm(
         tl.store(total + row * length + d, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / length + eps)
-    factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
     normed = value * scale
-    # Llama rounds before it multiplies; Gemma, with an offset, only after
-    normed = normed.to(dtype).to(tl.float32) * factor if OFFSET == 0.0 else normed * (OFFSET + factor)
+    if weight is not None:
+        factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+        # Llama rounds before it multiplies; Gemma, with an offset, only after
+        normed = normed.to(dtype).to(tl.float32) * factor if OFFSET == 0.0 else normed * (OFFSET + factor)
     tl.store(y + row * length + d, normed.to(dtype), mask=inside)

@@ -23,22 +23,41 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     Returns:
         (q', k') of the same shapes, contiguous.
     """
-    heads, rows, dim = q.shape[1:]
-    kv_heads, rotated = k.shape[1], cos.shape[-1]
-    assert q.dtype == k.dtype == cos.dtype == sin.dtype, f"q {q.dtype}, k {k.dtype}, cos {cos.dtype}"
-    assert rotated % 2 == 0 and rotated <= dim, f"{rotated} of {dim} are rotated"
+    heads, rows = q.shape[1:3]
+    kv_heads = k.shape[1]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    q_blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
+    blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
+    grid = rows, blocks + triton.cdiv(kv_heads, _HEADS_A_PROGRAM)
+    _launch(q, k, cos, sin, q_out, k_out, grid, heads, kv_heads, blocks)
+    return q_out, k_out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As apply_rope, of queries or keys alone."""
+    heads, rows = x.shape[1:3]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
+    _launch(x, x, cos, sin, out, out, (rows, blocks), heads, 0, blocks)
+    return out
+
+
+def _launch(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor, k_out: Tensor, grid: tuple[int, int],
+    heads: int, kv_heads: int, q_blocks: int,
+) -> None:  # fmt: skip
+    rows, dim = q.shape[2:]
+    rotated = cos.shape[-1]
+    assert q.dtype == k.dtype == cos.dtype == sin.dtype, f"q {q.dtype}, k {k.dtype}, cos {cos.dtype}"
+    assert rotated % 2 == 0 and rotated <= dim, f"{rotated} of {dim} are rotated"
     launch(
-        _rope, (rows, q_blocks + triton.cdiv(kv_heads, _HEADS_A_PROGRAM)),
+        _rope, grid,
         q, k, cos, sin, q_out, k_out, rows, heads, kv_heads, q_blocks,
         *q.stride()[1:], *k.stride()[1:], *cos.stride()[1:], *sin.stride()[1:],
         DIM=dim, HALF=rotated // 2, HALF_PAD=triton.next_power_of_2(rotated // 2),
         REST_PAD=triton.next_power_of_2(dim - rotated) if rotated < dim else 0,
         HEADS=_HEADS_A_PROGRAM, **after_previous(q.device), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return q_out, k_out
 
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, start: Tensor) -> None:

@@ -31,6 +31,7 @@ def route(
     renormalise: bool,
     bias: Tensor | None = None,
     choice_bias: Tensor | None = None,
+    expert_scale: Tensor | None = None,
     scale: float = 1.0,
     out_dtype: torch.dtype = torch.float32,
     logits_dtype: torch.dtype | None = None,
@@ -44,7 +45,7 @@ def route(
         x: (T, H) bfloat16 or float16, any strides. weight: (E, H) of its dtype or float32, rows contiguous; E
             up to 512.
         bias: (E,) of the logits. choice_bias: (E,) added to scores for the choice alone.
-        scale: of the weights.
+        scale: of the weights. expert_scale: (E,), likewise, of each expert.
         logits_dtype: x.dtype if None; float32 keeps the sums as they are.
     """
     (rows, depth), experts = x.shape, weight.shape[0]
@@ -64,7 +65,7 @@ def route(
     logits = torch.empty((rows, experts), dtype=logits_dtype or x.dtype, device=x.device)
     launch(
         _router_choice, (rows,),
-        sums, bias, choice_bias, weights, index, logits, scale, rows,
+        sums, bias, choice_bias, expert_scale, weights, index, logits, scale, rows,
         PARTS=parts, E=experts, E_PAD=triton.next_power_of_2(experts),
         K=top_k, K_PAD=triton.next_power_of_2(top_k),
         SCORE=score, RENORMALISE=renormalise and score != "softmax_after_topk",
@@ -96,7 +97,7 @@ def _router_parts(
 
 @triton.jit(do_not_specialize=["rows"])  # alignment must not touch a sum's order
 def _router_choice(
-    sums, bias, choice_bias, weights, index, logits, scale, rows,
+    sums, bias, choice_bias, expert_scale, weights, index, logits, scale, rows,
     PARTS: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
     SCORE: tl.constexpr, RENORMALISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -135,5 +136,7 @@ def _router_choice(
     if RENORMALISE:
         top = top / tl.sum(top, 0)
     top *= scale
+    if expert_scale is not None:
+        top *= tl.load(expert_scale + chosen).to(tl.float32)
     tl.store(weights + row * K + j, top.to(weights.dtype.element_ty), mask=j < K)
     tl.store(index + row * K + j, chosen.to(tl.int64), mask=j < K)

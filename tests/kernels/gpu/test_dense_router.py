@@ -81,6 +81,15 @@ def test_a_choice_bias_moves_the_choice_and_no_weight() -> None:
     assert torch.equal(larger, weights * 2.5) and torch.equal(same, index)
 
 
+def test_an_experts_scale_is_of_its_weights_alone() -> None:
+    x, weight = normal(6, 128, dtype=DTYPES[0]), normal(20, 128, dtype=DTYPES[0], seed=1, scale=0.1)
+    weights, index, logits = route(x, weight, 4, score="softmax", renormalise=True)
+    scale = normal(20, dtype=DTYPES[0], seed=2)
+    scaled, same, unscaled = route(x, weight, 4, score="softmax", renormalise=True, expert_scale=scale)
+    assert torch.equal(scaled, weights * scale.float()[index])
+    assert torch.equal(same, index) and torch.equal(unscaled, logits)
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 40), st.integers(0, 99), st.sampled_from(SCORES), st.data())
 def test_equal_experts_are_chosen_in_order(

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from localmoe.kernels.dense import reference_apply_rope, reference_rms_norm, reference_write_kv
 from localmoe.kernels.gpu.norm import rms_norm, row_strides
-from localmoe.kernels.gpu.rope import apply_rope, write_kv
+from localmoe.kernels.gpu.rope import apply_rope, rotate, write_kv
 
 EPS = 1e-6
 
@@ -51,6 +51,17 @@ def test_an_offset_norm_is_that_of_gemma(dtype: torch.dtype) -> None:
     assert_rounded(rms_norm(x, weight, EPS, weight_offset=1.0), exact, 1e-6)
     with torch.no_grad():
         assert_rounded(gemma(x), exact, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_may_have_no_weight_or_one_in_32_bits(dtype: torch.dtype) -> None:
+    x = in_nan(normal(7, 96, dtype=dtype, scale=3.0))
+    plain = rms_norm(x, None, EPS)
+    assert torch.equal(plain, rms_norm(x, torch.ones(96, dtype=dtype, device=x.device), EPS))
+    wide = x.double()
+    assert_rounded(plain, wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS), 1e-6)
+    weight = normal(96, dtype=torch.float32, seed=1)
+    assert torch.equal(rms_norm(x, weight, EPS), (plain.float() * weight).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,6 +128,8 @@ def test_rotation_is_that_of_llama_bit_for_bit(
     q_out, k_out = apply_rope(q, k, cos, sin)
     expected = reference_apply_rope(q, k, cos, sin)
     assert torch.equal(q_out, expected[0]) and torch.equal(k_out, expected[1])
+    for alone, together in ((rotate(q, cos, sin), q_out), (rotate(k, cos, sin), k_out)):
+        assert alone.is_contiguous() and torch.equal(alone, together)
     llama = apply_rotary_pos_emb(q[..., : 2 * half], k[..., : 2 * half], cos, sin)
     assert torch.equal(q_out[..., : 2 * half], llama[0]) and torch.equal(k_out[..., : 2 * half], llama[1])
 
