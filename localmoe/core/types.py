@@ -53,6 +53,7 @@ class ModelFootprint:
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
         text_alone: whether it is the text part of a model that sees or hears too.
+        angles_per_token: numbers of 16 bits a position in its rotary tables, where steps run whole on a GPU.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModelFootprint:
     draft_model_kv_bytes_per_token: int = 0
     own_inner_size: int = 0
     text_alone: bool = False
+    angles_per_token: int = 0
 
     @property
     def keeps_mxfp4(self) -> bool:

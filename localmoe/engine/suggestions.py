@@ -30,12 +30,12 @@ def _suggestion(
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
-    gated: bool = True, wide_params: int = 0, text_alone: bool = False,
+    gated: bool = True, wide_params: int = 0, text_alone: bool = False, angles: int = 256,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
     tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
-    whether the model also sees."""
+    whether the model also sees. angles: a position in its rotary tables."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -52,6 +52,7 @@ def _suggestion(
         embedding_params=0 if tied else vocabulary * hidden,
         head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
+        angles_per_token=angles,
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
@@ -64,12 +65,14 @@ SUGGESTIONS = (
         layers=24, experts=32, top=8, expert_params=1_572_864, shared_params=126_668_800, kv_bytes=49_152,
         draft_expert_bytes=835_584, context=131_072, hidden=1024, vocabulary=49_155,
         linear_params=75_497_472, tied=True,
+        angles=128,
     ),
     _suggestion(
         "ibm-granite/granite-3.1-3b-a800m-instruct", "for laptops", "apache-2.0", "granitemoe",
         layers=32, experts=40, top=8, expert_params=2_359_296, shared_params=278_894_592, kv_bytes=65_536,
         draft_expert_bytes=1_253_376, context=131_072, hidden=1536, vocabulary=49_155,
         linear_params=201_326_592, tied=True,
+        angles=128,
     ),
     _suggestion(
         "allenai/OLMoE-1B-7B-0924-Instruct", "fully open, English", "apache-2.0", "olmoe",
@@ -88,12 +91,14 @@ SUGGESTIONS = (
         layers=24, experts=32, top=4, expert_params=24_883_200, shared_params=1_804_459_584, kv_bytes=49_152,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_216_143_360, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+        angles=128,
     ),
     _suggestion(
         "google/gemma-4-26B-A4B-it", "strong, many languages", "apache-2.0", "gemma4",
         layers=30, experts=128, top=8, expert_params=5_947_392, shared_params=2_395_156_480,
         kv_bytes=225_280, draft_expert_bytes=3_255_296, context=262_144, hidden=2816, vocabulary=262_144,
         linear_params=1_656_258_560, tied=True, unused_params=550_000_000, text_alone=True,
+        angles=1536,
     ),
     _suggestion(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
@@ -101,6 +106,7 @@ SUGGESTIONS = (
         layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,
         draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
         linear_params=1_841_946_624, state_bytes=240_418_816, gated=False, wide_params=7_913_472,
+        angles=0,
     ),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
@@ -114,12 +120,14 @@ SUGGESTIONS = (
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
         linear_params=1_917_665_280, state_bytes=353_771_520, unused_params=1_298_000_000,
         text_alone=True,
+        angles=128,
     ),
     _suggestion(
         "openai/gpt-oss-120b", "thinks before it answers", "apache-2.0", "gpt_oss",
         layers=36, experts=128, top=4, expert_params=24_883_200, shared_params=2_167_371_072, kv_bytes=73_728,
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_534_648_320, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
+        angles=128,
     ),
     _suggestion(
         "mistralai/Mixtral-8x7B-Instruct-v0.1", "European languages", "apache-2.0", "mixtral",

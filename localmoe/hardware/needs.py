@@ -16,7 +16,7 @@ PASS_PADDING = 80  # rows that the widest pass may be padded to
 _ATTENTION_ROWS = 128  # query rows that attention handles at once
 _FLOAT_BYTES = 4
 _HALF_BYTES = 2
-# partial results of attention, or a prompt in latent space, and the rotary table
+# partial results of attention, or a prompt in latent space
 _KERNEL_ATTENTION_BYTES = 40 << 20
 _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
 
@@ -96,6 +96,7 @@ def device_needs(
     if whole_passes:
         activations = _kernel_bytes(footprint, tokens)
         attention = _KERNEL_ATTENTION_BYTES + _FRAGMENT_BYTES
+        attention += footprint.angles_per_token * positions * _HALF_BYTES
     else:
         activations = _activation_bytes(footprint, tokens)
         attention = _attention_bytes(footprint, tokens, positions, kv_layer_floats)

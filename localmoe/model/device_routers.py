@@ -36,7 +36,7 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
         return None
     if top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
         return None
-    held = getattr(module, _HELD_BIAS, None)
+    held = _held_bias(module)
     given = held is None and _takes_bias(module)
     x = random_like((_ROUTED_ROWS, weight.shape[1]), weight).to(dtype)
     drawn = random_like((weight.shape[0],), weight).float() / 4
@@ -46,7 +46,7 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
         # on the CPU: the first product of every thread that uses PyTorch's library would take 32 MiB for good
         on_host = copy.deepcopy(module).cpu()
         if held is not None:
-            getattr(on_host, _HELD_BIAS).copy_(drawn.cpu())
+            _held_bias(on_host).copy_(drawn.cpu())  # type: ignore[union-attr]
         found = on_host(x.cpu(), drawn.cpu()) if given else on_host(x.cpu())
         wanted = tuple(part.to(x.device) for part in found)
         reverse = len(wanted) == 3 and wanted[0].dtype == torch.int64  # indices come first
@@ -69,6 +69,13 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
         lambda tried: _same_routing(tried[0], tried[1], wanted, bias),
         adopt,
     )
+
+
+def _held_bias(module: nn.Module) -> Tensor | None:
+    """(E,), of the router itself or of a part of it."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    found = next((tensor for name, tensor in named if name.rpartition(".")[2] == _HELD_BIAS), None)
+    return None if found is None else found.detach().view(-1)
 
 
 def _takes_bias(module: nn.Module) -> bool:

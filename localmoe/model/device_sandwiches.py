@@ -1,5 +1,5 @@
 """Decoder layers on the GPU whose parts have a norm before and behind them, with a dense MLP beside the
-routed experts (Gemma 4): sums in one kernel with the norm that follows, the MLP on a stream of its own. Known
+routed experts (Gemma 4): what lies between in two kernels, the MLP on a stream of its own. Known
 by what their forward names.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from localmoe.kernels.gpu.add import add
+from localmoe.kernels.gpu.sandwich import enter_feed_forward, leave_feed_forward
 from localmoe.model.device_shared_experts import MOST_BESIDE, forward_names
 from localmoe.model.side_stream import SideStream
 
@@ -33,8 +33,13 @@ def fuse_sandwich(module: Any, side: SideStream) -> None:
         return
     if not module.enable_moe_block or module.hidden_size_per_layer_input:
         return
-    fused = all(hasattr(getattr(module, name), "localmoe_norm") for name in _NORMS)
-    if fused and hasattr(module.router, "localmoe_choose"):
+    norms = [getattr(module, name) for name in _NORMS]
+    if not all(hasattr(norm, "localmoe_norm") for norm in norms):
+        return
+    kernels = [norm.localmoe_norm.keywords for norm in norms]
+    if any(kernel["offset"] != 0.0 for kernel in kernels) or not hasattr(module.router, "localmoe_choose"):
+        return
+    if len({module.router.norm.eps, *(kernel["eps"] for kernel in kernels)}) == 1:
         module.forward = partial(_forward, module, side)
 
 
@@ -47,22 +52,27 @@ def _forward(
 ) -> Tensor:
     assert per_layer_input is None, "the layer has none"
     normed = layer.input_layernorm(hidden_states)
-    mixed = layer.post_attention_layernorm(layer.self_attn(hidden_states=normed, **for_mixer)[0])
-    normed, residual = layer.pre_feedforward_layernorm.localmoe_norm(mixed, hidden_states)
-    rows = residual.view(-1, residual.shape[-1])
-    if len(rows) > MOST_BESIDE:
-        dense = _dense(layer, normed)
+    mixed = layer.self_attn(hidden_states=normed, **for_mixer)[0]
+    router, eps = layer.router, layer.router.norm.eps
+    before = (
+        layer.pre_feedforward_layernorm.weight, layer.pre_feedforward_layernorm_2.weight, router.scale
+    )  # fmt: skip
+    width = hidden_states.shape[-1]
+    residual, for_dense, for_routed, for_scores = enter_feed_forward(
+        mixed.reshape(-1, width), hidden_states.reshape(-1, width), layer.post_attention_layernorm.weight,
+        before, eps, float(router.scalar_root_size),
+    )  # fmt: skip
+    if len(residual) > MOST_BESIDE:
+        dense = layer.mlp(for_dense)
     else:
         with side:
-            dense = _dense(layer, normed)
-    weights, index, _ = layer.router.localmoe_choose(rows)
-    routed = layer.experts(layer.pre_feedforward_layernorm_2(rows), index, weights)
-    routed = layer.post_feedforward_layernorm_2(routed.view(residual.shape))
+            dense = layer.mlp(for_dense)
+    weights, index, _ = router.localmoe_choose(for_scores)
+    routed = layer.experts(for_routed, index, weights)
     side.join()
-    found, _ = layer.post_feedforward_layernorm.localmoe_norm(dense, routed)
-    return add(residual, found, factor=layer.layer_scalar)
-
-
-def _dense(layer: Any, x: Tensor) -> Tensor:
-    out: Tensor = layer.post_feedforward_layernorm_1(layer.mlp(x))
-    return out
+    behind = (
+        layer.post_feedforward_layernorm_1.weight, layer.post_feedforward_layernorm_2.weight,
+        layer.post_feedforward_layernorm.weight,
+    )  # fmt: skip
+    out = leave_feed_forward(dense, routed.view_as(dense), residual, behind, eps, layer.layer_scalar)
+    return out.view_as(hidden_states)

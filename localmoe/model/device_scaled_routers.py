@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
@@ -20,14 +20,13 @@ from localmoe.model.device_trials import Trial, close, random_like
 _NAMES = {"norm", "scale", "scalar_root_size", "proj", "config", "top_k_experts", "per_expert_scale"}
 _OPERATIONS = {"nn", "functional", "torch", "softmax", "float32", "topk", "sum"}
 _ROWS, _ALIKE = 64, 0.9  # share of rows whose experts are the same; near-ties may fall either way
-_FACTOR = "localmoe_factor"  # a buffer of the module: it moves, counts and goes with the model
 
 
 def scaled_router_trial(module: Any) -> Trial | None:
     """None where the module is no such router, or too large for the kernel."""
     if forward_names(module) != _NAMES | _OPERATIONS or getattr(module.norm, "weight", None) is not None:
         return None
-    weight, top_k, eps = module.proj.weight, module.config.top_k_experts, module.norm.eps
+    weight, top_k = module.proj.weight, module.config.top_k_experts
     if module.proj.bias is not None or weight.is_meta or weight.dtype not in KERNEL_DTYPES:
         return None
     if not isinstance(top_k, int) or top_k > MOST_CHOSEN or weight.shape[0] > MOST_EXPERTS:
@@ -39,28 +38,21 @@ def scaled_router_trial(module: Any) -> Trial | None:
             parameter.copy_(1 + random_like(tuple(parameter.shape), parameter) / 4)
     x = random_like((_ROWS, weight.shape[1]), weight)
     wanted = [part.to(x.device) for part in tried(x.cpu())]
-    factor, expert_scale = (part.to(x.device) for part in (_factor(tried), tried.per_expert_scale))
-    kernel = partial(_choose, weight=weight, top_k=top_k, eps=eps)
-
-    def run(kernel: Any) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = kernel(x, factor, expert_scale)
-        return found
-
-    return Trial([kernel], run, partial(_agrees, wanted), partial(_adopt, module))
+    kernel = partial(_choose, tried.to(x.device))
+    return Trial([kernel], lambda kernel: kernel(x), partial(_agrees, wanted), lambda _: _adopt(module))
 
 
-def _factor(module: Any) -> Tensor:
-    """float32 (H,): all that the normed input is multiplied with."""
-    factor: Tensor = module.scale.detach().float() * float(module.scalar_root_size)
-    return factor
+def choose(router: Any, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, H), normed and scaled -> weights (T, k) float32, indices and logits, as of `route`."""
+    return route(
+        normed, router.proj.weight, router.config.top_k_experts, score="softmax", renormalise=True,
+        expert_scale=router.per_expert_scale,
+    )  # fmt: skip
 
 
-def _choose(
-    x: Tensor, factor: Tensor, expert_scale: Tensor, *, weight: Tensor, top_k: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, H) -> weights (T, k) float32, indices and logits, as of `route`."""
-    normed = rms_norm(x, factor, eps)
-    return route(normed, weight, top_k, score="softmax", renormalise=True, expert_scale=expert_scale)
+def _choose(router: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    normed = rms_norm(x, router.scale, router.norm.eps, factor=float(router.scalar_root_size))
+    return choose(router, normed)
 
 
 def _agrees(wanted: list[Tensor], got: tuple[Tensor, ...]) -> bool:
@@ -76,16 +68,9 @@ def _agrees(wanted: list[Tensor], got: tuple[Tensor, ...]) -> bool:
     return close(weights.gather(1, order)[same], wanted_weights.gather(1, wanted_order)[same])
 
 
-def _adopt(module: nn.Module, kernel: Any) -> None:
-    module.register_buffer(_FACTOR, _factor(module), persistent=False)
-
-    def choose(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = kernel(x, getattr(module, _FACTOR), module.per_expert_scale)
-        return found
-
+def _adopt(module: Any) -> None:
     def forward(hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weights, index, logits = choose(hidden_states)
+        weights, index, logits = _choose(module, hidden_states)
         return logits.float().softmax(-1), weights, index
 
-    made: Any = module
-    made.localmoe_choose, made.forward = choose, forward
+    module.localmoe_choose, module.forward = partial(choose, module), forward

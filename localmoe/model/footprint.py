@@ -27,7 +27,7 @@ from localmoe.model.kv_cache import KVCache
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
-from localmoe.model.rotary import measured_on_host
+from localmoe.model.rotary import angles_per_token, measured_on_host
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -77,6 +77,7 @@ def measure_footprint(
         head_saved_bytes=saved_bytes(skeleton.model, stored),
         packs_head=skeleton.packed_head is not None,
         text_alone=text is not skeleton.config,
+        angles_per_token=angles_per_token(skeleton.model),
     )
 
 

@@ -20,6 +20,15 @@ def rotary_embeddings(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding"))
 
 
+def angles_per_token(model: nn.Module) -> int:
+    """Numbers of 16 bits, or half as many of 32, in the tables of `tabulate`: cosine and sine, each for both
+    halves of what is turned."""
+    buffers = (item for module in rotary_embeddings(model) for item in module.named_buffers(recurse=False))
+    return sum(
+        4 * buffer.numel() for name, buffer in buffers if name.endswith("inv_freq") and "original" not in name
+    )
+
+
 def freeze_length(model: nn.Module, context: int) -> None:
     """Where angles depend on the length of the text, let it be that of the context. The model has to have its
     buffers."""

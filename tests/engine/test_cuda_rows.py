@@ -104,7 +104,7 @@ def test_every_row_of_a_verify_pass_has_the_bits_of_a_pass_of_its_own(slots: int
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
-    chance = random.Random(name)
+    chance, misses = random.Random(name), 0
     for slots in (9, 40):
         config = replace(CONFIG, draft_length=4)  # also where no draft would be loaded
         with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
@@ -112,5 +112,6 @@ def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
             for seed, request in enumerate(random_prompts(engine, 3, 20)):
                 sampling = SamplingConfig(temperature=0.9, seed=seed)
                 one = partial(ask_ids, engine, request.prompt_token_ids, 24, sampling=sampling)
-                assert check_rows(engine, one, ("auto", 1, 3, 5, 8, 16), chance) > 0
+                misses += check_rows(engine, one, ("auto", 1, 3, 5, 8, 16), chance)
         torch.cuda.empty_cache()
+    assert misses > 0  # a head that is the embedding says the same again, whose experts forty slots hold

@@ -15,6 +15,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 pytest.importorskip("triton")
 
+from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.packed_weight import PackedWeight
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_modules import install
@@ -436,7 +437,8 @@ def test_a_router_that_scales_what_it_chose_keeps_to_its_own_scales() -> None:
     assert "forward" in vars(router)
     got = router(x)
     assert_alike(by_expert(*got), by_expert(shares, weights, index), "router")
-    chosen = router.localmoe_choose(x)
+    normed = rms_norm(x, router.scale, router.norm.eps, factor=router.scalar_root_size)
+    chosen = router.localmoe_choose(normed)
     assert torch.equal(chosen[0], got[1]) and torch.equal(chosen[1], got[2])
 
 

@@ -13,34 +13,26 @@ from localmoe.kernels.gpu.launch import launch
 _BLOCK = 1024
 
 
-def add(a: Tensor, b: Tensor, *, scale: float = 1.0, factor: Tensor | None = None) -> Tensor:
-    """a + scale * b of one shape and dtype, both contiguous; the product is rounded, and the sum.
-
-    Args:
-        factor: (1,), by which the sum is multiplied, rounded again.
-    """
+def add(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
+    """a + scale * b of one shape and dtype, both contiguous; the product is rounded, and the sum."""
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.shape} {a.dtype}, {b.shape} {b.dtype}"
     assert a.is_contiguous() and b.is_contiguous(), f"strides {a.stride()}, {b.stride()}"
     out = torch.empty_like(a)
     if out.numel():
         launch(
             _add, (triton.cdiv(out.numel(), _BLOCK),),
-            a, b, factor, out, out.numel(), scale, SCALED=scale != 1.0, BLOCK=_BLOCK,
+            a, b, out, out.numel(), scale, SCALED=scale != 1.0, BLOCK=_BLOCK,
             **after_previous(a.device), num_warps=4,
         )  # fmt: skip
     return out
 
 
 @triton.jit
-def _add(
-    a, b, factor, out, count, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
-):  # fmt: skip
+def _add(a, b, out, count, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     wait_for_previous(DEPENDENT, SMALL=True)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     added = tl.load(b + at, mask=at < count).to(tl.float32)
     if SCALED:
         added = (added * scale).to(out.dtype.element_ty).to(tl.float32)
     total = tl.load(a + at, mask=at < count).to(tl.float32) + added
-    if factor is not None:
-        total = total.to(out.dtype.element_ty).to(tl.float32) * tl.load(factor).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)

@@ -23,7 +23,7 @@ from localmoe.kernels.gpu.attention_merge import first_part, merge_parts, sink_l
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
 
-CHUNK = 128  # positions; half as many for heads wider than 128, to fit a chunk's keys and values on chip
+CHUNK = 128  # positions; fewer for heads wider than 128, to fit a chunk's keys and values on chip
 WIDEST_HEAD = 512
 SECTION = 4  # chunks
 SPLIT_ROWS = 80  # most rows for which a program a part pays
@@ -96,7 +96,8 @@ def attention(
 
 def chunk_positions(dim: int, value_dim: int) -> int:
     """Cache positions a chunk, which a head's width alone decides."""
-    return CHUNK if max(dim, value_dim) <= 128 else CHUNK // 2
+    widest = max(dim, value_dim)
+    return CHUNK if widest <= 128 else CHUNK // 2 if widest <= 256 else CHUNK // 4
 
 
 def num_slots(rows: int, max_length: int, window: int | None, part: int) -> int:
@@ -126,7 +127,7 @@ def _split(
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group, chunk = heads // kv_heads, chunk_positions(dim, value_dim)
     parts = partial_results(rows * heads, slots, value_dim, query.device)
-    tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_LOOP_TILE, 8)
+    tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_loop_tile(dim, value_dim), 8)
     launch(
         _attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
         query, key, value, start, *parts, rows, heads, group, slots,
@@ -145,16 +146,21 @@ def _split(
 def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor, scoring: Scoring) -> None:
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
-    group = heads // kv_heads
+    group, tile = heads // kv_heads, _loop_tile(dim, value_dim)
     launch(
-        _attend_loop, (kv_heads, triton.cdiv(rows * group, _LOOP_TILE)),
+        _attend_loop, (kv_heads, triton.cdiv(rows * group, tile)),
         query, key, value, start, scoring.sinks, out, rows, heads, group,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
-        WINDOWED=scoring.window is not None, BM=_LOOP_TILE, **after_previous(query.device),
+        WINDOWED=scoring.window is not None, BM=tile, **after_previous(query.device),
         num_warps=8, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _loop_tile(dim: int, value_dim: int) -> int:
+    """Rows whose sums a program has three of: more would not fit into registers."""
+    return _LOOP_TILE if max(dim, value_dim) <= 128 else _LOOP_TILE // 2
 
 
 def _padded(dim: int) -> int:

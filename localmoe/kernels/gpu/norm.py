@@ -25,6 +25,7 @@ def rms_norm(
     *,
     weight_offset: float = 0.0,
     scale: float = 1.0,
+    factor: float = 1.0,
 ) -> Tensor: ...
 
 
@@ -48,6 +49,7 @@ def rms_norm(
     *,
     weight_offset: float = 0.0,
     scale: float = 1.0,
+    factor: float = 1.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Norm over the last dimension, as kernels.dense.reference_rms_norm.
 
@@ -57,6 +59,7 @@ def rms_norm(
         weight: (D,) of x.dtype or float32; None: ones.
         residual: like x, its strides may differ; x + residual is rounded to x.dtype before it is normed.
         scale: of x before it is added to that, rounded.
+        factor: of what comes out, rounded before and behind.
         weight_offset: 1 for Gemma's factor 1 + weight, applied before the rounding.
 
     Returns:
@@ -71,9 +74,10 @@ def rms_norm(
     if y.numel():
         launch(
             _rms_norm, (y.numel() // length,),
-            x, residual, weight, y, total, eps, scale, length,
+            x, residual, weight, y, total, eps, scale, factor, length,
             *row_strides(x), *row_strides(x if residual is None else residual),
-            OFFSET=weight_offset, SCALED=scale != 1.0, BLOCK=block, **after_previous(x.device),
+            OFFSET=weight_offset, SCALED=scale != 1.0, BEHIND=factor != 1.0, BLOCK=block,
+            **after_previous(x.device),
             num_warps=1 if block <= 256 else 4 if block <= 4096 else 8,
             enable_fp_fusion=False,
         )  # fmt: skip
@@ -107,9 +111,10 @@ def _merge(outer: tuple[int, int], inner: tuple[int, int]) -> tuple[int, int] | 
 
 @triton.jit(do_not_specialize=["x_inner", "r_inner"])
 def _rms_norm(
-    x, residual, weight, y, total, eps, by, length,
+    x, residual, weight, y, total, eps, by, behind, length,
     x_inner, x_outer_stride, x_inner_stride, x_col, r_inner, r_outer_stride, r_inner_stride, r_col,
-    OFFSET: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    OFFSET: tl.constexpr, SCALED: tl.constexpr, BEHIND: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
@@ -132,4 +137,6 @@ def _rms_norm(
         factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
         # Llama rounds before it multiplies; Gemma, with an offset, only after
         normed = normed.to(dtype).to(tl.float32) * factor if OFFSET == 0.0 else normed * (OFFSET + factor)
+    if BEHIND:
+        normed = normed.to(dtype).to(tl.float32) * behind
     tl.store(y + row * length + d, normed.to(dtype), mask=inside)

@@ -48,6 +48,7 @@ from localmoe.kernels.gpu.packed_rows import packed_rows
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
 from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
 from localmoe.kernels.gpu.router import route
+from localmoe.kernels.gpu.sandwich import enter_feed_forward, leave_feed_forward
 from localmoe.kernels.gpu.scan import scan
 from localmoe.kernels.gpu.scan_inputs import Projected, ScanWeights, scan_inputs
 from localmoe.kernels.gpu.short_conv import short_conv
@@ -166,6 +167,8 @@ def rows() -> None:
     add(x, x)
     rms_norm(x.view(1, 9, 16, 128), x[0, :128], 1e-6)
     rms_norm(x, x[0], 1e-6, x, weight_offset=1.0)
+    enter_feed_forward(x, x, x[0], (x[0], x[0], x[0]), 1e-6, 0.5)
+    leave_feed_forward(x, x, x, (x[0], x[0], x[0]), 1e-6, x[0, :1])
     heads = x.view(1, 9, 16, 128).transpose(1, 2)
     turns = torch.empty(1, 9, 64, dtype=torch.bfloat16)
     apply_rope(heads, heads, turns, turns)

@@ -20,8 +20,6 @@ def test_sums_are_those_of_pytorch_bit_for_bit(shape: tuple[int, ...]) -> None:
         total = add(a, b)
         assert torch.equal(total, a + b) and total.dtype == dtype
         assert torch.equal(add(a, b, scale=0.22), a + b * 0.22), "the product is rounded as well"
-        factor = normal(1, dtype=dtype, seed=2)
-        assert torch.equal(add(a, b, factor=factor), (a + b) * factor), "and the sum before a factor"
         assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])
 
 

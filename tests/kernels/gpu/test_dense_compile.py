@@ -32,6 +32,8 @@ OTHERS = {
     "_write_kv",
     "_read_rows",
     "_packed_rows",
+    "_enter",
+    "_leave",
     "_merge_parts",
     "_router_choice",
     "_best_of_chunk",

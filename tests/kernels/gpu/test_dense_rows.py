@@ -61,7 +61,9 @@ def test_a_norm_may_have_no_weight_or_one_in_32_bits(dtype: torch.dtype) -> None
     wide = x.double()
     assert_rounded(plain, wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS), 1e-6)
     weight = normal(96, dtype=torch.float32, seed=1)
-    assert torch.equal(rms_norm(x, weight, EPS), (plain.float() * weight).to(dtype))
+    scaled = rms_norm(x, weight, EPS)
+    assert torch.equal(scaled, (plain.float() * weight).to(dtype))
+    assert torch.equal(rms_norm(x, weight, EPS, factor=0.019), (scaled.float() * 0.019).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
