@@ -210,10 +210,13 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
 def _experts_per_token(text_config: Any) -> int:
     for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
         value = getattr(text_config, name, None)
+        if isinstance(value, list) and len(set(value)) == 1:  # of each layer
+            value = value[0]
         if isinstance(value, int):
             return value
     raise UnsupportedModelError(
-        f"The config of this {text_config.model_type} model does not say how many experts a token uses."
+        f"The config of this {text_config.model_type} model does not say how many experts a token uses in "
+        "all layers alike."
     )
 
 
