@@ -18,7 +18,7 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import stateless_layers
 from localmoe.model.own_code import needs_own_code
-from localmoe.model.text_part import keep_text_part, language_model_class
+from localmoe.model.text_part import keep_text_part, language_model_class, writes_tokens
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -128,15 +128,21 @@ def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:
     """A language model without weights and without parts that text does not need. `what` names it in errors.
 
     Raises:
-        UnsupportedModelError: transformers cannot build it.
+        UnsupportedModelError: transformers cannot build it, or it does not write one token after another.
     """
     try:
         with torch.device("meta"):
             kind = language_model_class(config)
             model = kind.from_config(config, dtype=dtype, trust_remote_code=False)
-        keep_text_part(model)
+        if writes_tokens(model):
+            keep_text_part(model)
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(what, error) from error
+    if not writes_tokens(model):
+        raise UnsupportedModelError(
+            f"{_capitalised(what)} ({config.model_type}) does not write text as one model, one token after "
+            "another: this form is not supported."
+        )
     return model.eval()
 
 
@@ -152,8 +158,13 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
     text = config.get_text_config()
     if not experts:
         raise UnsupportedModelError(
-            f"{what[:1].upper()}{what[1:]} ({config.model_type}) has no routed experts that localmoe can "
+            f"{_capitalised(what)} ({config.model_type}) has no routed experts that localmoe can "
             "take over: it is a dense model or a Mixture-of-Experts of an unsupported form."
+        )
+    if any(hasattr(layer, "set_prefill_length") for layer in cached_layers(text).values()):
+        raise UnsupportedModelError(
+            f"{_capitalised(what)} ({config.model_type}) keeps what it reads in another way than what it "
+            "writes: this form is not supported."
         )
     return Skeleton(
         model=model,
@@ -163,6 +174,10 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
         experts_per_token=_experts_per_token(text),
         can_rollback=can_roll_back(text),
     )
+
+
+def _capitalised(what: str) -> str:
+    return f"{what[:1].upper()}{what[1:]}"
 
 
 def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
