@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
@@ -31,6 +32,7 @@ RECURRENT_LAYER_TYPES = {
     "hybrid",
     "sliding_recurrent",
 }
+KEYS_AND_VALUES = DynamicLayer, DynamicSlidingWindowLayer  # of layers that keep nothing else
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
@@ -251,10 +253,13 @@ def cached_layers(text_config: Any) -> dict[int, Any]:
 
 
 def can_roll_back(text_config: Any) -> bool:
-    """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
-    if set(layer_types(text_config)) & RECURRENT_LAYER_TYPES:
+    """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens, and what is
+    kept beside keys and values, such as an index of them, has no place in model.kv_cache."""
+    if keeps_recurrent_state(text_config):
         return False
-    return all(
-        getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")
-        for layer in cached_layers(text_config).values()
-    )
+    return all(type(layer) in KEYS_AND_VALUES for layer in cached_layers(text_config).values())
+
+
+def keeps_recurrent_state(text_config: Any) -> bool:
+    """Whether some layers do, as the config names them."""
+    return bool(set(layer_types(text_config)) & RECURRENT_LAYER_TYPES)
