@@ -10,7 +10,7 @@ import torch
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.head_widths import head_widths
 from localmoe.model.recurrent_nets import keeps_known_state
-from localmoe.model.skeleton import Skeleton
+from localmoe.model.skeleton import Skeleton, keeps_recurrent_state
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 _GRANULE = 16  # both dimensions of an expert are multiples of it: a tensor-core tile's depth
@@ -36,7 +36,8 @@ def why_not_in_kernels(skeleton: Skeleton) -> str:
     """What of the architecture the kernels do not know; "" if they know all."""
     text = skeleton.text_config
     if not skeleton.can_rollback and not keeps_known_state(skeleton):
-        return "it keeps recurrent state"
+        recurrent = keeps_recurrent_state(text)
+        return "it keeps recurrent state" if recurrent else "it keeps more than keys and values"
     if getattr(text, "attention_chunk_size", None):
         return "its attention is cut into chunks"
     widest = max(head_widths(skeleton))

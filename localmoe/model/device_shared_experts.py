@@ -64,13 +64,13 @@ class SharedBeside:
         self._ready: tuple[Tensor, Tensor] | None = None  # (given, what comes of it)
         block.forward, block.shared_experts.forward = self._run, self._take
 
-    def _run(self, hidden_states: Tensor) -> Any:
+    def _run(self, hidden_states: Tensor, **for_block: Any) -> Any:
         if hidden_states.numel() // hidden_states.shape[-1] > MOST_BESIDE:
-            return self._block(hidden_states)
+            return self._block(hidden_states, **for_block)
         with self._side:
             self._ready = hidden_states, self._shared(hidden_states)
         try:
-            return self._block(hidden_states)
+            return self._block(hidden_states, **for_block)
         finally:
             if self._ready is not None:  # nobody took it
                 self._ready = None

@@ -60,8 +60,8 @@ class DraftModelShape:
         settle_ties(model, checkpoint)
         if not can_roll_back(text):
             raise DraftError(
-                f"{name} cannot draft: {config.model_type} keeps recurrent state, which cannot drop a "
-                "rejected token. Choose another draft model."
+                f"{name} cannot draft: {config.model_type} keeps more than keys and values, which "
+                "cannot drop a rejected token. Choose another draft model."
             )
         return cls(
             name=name,

@@ -11,16 +11,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
 from localmoe.model.delta_net import DeltaNet
 from localmoe.model.short_conv_net import ShortConvNet
-from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, Skeleton, cached_layers, layer_types
+from localmoe.model.skeleton import (
+    KEYS_AND_VALUES,
+    RECURRENT_LAYER_TYPES,
+    Skeleton,
+    cached_layers,
+    layer_types,
+)
 from localmoe.model.state_space_net import StateSpaceNet
 
 RecurrentNet = DeltaNet | StateSpaceNet | ShortConvNet
-_KEYS_AND_VALUES = DynamicLayer, DynamicSlidingWindowLayer
 _TRIAL_ROWS = 7
 _SAME = 1e-4  # relative error of float32 sums in other orders
 
@@ -44,7 +48,7 @@ def keeps_known_state(skeleton: Skeleton) -> bool:
     if not nets or recurrent != nets.keys() or len({(type(net), net.kind) for net in nets.values()}) > 1:
         return False
     for index, kept in cached_layers(text).items():
-        if type(kept) not in _KEYS_AND_VALUES and index not in nets:
+        if type(kept) not in KEYS_AND_VALUES and index not in nets:
             return False
         if getattr(kept, "number_of_states", 1) > 1:  # of other modules of the layer
             return False

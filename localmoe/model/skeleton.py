@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
@@ -18,7 +19,7 @@ from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import stateless_layers
 from localmoe.model.own_code import needs_own_code
-from localmoe.model.text_part import keep_text_part, language_model_class
+from localmoe.model.text_part import keep_text_part, language_model_class, writes_tokens
 from localmoe.model.tying import settle_ties
 from localmoe.quant.mxfp4 import is_packed
 
@@ -31,6 +32,7 @@ RECURRENT_LAYER_TYPES = {
     "hybrid",
     "sliding_recurrent",
 }
+KEYS_AND_VALUES = DynamicLayer, DynamicSlidingWindowLayer  # of layers that keep nothing else
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
@@ -130,15 +132,21 @@ def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:
     """A language model without weights and without parts that text does not need. `what` names it in errors.
 
     Raises:
-        UnsupportedModelError: transformers cannot build it.
+        UnsupportedModelError: transformers cannot build it, or it does not write one token after another.
     """
     try:
         with torch.device("meta"):
             kind = language_model_class(config)
             model = kind.from_config(config, dtype=dtype, trust_remote_code=False)
-        keep_text_part(model)
+        if writes_tokens(model):
+            keep_text_part(model)
     except Exception as error:  # a config may make any line of any architecture fail
         raise _cannot_build(what, error) from error
+    if not writes_tokens(model):
+        raise UnsupportedModelError(
+            f"{_capitalised(what)} ({config.model_type}) does not write text as one model, one token after "
+            "another: this form is not supported."
+        )
     return model.eval()
 
 
@@ -154,8 +162,13 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
     text = config.get_text_config()
     if not experts:
         raise UnsupportedModelError(
-            f"{what[:1].upper()}{what[1:]} ({config.model_type}) has no routed experts that localmoe can "
+            f"{_capitalised(what)} ({config.model_type}) has no routed experts that localmoe can "
             "take over: it is a dense model or a Mixture-of-Experts of an unsupported form."
+        )
+    if any(hasattr(layer, "set_prefill_length") for layer in cached_layers(text).values()):
+        raise UnsupportedModelError(
+            f"{_capitalised(what)} ({config.model_type}) keeps what it reads in another way than what it "
+            "writes: this form is not supported."
         )
     return Skeleton(
         model=model,
@@ -165,6 +178,10 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
         experts_per_token=_experts_per_token(text),
         can_rollback=can_roll_back(text),
     )
+
+
+def _capitalised(what: str) -> str:
+    return f"{what[:1].upper()}{what[1:]}"
 
 
 def _cannot_build(what: str, error: Exception) -> UnsupportedModelError:
@@ -212,10 +229,13 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
 def _experts_per_token(text_config: Any) -> int:
     for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
         value = getattr(text_config, name, None)
+        if isinstance(value, list) and len(set(value)) == 1:  # of each layer
+            value = value[0]
         if isinstance(value, int):
             return value
     raise UnsupportedModelError(
-        f"The config of this {text_config.model_type} model does not say how many experts a token uses."
+        f"The config of this {text_config.model_type} model does not say how many experts a token uses in "
+        "all layers alike."
     )
 
 
@@ -235,10 +255,13 @@ def cached_layers(text_config: Any) -> dict[int, Any]:
 
 
 def can_roll_back(text_config: Any) -> bool:
-    """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens."""
-    if set(layer_types(text_config)) & RECURRENT_LAYER_TYPES:
+    """Whether the whole state is keys and values. Recurrent state cannot drop its last tokens, and what is
+    kept beside keys and values, such as an index of them, has no place in model.kv_cache."""
+    if keeps_recurrent_state(text_config):
         return False
-    return all(
-        getattr(layer, "is_croppable", hasattr(layer, "crop")) and hasattr(layer, "get_mask_sizes")
-        for layer in cached_layers(text_config).values()
-    )
+    return all(type(layer) in KEYS_AND_VALUES for layer in cached_layers(text_config).values())
+
+
+def keeps_recurrent_state(text_config: Any) -> bool:
+    """Whether some layers do, as the config names them."""
+    return bool(set(layer_types(text_config)) & RECURRENT_LAYER_TYPES)

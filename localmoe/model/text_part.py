@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 from torch import nn
+from transformers.generation import GenerationMixin
 
 _CLASSES = (
     transformers.AutoModelForCausalLM,  # first: it gives some models without their other parts
@@ -20,6 +21,11 @@ def language_model_class(config: Any) -> Any:
     """Which of transformers' automatic classes makes a language model of a config; AutoModelForCausalLM,
     whose own words say so, if none does."""
     return next((kind for kind in _CLASSES if type(config) in kind._model_mapping), _CLASSES[0])
+
+
+def writes_tokens(model: Any) -> bool:
+    """Whether a model writes one token after another: some fill in whole blocks, or are several models."""
+    return isinstance(model, GenerationMixin) and type(model).forward is not nn.Module.forward
 
 
 def keep_text_part(model: Any) -> None:

@@ -21,6 +21,7 @@ from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place,
 from localmoe.model.skeleton import Skeleton, _find_experts, skeleton_from_config
 
 MAMBA = {"num_experts": 8, "intermediate_size": 128, "attn_layer_period": 2, "attn_layer_offset": 1}
+INDEXED = {"n_routed_experts": 8, "qk_rope_head_dim": 16, "index_head_dim": 32, "first_k_dense_replace": 1}
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -58,6 +59,7 @@ def test_there_must_be_a_gpu_of_the_right_kind_and_triton(monkeypatch: pytest.Mo
             {"mamba_d_head": 64, "mamba_n_heads": 4, "mamba_d_state": 24},
             "it keeps recurrent state",
         ),
+        ("deepseek_v32", INDEXED, "it keeps more than keys and values"),
         ("qwen3_moe", {"head_dim": 528}, "its attention heads are 528 wide"),
         ("qwen3_moe", {"head_dim": 512}, ""),
         ("mixtral", {"hidden_size": 1280, "num_attention_heads": 2}, "its attention heads are 640 wide"),

@@ -42,12 +42,24 @@ ANSWERING: dict[str, dict[str, Any]] = {
     "attending nemotron_h": {  # whose experts are narrower than what is between layers
         "layers_block_type": ["moe", "full_attention", "mlp", "full_attention", "moe"], "moe_latent_size": 64,
     },
+    "mimo_v2_flash": {**ROUTED_EXPERTS, **WINDOW, "head_dim": 48, "v_head_dim": 32},  # sinks, narrower values
+    "hunyuan_v1_moe": {  # says of each layer how many experts a token uses
+        "num_experts": 8, "intermediate_size": 128, "head_dim": 32, "num_experts_per_tok": [3, 3, 3],
+    },
+    "deepseek_v32": {**ROUTED_EXPERTS, **INDEXED},  # keeps an index beside keys and values
+    "deepseek_v4": {  # pools keys, has several streams between layers, chooses experts by token first
+        **INDEXED, **WINDOW, "n_routed_experts": 8, "moe_intermediate_size": 128, "num_key_value_heads": 1,
+        "head_dim": 64, "o_groups": 2, "o_lora_rank": 32, "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "layer_types": [
+            "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+        ],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    },
 }  # fmt: skip
 
-RECURRENT = {"lfm2_moe", "nemotron_h"}
+UNDRAFTED = {"lfm2_moe", "nemotron_h", "deepseek_v32", "deepseek_v4"}  # keep more than keys and values
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "deepseek_v32": {**ROUTED_EXPERTS, **INDEXED},  # keeps an index beside keys and values
     "minimax": {  # a cache class of its own
         "num_local_experts": 8, "intermediate_size": 128, "block_size": 16, "head_dim": 32,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -61,7 +73,7 @@ def test_greedy_answers_are_those_of_transformers(case: str, tmp_path: Path) -> 
     model = tiny_model(case.split()[-1], **ANSWERING[case])
     folder = write_model(tmp_path / case, model)
     with load_with_slots(folder, 6) as engine:
-        assert engine.plan.drafting == (case not in RECURRENT)
+        assert engine.plan.drafting == (case not in UNDRAFTED)
         for prompt in ("Hello there, how are", "far more than one sliding window is long: " * 2):
             for draft_length in (0, "auto", *((4,) if engine.plan.drafting else ())):
                 answer = ask(engine, prompt, 10, draft_length=draft_length)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from support.engines import ROOMY, ask, check_consistent, check_stats, load_with_slots
-from support.multimodal_models import MULTIMODAL, multimodal_model
+from support.multimodal_models import MULTIMODAL, mrope, multimodal_model
 from support.tiny_models import reference_greedy, tiny_config, write_model
 
 from localmoe.core.config import EngineConfig
@@ -88,12 +87,40 @@ def test_experts_for_words_beside_those_for_pictures_are_refused(tmp_path: Path)
     text = tiny_config(
         "ernie4_5_vl_moe_text", moe_num_experts=8, moe_k=2, moe_intermediate_size=[128, 64], head_dim=32,
         intermediate_size=128, mlp_layer_types=["dense", "sparse", "sparse"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [5, 5, 6]},
+        **mrope([5, 5, 6]),
     ).to_dict()  # fmt: skip
     eyes = {"depth": 2, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}
     config = transformers.AutoConfig.for_model("ernie4_5_vl_moe", text_config=text, vision_config=eyes)
-    torch.manual_seed(0)
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    with pytest.raises(UnsupportedModelError, match="experts of several kinds"):
-        Engine.load(str(tmp_path), EngineConfig(vram_budget_bytes=ROOMY))
+    refused(config, tmp_path, "experts of several kinds")
+
+
+def refused(config: Any, folder: Path, words: str) -> None:
+    """Before any weight is looked at: there is none."""
+    config.save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    with pytest.raises(UnsupportedModelError, match=words) as refusal:
+        Engine.load(str(folder), EngineConfig(vram_budget_bytes=ROOMY))
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_keeps_a_prompt_otherwise_than_an_answer_is_refused(tmp_path: Path) -> None:
+    """Its window slides over the answer alone, and prompts come in chunks and are kept between answers."""
+    text = tiny_config(
+        "unlimited_ocr_text", n_routed_experts=8, moe_intermediate_size=128, intermediate_size=128,
+        n_shared_experts=1, num_key_value_heads=4, sliding_window=16,
+    ).to_dict()  # fmt: skip
+    config = transformers.AutoConfig.for_model("unlimited_ocr", text_config=text)
+    refused(config, tmp_path, "keeps what it reads in another way than what it writes")
+
+
+@pytest.mark.parametrize("architecture", ["diffusion_gemma", "qwen3_omni_moe"])
+def test_what_does_not_write_one_token_after_another_is_refused(architecture: str, tmp_path: Path) -> None:
+    experts = {"num_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128, "head_dim": 32}
+    if architecture == "diffusion_gemma":
+        text = tiny_config("diffusion_gemma_text", **experts, top_k_experts=3).to_dict()
+        config = transformers.AutoConfig.for_model(architecture, text_config=text)
+    else:
+        thinker = {"text_config": tiny_config("qwen3_omni_moe_text", **experts, **mrope([6, 5, 5])).to_dict()}
+        talker = {"text_config": {"shared_expert_intermediate_size": 64}, "spatial_merge_size": 2}
+        config = transformers.AutoConfig.for_model(architecture, thinker_config=thinker, talker_config=talker)
+    refused(config, tmp_path, "one token after another")

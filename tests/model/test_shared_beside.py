@@ -55,13 +55,13 @@ class Block(nn.Module):
         self.shared_experts = Told("shared", 0.25, self.story)
         self.other, self.breaks = other, breaks
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None) -> Tensor:
         residuals = hidden_states
         hidden_states = self.experts(self.gate(hidden_states))
         if self.breaks:
             raise RuntimeError("the experts broke")
         shared: Tensor = self.shared_experts(residuals.clone() if self.other else residuals)
-        return hidden_states + shared
+        return hidden_states + shared if input_ids is None else hidden_states * input_ids + shared
 
 
 def beside(block: Block) -> Block:
@@ -87,6 +87,13 @@ def test_they_begin_first_and_are_waited_for_where_they_are_added(
         block.story.clear()
         assert torch.equal(block(x), wanted)
         assert block.story == story
+
+
+@pytest.mark.parametrize("rows", [2, 129])
+def test_a_block_may_be_given_more_than_what_is_between_layers(rows: int) -> None:
+    """As DeepSeek-V4's, whose first layers choose experts by the token itself."""
+    x, tokens = torch.ones(1, rows, GIVEN), torch.full((1, rows, 1), 5)
+    assert torch.equal(beside(Block())(x, input_ids=tokens), 15.25 * x)
 
 
 def test_a_block_that_breaks_leaves_nothing_behind() -> None:

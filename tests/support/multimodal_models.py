@@ -25,7 +25,7 @@ _LATENT = {
 _EXPERTS = {"num_experts": 8, "n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
 
 
-def _mrope(sections: list[int], share: float = 1.0) -> dict[str, Any]:
+def mrope(sections: list[int], share: float = 1.0) -> dict[str, Any]:
     """Rotation by three positions: of time, height and width."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
     return {"rope_parameters": {**rope, "partial_rotary_factor": share}}
@@ -34,13 +34,13 @@ def _mrope(sections: list[int], share: float = 1.0) -> dict[str, Any]:
 # architecture: that of its text part and what is special there, and of its vision part
 MULTIMODAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_moe": (  # its experts' matrices are published the other way round
-        "qwen3_vl_moe_text", {**_EXPERTS, "head_dim": 32, **_mrope([6, 5, 5])}, _QWEN_EYES,
+        "qwen3_vl_moe_text", {**_EXPERTS, "head_dim": 32, **mrope([6, 5, 5])}, _QWEN_EYES,
     ),
     "glm4v_moe": (
         "glm4v_moe_text",
         {
             **_EXPERTS, "head_dim": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-            "n_shared_experts": 1, **_mrope([2, 3, 3], 0.5),
+            "n_shared_experts": 1, **mrope([2, 3, 3], 0.5),
         },
         {name: value for name, value in _QWEN_EYES.items() if name != "deepstack_visual_indexes"},
     ),
@@ -58,7 +58,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_EYES, "head_dim": 32, "num_key_value_heads": 2},
     ),
 }  # fmt: skip
-_DENSE_TEXT = {"intermediate_size": 128, "head_dim": 32, **_mrope([6, 5, 5])}  # of qwen3_vl
+_DENSE_TEXT = {"intermediate_size": 128, "head_dim": 32, **mrope([6, 5, 5])}  # of qwen3_vl
 
 
 def multimodal_model(architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

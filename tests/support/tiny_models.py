@@ -116,8 +116,7 @@ def tiny_model(
     so that greedy answers are plain text, which gives the same tokens when it is read again."""
     config = tiny_config(architecture, **changes)
     torch.manual_seed(seed)
-    attention = "eager" if architecture == "gpt_oss" else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     return randomised(model, dtype)
 
 
@@ -132,6 +131,8 @@ def randomised(model: Any, dtype: torch.dtype) -> Any:
                 buffer.uniform_(0.4, 0.9)
             elif name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, _WEIGHT_SCALE)
+            elif name.endswith("tid2eid"):  # deepseek_v4's experts of each token
+                buffer.copy_(torch.arange(buffer.numel()).view_as(buffer) % 8)
         head = model.get_output_embeddings()
         for parameter in head.parameters():
             parameter[: len(SPECIAL_TOKENS)] = 0.0
