@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from localmoe.experts.host_store import HostStore
 from localmoe.model.packed_head import read_packed_rows
 from localmoe.model.skeleton import Skeleton
-from localmoe.model.tying import path_of_own_weight
+from localmoe.model.tying import input_embedding, path_of_own_weight
 
 
 def own_embedding(model: Any) -> str | None:
     """Path of a model's input embedding; None if something else uses its table too, such as a head that is
     tied to it, if its forward does more than look rows up, or if the architecture keeps it in float32."""
-    try:
-        module = model.get_input_embeddings()
-    except NotImplementedError:  # transformers knows not which it is
-        return None
+    module = input_embedding(model)
     if type(module) is not nn.Embedding or module.max_norm is not None:
         return None
     return path_of_own_weight(model, module)

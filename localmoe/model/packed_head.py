@@ -15,7 +15,7 @@ from localmoe.kernels.bf12_tiles import UnpackableError
 from localmoe.kernels.packed_weight import PackedWeight, can_be_packed, packed_bytes
 from localmoe.model.row_lookup import look_up, looks_up_by_table
 from localmoe.model.skeleton import Skeleton
-from localmoe.model.tying import path_of_own_weight, paths_of_pair, tied_weights
+from localmoe.model.tying import input_embedding, path_of_own_weight, paths_of_pair, tied_weights
 
 _ROWS_AT_ONCE = 1024
 _MEMORY = "localmoe_packed"  # a buffer of the module: it moves, counts and goes with the model
@@ -44,8 +44,10 @@ def packed_embedding(model: Any) -> str | None:
 
 def _tied_to_embedding(model: Any) -> tuple[str, str] | None:
     """Paths of head and input embedding, if they are one weight that the latter reads as a table alone."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    return paths_of_pair(model, head, embedding) if looks_up_by_table(embedding) else None
+    head, embedding = model.get_output_embeddings(), input_embedding(model)
+    if embedding is None or not looks_up_by_table(embedding):
+        return None
+    return paths_of_pair(model, head, embedding)
 
 
 def saved_bytes(model: Any, stored: torch.dtype) -> int:

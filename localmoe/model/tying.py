@@ -27,6 +27,15 @@ def tied_weights(model: Any) -> dict[str, str]:
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
+def input_embedding(model: Any) -> nn.Module | None:
+    """None where transformers does not know which it is."""
+    try:
+        found: nn.Module = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found
+
+
 def path_of_own_weight(model: Any, module: nn.Module) -> str | None:
     """Path of a module whose weight nothing else uses and the architecture does not keep in float32; None for
     any other."""
