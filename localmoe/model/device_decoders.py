@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from localmoe.kernels.gpu.add import add
-from localmoe.model.device_shared_experts import MOST_BESIDE, forward_names
-from localmoe.model.side_stream import SideStream
+from localmoe.model.device_shared_experts import forward_names
+from localmoe.model.side_stream import SideStream, beside
 
 _SCALE = "residual_multiplier"  # of what is added, where a layer has one
 
@@ -95,14 +95,11 @@ def _run(mlps: list[Any], x: Tensor, side: SideStream) -> Tensor:
     if not shared:
         alone: Tensor = _first(routed(x)).contiguous()
         return alone
-    if x.numel() // x.shape[-1] > MOST_BESIDE:
-        beside = shared[0](x)
-    else:
-        with side:
-            beside = shared[0](x)
+    with beside(side, x.numel() // x.shape[-1]):
+        other = shared[0](x)
     found = _first(routed(x)).contiguous()
     side.join()
-    return add(found, beside.contiguous())
+    return add(found, other.contiguous())
 
 
 def _first(out: Any) -> Any:

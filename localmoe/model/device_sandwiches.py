@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from localmoe.kernels.gpu.sandwich import enter_feed_forward, leave_feed_forward
-from localmoe.model.device_shared_experts import MOST_BESIDE, forward_names
-from localmoe.model.side_stream import SideStream
+from localmoe.model.device_shared_experts import forward_names
+from localmoe.model.side_stream import SideStream, beside
 
 _NORMS = {
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
@@ -62,11 +62,8 @@ def _forward(
         mixed.reshape(-1, width), hidden_states.reshape(-1, width), layer.post_attention_layernorm.weight,
         before, eps, float(router.scalar_root_size),
     )  # fmt: skip
-    if len(residual) > MOST_BESIDE:
+    with beside(side, len(residual)):
         dense = layer.mlp(for_dense)
-    else:
-        with side:
-            dense = layer.mlp(for_dense)
     weights, index, _ = router.localmoe_choose(for_scores)
     routed = layer.experts(for_routed, index, weights)
     side.join()

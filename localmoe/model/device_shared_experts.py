@@ -10,14 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from localmoe.kernels.gpu.shared_gate import add_gated
-from localmoe.model.side_stream import SideStream
+from localmoe.model.side_stream import MOST_BESIDE, SideStream, beside
 
 # what the forward of such a block names, and what else it may name
 _SHARED_NAMES = {"gate", "experts", "shared_expert", "shared_expert_gate", "sigmoid"}
 _PLAIN_NAMES = {"gate", "experts", "shared_experts"}
 _SHAPE_NAMES = {"shape", "view", "reshape", "F", "torch", "nn", "functional"}
-
-MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
 
 
 def forward_names(module: nn.Module) -> set[str]:
@@ -36,13 +34,10 @@ def shared_expert_forward(block: Any, side: SideStream, hidden_states: Tensor) -
     routed ones, which may have to wait for the link or the CPU."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     _, weights, index = block.gate(x)
-    if x.shape[0] > MOST_BESIDE:
-        shared, routed = block.shared_expert(x), block.experts(x, index, weights)
-    else:
-        with side:
-            shared = block.shared_expert(x)
-        routed = block.experts(x, index, weights)
-        side.join()
+    with beside(side, x.shape[0]):
+        shared = block.shared_expert(x)
+    routed = block.experts(x, index, weights)
+    side.join()
     gated = add_gated(routed, shared, x, block.shared_expert_gate.weight)
     return gated.view_as(hidden_states)
 

@@ -8,9 +8,17 @@ all that the first one was given until then.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 import torch
+
+MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
+
+
+def beside(side: SideStream, rows: int) -> AbstractContextManager[object]:
+    """`with side:` for a pass of so few rows that it pays; for a longer one the first stream."""
+    return side if rows <= MOST_BESIDE else nullcontext()
 
 
 class SideStream:
