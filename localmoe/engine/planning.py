@@ -183,7 +183,9 @@ def divide_memory(
     loads_draft = wanted and config.drafter != "prompt-lookup"
     reason = "" if loads_draft else SWITCHED_OFF if not wanted else "tokens are looked up in the text"
     if wanted and not footprint.can_rollback:
-        reason = f"{footprint.architecture} keeps recurrent state, which cannot drop a rejected draft"
+        reason = (
+            f"{footprint.architecture} keeps more than keys and values, which cannot drop a rejected draft"
+        )
         if config.draft_length != "auto":
             raise DraftingRefusedError(f"Drafting is not possible: {reason}. Use --draft-length 0 or auto.")
     if loads_draft and not is_asked_for(config) and not footprint.draft_model_bytes:

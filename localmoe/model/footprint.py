@@ -194,8 +194,8 @@ def _kv_elements(configured: _Configured) -> int:
             f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
         ) from error
     return sum(
-        tensor.shape[1] * tensor.shape[3]  # (1, heads, positions, dim)
+        tensor.numel() // tensor.shape[-2]  # (1, heads, positions, dim), or an index (1, positions, dim)
         for layer in cache.layers
-        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
-        if tensor is not None and tensor.dim() == 4
+        for tensor in vars(layer).values()
+        if isinstance(tensor, torch.Tensor) and tensor.dim() >= 3 and tensor.shape[-2]
     )

@@ -15,6 +15,9 @@ from support.tiny_models import UNGATED_RECURRENT, reference_greedy, tiny_model,
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.engine import Engine
+from localmoe.model.cached_pass import cached_pass
+from localmoe.model.footprint import kv_elements_per_token
+from localmoe.model.skeleton import skeleton_from_config
 
 GROUPS = {"n_group": 1, "topk_group": 1}
 LATENT = {
@@ -128,3 +131,23 @@ def test_angles_that_depend_on_the_texts_length_are_those_of_the_context(
             request = GenerationRequest(prompt_token_ids=tuple(prompt.tolist()), max_new_tokens=8)
             tokens = [token for event in engine.stream(request) for token in event.token_ids]
             assert tokens == reference_greedy(transformers_own, prompt.tolist(), 8), length
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v32", "gemma4_text", "lfm2_moe"])
+def test_all_that_layers_keep_of_a_token_is_planned(case: str) -> None:
+    """An index beside keys and values too; a recurrent state is not of a token."""
+    wide = {"sliding_window": 64} if case == "gemma4_text" else {}  # in which nothing is dropped here
+    model = tiny_model(case, **{**ANSWERING[case], **wide})
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.inference_mode():
+        for tokens in (8, 8):  # what the second pass adds is of its tokens
+            before = _kept_bytes(cache)
+            cached_pass(model, torch.full((1, tokens), 9), torch.arange(tokens)[None], cache)
+    skeleton = skeleton_from_config(model.config, torch.float32, case)
+    kept = _kept_bytes(cache) - before
+    assert 4 * kv_elements_per_token(skeleton.model, can_rollback=skeleton.can_rollback) * 8 == kept > 0
+
+
+def _kept_bytes(cache: Any) -> int:
+    tensors = (tensor for layer in cache.layers for tensor in vars(layer).values())
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

@@ -51,7 +51,7 @@ def engine(recurrent: tuple[Path, Any]) -> Any:
 def test_drafting_is_refused_with_a_reason_before_weights_are_read(recurrent: tuple[Path, Any]) -> None:
     reports: list[object] = []
     config = EngineConfig(vram_budget_bytes=ROOMY, draft_length=4)
-    with pytest.raises(DraftingRefusedError, match="recurrent state"):
+    with pytest.raises(DraftingRefusedError, match="more than keys and values"):
         Engine.load(str(recurrent[0]), config, progress=reports.append)
     assert not reports
 
@@ -59,8 +59,8 @@ def test_drafting_is_refused_with_a_reason_before_weights_are_read(recurrent: tu
 def test_a_request_for_drafts_is_refused_and_the_engine_goes_on(
     engine: Engine, recurrent: tuple[Path, Any]
 ) -> None:
-    assert engine.plan.draft_bytes == 0 and "recurrent" in engine.plan.drafting_reason
-    with pytest.raises(DraftingRefusedError, match="recurrent state"):
+    assert engine.plan.draft_bytes == 0 and "keys and values" in engine.plan.drafting_reason
+    with pytest.raises(DraftingRefusedError, match="more than keys and values"):
         ask(engine, "hello", draft_length=4)
     answer = ask(engine, "hello", draft_length="auto")
     assert answer.tokens == reference_greedy(recurrent[1], answer.prompt, 16)
