@@ -68,7 +68,8 @@ class KernelMode(TorchFunctionMode):
 
     Attributes:
         one_row: use the faster one-row kernels, whose bits differ (the draft).
-        others: whether a product went elsewhere, e.g. of 32 bits; its rows may depend on each other.
+        others: whether a product went elsewhere, e.g. of 32 bits, or a norm does (device_modules); its rows
+            may depend on each other.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
             trials.append(norm_trial(module, like))
         elif name.endswith("RotaryEmbedding"):
             tabulate(module, context, model.dtype)
-        elif "Router" in name:
+        elif "Router" in name or name.endswith("Gate"):
             trials.append(router_trial(module, model.dtype) or scaled_router_trial(module))
         linears = _projections(module)
         if linears:
@@ -72,12 +72,20 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         if has_gated_shared_expert(module):
             module.forward = partial(shared_expert_forward, module, side)
     settle([trial for trial in trials if trial is not None], stop)
+    mode.others = any(map(_sums_by_itself, model.modules()))
     for module in list(model.modules()):  # once the norms and the shared experts have their kernels
         if has_plain_shared_experts(module):
             SharedBeside(module, side)
         fuse_decoder_layer(module, side)
         fuse_sandwich(module, side)
     return mode
+
+
+def _sums_by_itself(module: nn.Module) -> bool:
+    """Whether a norm kept its own code, in which PyTorch may sum a long row otherwise where there are
+    more."""
+    usual = isinstance(module, nn.LayerNorm | nn.RMSNorm)  # one kernel each, a row at a time
+    return type(module).__name__.endswith("Norm") and not usual and "forward" not in vars(module)
 
 
 def _projections(module: Any) -> list[nn.Linear]:

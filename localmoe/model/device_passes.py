@@ -128,7 +128,7 @@ class DevicePasses:
 
     @property
     def all_in_kernels(self) -> bool:
-        """Whether every matrix product so far went through the row-invariant kernels."""
+        """Whether every norm and matrix product so far went through the row-invariant kernels."""
         return not self._mode.others
 
     @property

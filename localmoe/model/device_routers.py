@@ -16,7 +16,7 @@ from localmoe.kernels.gpu.router import MOST_CHOSEN, MOST_EXPERTS, route
 from localmoe.model.device_linear import KERNEL_DTYPES
 from localmoe.model.device_trials import Trial, close, random_like
 
-_ROUTED_ROWS = 64
+ROUTED_ROWS = 64
 _ALIKE = 0.9  # share of rows whose experts are the same; near-ties may fall either way
 _TIE = 1e-2  # by which what decides on two experts differs then, of its spread in a row
 _HELD_BIAS = "e_score_correction_bias"  # of the choice alone (DeepSeek-V3), where the router holds it
@@ -29,7 +29,7 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
     What a router adds for the choice alone, it holds or is given as a second argument: in the trial it is
     random, since a new model's is zero.
     """
-    weight, top_k = getattr(module, "weight", None), getattr(module, "top_k", None)
+    weight, top_k = _weight(module), getattr(module, "top_k", None)
     if weight is None or not isinstance(top_k, int) or weight.dim() != 2 or weight.is_meta:
         return None
     if dtype not in KERNEL_DTYPES or weight.dtype not in (dtype, torch.float32):
@@ -38,10 +38,10 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
         return None
     held = _held_bias(module)
     given = held is None and _takes_bias(module)
-    x = random_like((_ROUTED_ROWS, weight.shape[1]), weight).to(dtype)
+    x = random_like((ROUTED_ROWS, weight.shape[1]), weight).to(dtype)
     drawn = random_like((weight.shape[0],), weight).float() / 4
     bias = drawn if given or held is not None else None
-    chosen = (_ROUTED_ROWS, top_k)
+    chosen = (ROUTED_ROWS, top_k)
     try:
         # on the CPU: the first product of every thread that uses PyTorch's library would take 32 MiB for good
         on_host = copy.deepcopy(module).cpu()
@@ -66,9 +66,16 @@ def router_trial(module: Any, dtype: torch.dtype) -> Trial | None:
     return Trial(
         _routers(module, weight, top_k, wanted),
         run,
-        lambda tried: _same_routing(tried[0], tried[1], wanted, bias),
+        lambda tried: same_routing(tried[0], tried[1], wanted, bias),
         adopt,
     )
+
+
+def _weight(module: nn.Module) -> Any:
+    """(E, H): the router's own, or that of the linear layer that is all of it."""
+    children = list(module.children())
+    alone = len(children) == 1 and isinstance(children[0], nn.Linear) and children[0].bias is None
+    return getattr(module, "weight", children[0].weight if alone else None)
 
 
 def _held_bias(module: nn.Module) -> Tensor | None:
@@ -126,7 +133,7 @@ def _route(
     return (index, weights, logits) if reverse else (logits, weights, index)
 
 
-def _same_routing(
+def same_routing(
     score: str, got: tuple[Tensor, ...], wanted: tuple[Tensor, ...], choice_bias: Tensor | None
 ) -> bool:
     """The same logits, the same experts but for near-ties in a few rows, and the same weights for them."""

@@ -15,4 +15,4 @@ def few_rows_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         from localmoe.model import device_routers
 
-        monkeypatch.setattr(device_routers, "_ROUTED_ROWS", device_routers._ROUTED_ROWS // 4)
+        monkeypatch.setattr(device_routers, "ROUTED_ROWS", device_routers.ROUTED_ROWS // 4)

@@ -131,6 +131,7 @@ def test_what_is_replaced_computes_what_it_did_before(architecture: str) -> None
     ids = torch.randint(6, 48, (1, TOKENS), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     calls, logits = calls_of(model, ids)
     mode = install(model, CONTEXT)
+    assert not mode.others
     replaced = replaced_in(model)
     assert {last_name(path) for path in replaced} == REPLACED[architecture]
     modules = dict(model.named_modules())
@@ -326,7 +327,7 @@ def test_what_only_looks_like_a_known_module_keeps_its_own_code() -> None:
     ).to(DEVICE, DTYPE)
     mode = install(model, CONTEXT)
     assert replaced_in(model) == []
-    assert mode._fused == {}
+    assert mode._fused == {} and mode.others, "rows of its norm may depend on each other"
     x = torch.randn(1, 3, 32).to(DEVICE, DTYPE)
     cos, sin = (torch.randn(1, 3, 16).to(DEVICE, DTYPE) for _ in range(2))
     attention = model.attention
@@ -440,6 +441,33 @@ def test_a_router_that_scales_what_it_chose_keeps_to_its_own_scales() -> None:
     normed = rms_norm(x, router.scale, router.norm.eps, factor=router.scalar_root_size)
     chosen = router.localmoe_choose(normed)
     assert torch.equal(chosen[0], got[1]) and torch.equal(chosen[1], got[2])
+
+
+class LinearGate(nn.Module):
+    """As Hunyuan's: all of it is a linear layer in 32 bits."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.wg, self.top_k = nn.Linear(32, 8, bias=bias), 3
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.wg(x.float())
+        weights, index = logits.softmax(-1).topk(self.top_k)
+        return logits, weights / weights.sum(-1, keepdim=True), index
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gate_that_is_one_linear_layer(bias: bool) -> None:
+    torch.manual_seed(0)
+    model = Several(gate=LinearGate(bias=bias)).to(DEVICE)
+    x = torch.randn(9, 32).to(DEVICE, DTYPE)
+    wanted = model.gate(x)
+    mode = install(model, CONTEXT)
+    assert replaced_in(model) == ([] if bias else ["gate"])
+    with mode:
+        assert_alike(by_expert(*model.gate(x)), by_expert(*wanted), "gate")
+        assert mode.others == bias, "PyTorch multiplies in 32 bits"
 
 
 class OwnRouter(Gemma4TextRouter):
