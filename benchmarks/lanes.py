@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--lanes", default="auto")
     parser.add_argument("--prompt", type=int, default=0)
+    parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--no-strict", action="store_true")
     parser.add_argument("--no-packing", action="store_true", help="experts in 16 bits")
     parser.add_argument("--foresight", nargs="*", default=["on"], choices=["on", "cpu", "off"])
@@ -224,7 +225,7 @@ def main() -> None:
     lengths = [parse_draft_length(text) for text in args.lengths]
     settings = SyntheticSettings(parse_routing("uniform"), args.acceptance, 0.9)
     config = EngineConfig(
-        device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
+        device="cuda", context=args.context, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
         cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0,
         pack_experts=not args.no_packing,
     )  # fmt: skip

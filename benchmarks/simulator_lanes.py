@@ -34,7 +34,8 @@ from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
 
-H100_BYTES_PER_S, LINK_BYTES_PER_S = 3.35e12, 50.8e9  # published; of kernels that read over it
+LINK_BYTES_PER_S = 50.8e9  # of kernels that read over it
+H200 = 4.8e12  # bytes a second of its memory
 ROUTING = ("uniform", "sticky:0.3", "sticky:0.5", "sticky:0.66", "sticky:0.8", POPULAR)
 Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
 
@@ -42,7 +43,7 @@ Measured = dict[str, tuple[float, float]]  # routing -> tok/s, hit rate
 @dataclass(frozen=True, slots=True)
 class Row:
     """resident: share of the experts in slots. cpu: bytes a second while it is busy. packed: experts of
-    bfloat16 were. packed_head: the head was too."""
+    bfloat16 were. packed_head: the head was too. device: published bytes a second of the GPU's memory."""
 
     shape: str
     resident: float
@@ -50,6 +51,7 @@ class Row:
     measured: Measured
     packed: bool = False
     packed_head: bool = False
+    device: float = 3.35e12
 
     @property
     def name(self) -> str:
@@ -96,6 +98,31 @@ ROWS = (
     Row("qwen3.5-35b-a3b", 0.08, 71e9, {"sticky:0.66": (85.8, 0.493)}, True, True),
     Row("qwen3.5-35b-a3b", 0.17, 77e9, {"sticky:0.66": (93.2, 0.531)}, True, True),
     Row("qwen3.5-35b-a3b", 0.43, 73e9, {"sticky:0.66": (115.8, 0.695)}, True, True),
+    Row("nemotron-3-nano", 0.10, 90e9, {"sticky:0.66": (84.2, 0.48)}, True, True, H200),
+    Row("nemotron-3-nano", 0.19, 90e9, {"sticky:0.66": (92.2, 0.56)}, True, True, H200),
+    Row("nemotron-3-nano", 0.29, 90e9, {"sticky:0.66": (104.7, 0.61)}, True, True, H200),
+    Row("nemotron-3-nano", 0.48, 90e9, {"sticky:0.66": (135.2, 0.73)}, True, True, H200),
+    Row("granite-4.0-h-small", 0.14, 104e9, {
+        "sticky:0.66": (31.9, 0.47), "uniform": (21.7, 0.14),
+    }, packed=True, device=H200),
+    Row("granite-4.0-h-small", 0.35, 104e9, {
+        "sticky:0.66": (40.6, 0.60), "uniform": (25.8, 0.35),
+    }, packed=True, device=H200),
+    Row("lfm2-8b-a1b", 0.33, 104e9, {
+        "sticky:0.66": (145.6, 0.62), "uniform": (114.4, 0.33),
+    }, packed=True, device=H200),
+    Row("lfm2-8b-a1b", 0.60, 104e9, {
+        "sticky:0.66": (206.9, 0.77), "uniform": (168.7, 0.60),
+    }, packed=True, device=H200),
+    Row("lfm2-8b-a1b", 0.96, 104e9, {
+        "sticky:0.66": (436.5, 0.98), "uniform": (409.7, 0.96),
+    }, packed=True, device=H200),
+    Row("gpt-oss-20b", 0.27, 73e9, {"sticky:0.66": (129.8, 0.626)}, packed_head=True),
+    Row("gpt-oss-20b", 0.42, 69e9, {"sticky:0.66": (145.1, 0.711)}, packed_head=True),
+    Row("gemma-4-26b-a4b", 0.05, 73e9, {"sticky:0.66": (70.5, 0.464)}, True, True),
+    Row("gemma-4-26b-a4b", 0.09, 80e9, {"sticky:0.66": (75.2, 0.489)}, True, True),
+    Row("gemma-4-26b-a4b", 0.17, 74e9, {"sticky:0.66": (78.7, 0.548)}, True, True),
+    Row("gemma-4-26b-a4b", 0.21, 77e9, {"sticky:0.66": (82.5, 0.569)}, True, True),
 )  # fmt: skip
 
 
@@ -111,7 +138,7 @@ def predicted(row: Row, routing: str, footprint: ModelFootprint, tokens: int) ->
         model = SyntheticModel(settings, *shape)
         story = windows(model, draft_length=0, answers=1, prompt_tokens=80, new_tokens=2 * tokens)
         machine = predict_machine(
-            footprint, int(row.resident * footprint.total_experts), Rates(H100_BYTES_PER_S, LINK_BYTES_PER_S),
+            footprint, int(row.resident * footprint.total_experts), Rates(row.device, LINK_BYTES_PER_S),
             cpu_bytes_per_s=row.cpu,
         )  # fmt: skip
         tally = simulate("on-demand", machine, story, warm_up=tokens)

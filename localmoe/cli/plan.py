@@ -70,9 +70,15 @@ def run_plan(args: argparse.Namespace) -> None:
 
 
 def _host_ram(plan: MemoryPlan, footprint: ModelFootprint) -> list[tuple[str, str]]:
-    embedding = plan.host_embedding_bytes
-    rows = [("Host RAM for experts", format_bytes(plan.host_bytes - embedding) + _form(footprint))]
-    return [*rows, ("Host RAM, input embedding", format_bytes(embedding))] if embedding else rows
+    beside = {
+        "Host RAM, input embedding": plan.host_embedding_bytes,
+        "Host RAM, keys and values of a prompt": plan.host_aside_bytes,
+    }
+    experts = plan.host_bytes - sum(beside.values())
+    return [
+        ("Host RAM for experts", format_bytes(experts) + _form(footprint)),
+        *((name, format_bytes(size)) for name, size in beside.items() if size),
+    ]
 
 
 def _form(footprint: ModelFootprint) -> str:

@@ -21,8 +21,9 @@ class MemoryPlan:
         resident_share: num_slots / all routed experts, at most 1.
         drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
         draft_aside: it is, but experts have its device memory for now (engine.draft_place).
-        host_bytes: host RAM for the expert records, and for an input embedding that lies there.
-        host_embedding_bytes: of host_bytes, the embedding's.
+        host_bytes: host RAM for the expert records, and for what lies there beside them.
+        host_embedding_bytes: of host_bytes, an input embedding's.
+        host_aside_bytes: of host_bytes, those of keys and values that an answer overwrites on the device.
         in_place: experts are computed where their records lie, so that each has its slot there: slots take no
             memory of the budget.
     """
@@ -41,6 +42,7 @@ class MemoryPlan:
     host_bytes: int
     draft_aside: bool = False
     host_embedding_bytes: int = 0
+    host_aside_bytes: int = 0
     in_place: bool = False
 
     @property

@@ -34,6 +34,8 @@ class ModelFootprint:
             experts, biases).
         shared_bytes: bytes of the same in the checkpoint's dtype.
         kv_bytes_per_token: KV cache bytes a token, all layers, in the checkpoint's dtype.
+        sliding_kv_bytes_per_token, sliding_window: of those, what layers cache that see a window of so many
+            positions alone; where steps run whole on a GPU, they keep no more than that and a pass.
         draft_expert_bytes: one expert's INT4 codes and scales on the device.
         max_context: longest context that the model's config allows.
         hidden_size, vocab_size: dimensions that size the workspace.
@@ -84,6 +86,8 @@ class ModelFootprint:
     own_inner_size: int = 0
     text_alone: bool = False
     angles_per_token: int = 0
+    sliding_kv_bytes_per_token: int = 0
+    sliding_window: int = 0
 
     @property
     def keeps_mxfp4(self) -> bool:

@@ -22,7 +22,7 @@ from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.stage_block import StageBlock
 from localmoe.experts.transfers import CudaTransfers, HostTransfers, Transfers
 from localmoe.hardware.cuda import read_ns
-from localmoe.hardware.needs import kv_positions
+from localmoe.hardware.needs import cache_positions, kv_positions
 from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
@@ -143,9 +143,15 @@ def make_runner(
     if states is not None:
         take_over_recurrence(nets, states)
     num_layers = int(skeleton.text_config.num_hidden_layers)
-    positions = kv_positions(context)
-    kv_bytes = prepared.footprint.kv_bytes_per_token * positions  # a twin's few layers need less
-    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes)
+    positions, sliding = kv_positions(context), prepared.footprint.sliding_window
+    # of a twin, those of its few layers; all rings are as long as the plan's
+    windows = {layer: sliding for layer, shape in enumerate(skeleton.kv_layers) if shape.window}
+    kept = [
+        shape.elements * cache_positions(positions, windows.get(layer))
+        for layer, shape in enumerate(skeleton.kv_layers)
+    ]
+    kv_bytes = sum(kept) * prepared.compute.dtype.itemsize or None
+    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes, windows)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,

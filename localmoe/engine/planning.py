@@ -33,9 +33,10 @@ from localmoe.hardware.plan import automatic_budget, plan_memory
 from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.draft_model import DraftModelShape
-from localmoe.model.footprint import kv_elements_per_token, measure_footprint
+from localmoe.model.footprint import measure_footprint
 from localmoe.model.host_embedding import own_embedding
 from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
+from localmoe.model.kv_trial import kv_layers
 from localmoe.model.packed_head import own_head, packed_embedding
 from localmoe.model.shapes import ModelShape
 from localmoe.model.skeleton import Skeleton, with_records
@@ -108,6 +109,9 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if compute.whole_passes and config.pack_experts and can_pack_head:
         head, embedding = own_head(skeleton.model), packed_embedding(skeleton.model)
         skeleton = replace(skeleton, packed_head=head, packed_embedding=embedding)
+    if compute.whole_passes:
+        kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
+        skeleton = replace(skeleton, kv_layers=kept)
     draft_model = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
@@ -150,7 +154,7 @@ def _keep_linears(skeleton: Skeleton, source: ModelSource, compute: ComputeSetti
         return None
     linears = keep_linears(skeleton.model, source.stored_dtype)
     try:
-        kv_elements_per_token(skeleton.model, can_rollback=skeleton.can_rollback)
+        kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
     except UnsupportedModelError:
         undo_linears(skeleton.model, compute.dtype)
         return None

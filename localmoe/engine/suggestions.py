@@ -31,11 +31,13 @@ def _suggestion(
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
     mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
     gated: bool = True, wide_params: int = 0, text_alone: bool = False, angles: int = 256,
+    sliding_kv_bytes: int = 0, window: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
     tokens. gated: whether experts have a gate. wide_params: of the shared ones, kept in 32 bits. text_alone:
-    whether the model also sees. angles: a position in its rotary tables."""
+    whether the model also sees. angles: a position in its rotary tables. sliding_kv_bytes: of kv_bytes, those
+    of layers that see a window of so many positions."""
     matrices = 3 if gated else 2
     inner = expert_params // (matrices * hidden)
     layout = RecordLayout(((matrices - 1) * inner, hidden), (hidden, inner), transposed=False)
@@ -53,6 +55,7 @@ def _suggestion(
         head_saved_bytes=2 * vocabulary * hidden - packed_bytes(vocabulary, hidden),
         own_inner_size=0 if gated else inner, text_alone=text_alone,
         angles_per_token=angles,
+        sliding_kv_bytes_per_token=sliding_kv_bytes, sliding_window=window,
     )  # fmt: skip
     num_bytes = 2 * shared_params + footprint.total_experts * (file_bytes or footprint.expert_bytes)
     num_bytes += 2 * unused_params
@@ -92,6 +95,7 @@ SUGGESTIONS = (
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_216_143_360, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
         angles=128,
+        sliding_kv_bytes=24_576, window=128,
     ),
     _suggestion(
         "google/gemma-4-26B-A4B-it", "strong, many languages", "apache-2.0", "gemma4",
@@ -99,6 +103,7 @@ SUGGESTIONS = (
         kv_bytes=225_280, draft_expert_bytes=3_255_296, context=262_144, hidden=2816, vocabulary=262_144,
         linear_params=1_656_258_560, tied=True, unused_params=550_000_000, text_alone=True,
         angles=1536,
+        sliding_kv_bytes=204_800, window=1024,
     ),
     _suggestion(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
@@ -128,6 +133,7 @@ SUGGESTIONS = (
         draft_expert_bytes=13_512_960, context=131_072, hidden=2880, vocabulary=201_088,
         linear_params=1_534_648_320, file_bytes=13_219_200, mxfp4_expert_bytes=13_236_480,
         angles=128,
+        sliding_kv_bytes=36_864, window=128,
     ),
     _suggestion(
         "mistralai/Mixtral-8x7B-Instruct-v0.1", "European languages", "apache-2.0", "mixtral",

@@ -23,8 +23,8 @@ _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memo
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """Bytes on the device; `draft_bytes` count only when drafting. `record_bytes`, `embedding_bytes`: of host
-    RAM."""
+    """Bytes on the device; `draft_bytes` count only when drafting. `record_bytes`, `embedding_bytes`,
+    `aside_bytes`: of host RAM, the last ones for keys and values that answers overwrite."""
 
     shared_bytes: int
     kv_bytes: int
@@ -35,11 +35,12 @@ class DeviceNeeds:
     max_slots: int
     record_bytes: int
     embedding_bytes: int
+    aside_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
-        """In host RAM: the experts' records, and an input embedding that lies there."""
-        return self.record_bytes + self.embedding_bytes
+        """In host RAM: the experts' records, and what lies there beside them."""
+        return self.record_bytes + self.embedding_bytes + self.aside_bytes
 
     def fixed_bytes(self, *, drafting: bool) -> int:
         """Everything but the slots."""
@@ -59,6 +60,17 @@ def kv_positions(context: int) -> int:
     """Positions to allocate for a context: a pass may be padded past its end by rows that are dropped again,
     and attention reads whole blocks."""
     return -(-(context + PASS_PADDING - 1) // KV_BLOCK) * KV_BLOCK
+
+
+def ring_positions(window: int) -> int:
+    """Positions of a layer whose rows see `window` of them, where steps run whole on a GPU: what a row of a
+    prompt's pass sees, that pass, and as far as drafts and padding may go ahead."""
+    return -(-(window + DEVICE_PREFILL_CHUNK + 2 * PASS_PADDING) // KV_BLOCK) * KV_BLOCK
+
+
+def cache_positions(positions: int, window: int | None) -> int:
+    """Positions that a layer keeps there of so many; window: None where its rows see all."""
+    return positions if window is None else min(positions, ring_positions(window))
 
 
 def device_needs(
@@ -110,14 +122,19 @@ def device_needs(
     if whole_passes or in_place:
         shared_bytes -= footprint.embedding_params * compute_bytes
         embedding_bytes = footprint.embedding_params * checkpoint_bytes_per_weight
+    kv_bytes, aside_bytes = on_device(footprint.kv_bytes_per_token) * positions, 0
     if whole_passes:
+        kv_bytes += footprint.state_bytes
+        sliding = on_device(footprint.sliding_kv_bytes_per_token)
+        kept = cache_positions(positions, footprint.sliding_window)
+        kv_bytes -= sliding * (positions - kept)
+        aside_bytes = sliding * kept if kept < positions else 0
         shared_bytes -= footprint.packed_away_bytes
     if in_place:  # linear layers keep their dtype
         shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
     return DeviceNeeds(
         shared_bytes=shared_bytes,
-        kv_bytes=on_device(footprint.kv_bytes_per_token) * positions
-        + (footprint.state_bytes if whole_passes else 0),
+        kv_bytes=kv_bytes,
         workspace_bytes=activations + attention + logits + unpacked_bytes + library_bytes,
         draft_bytes=footprint.draft_bytes(positions),
         slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),
@@ -125,6 +142,7 @@ def device_needs(
         max_slots=footprint.total_experts,
         record_bytes=footprint.total_experts * footprint.expert_bytes,  # in the checkpoint's dtype, or codes
         embedding_bytes=embedding_bytes,
+        aside_bytes=aside_bytes,
     )
 
 

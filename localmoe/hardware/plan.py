@@ -91,6 +91,7 @@ def plan_memory(
         drafting_reason=reason,
         host_bytes=needs.host_bytes,
         host_embedding_bytes=needs.embedding_bytes,
+        host_aside_bytes=needs.aside_bytes,
         in_place=in_place,
     )
     if host is not None and host.holds_slots:
@@ -174,7 +175,7 @@ def _check_host(
 ) -> None:
     """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
     needs = needs_at(context=context)
-    records, beside = needs.host_bytes, _and_embedding(needs.embedding_bytes)
+    records, beside = needs.host_bytes, _and_more(needs.embedding_bytes, needs.aside_bytes)
     check_records(footprint.name, records, host, beside)
     least = needs.least_bytes(drafting=drafting)
     left = host.room_bytes - records
@@ -193,7 +194,7 @@ def _check_host(
 def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: MemoryPlan) -> None:
     """Whether what the plan takes fits beside the records in the same RAM."""
     left = host.room_bytes - plan.host_bytes
-    beside = _and_embedding(plan.host_embedding_bytes)
+    beside = _and_more(plan.host_embedding_bytes, plan.host_aside_bytes)
     if plan.total_bytes > left:
         raise BudgetError(
             f"With a memory budget of {format_bytes(plan.budget_bytes)} {footprint.name} would take "
@@ -205,8 +206,10 @@ def _check_beside_records(footprint: ModelFootprint, host: HostRoom, plan: Memor
         )
 
 
-def _and_embedding(num_bytes: int) -> str:
-    return " and the input embedding" if num_bytes else ""
+def _and_more(embedding: int, aside: int) -> str:
+    """What lies beside the experts."""
+    parts = (" and the input embedding" if embedding else "", " and a prompt's last tokens" if aside else "")
+    return "".join(parts)
 
 
 def _draft(footprint: ModelFootprint) -> str:

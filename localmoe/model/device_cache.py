@@ -1,40 +1,45 @@
 """The shared KV cache where passes run on the GPU without the host: positions are read on the device. Keeps
 the rules of model.kv_cache otherwise. Recurrent layers keep a state instead (device_states), which
-can go back to where the last window began, or to one other place."""
+can go back to where the last window began, or to one other place; those that see a window of positions keep
+no more than that and what passes may write (device_rings)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from localmoe.hardware.needs import PASS_PADDING, cache_positions
 from localmoe.kernels.gpu.rope import write_kv
 from localmoe.kernels.gpu.state_places import PROMPT
+from localmoe.model.device_rings import SlidingRings
 from localmoe.model.device_states import RecurrentStates
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
 
 # tokens: more than a template puts before an answer, and no more than are run again in no time
 _BEFORE_THE_END = 32
+# positions past a window's first that it and the drafts of the next one may write
+_WRITTEN_AHEAD = 2 * PASS_PADDING
 
 
 class _Room:
     """One allocation for all layers: the allocator would round each one's up."""
 
-    def __init__(self, num_layers: int, most_bytes: int | None) -> None:
-        """most_bytes: that they take together, where that is known."""
-        self._num_layers, self._most_bytes = num_layers, most_bytes
+    def __init__(self, num_layers: int, num_bytes: int | None) -> None:
+        """num_bytes: that they take together, where that is known."""
+        self._num_layers, self._num_bytes = num_layers, num_bytes
         self._left: Tensor | None = None
 
     def take(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-        """Zeros of one layer; none is thought to need more than the first one. One that does gets its own."""
+        """Zeros of one layer. Where nothing is known, none is thought to need more than the first one; one
+        that does gets its own."""
         counts = [math.prod(shape) for shape in shapes]
         if self._left is None:
-            total = self._num_layers * sum(counts)
-            if self._most_bytes is not None:
-                total = min(total, self._most_bytes // like.element_size())
+            known = self._num_bytes
+            total = self._num_layers * sum(counts) if known is None else known // like.element_size()
             self._left = like.new_zeros(total)
         if sum(counts) > len(self._left) or self._left.dtype != like.dtype:
             return [like.new_zeros(shape) for shape in shapes]
@@ -47,12 +52,14 @@ class _Room:
 
 
 class DeviceKVLayer(KVLayer):
-    """Keys and values of one decoder layer; the runner keeps its length."""
+    """Keys and values of one decoder layer; the runner keeps its length. ring: position p lies at p modulo
+    its capacity."""
 
-    def __init__(self, capacity: int, window: DeviceWindow, room: _Room) -> None:
+    def __init__(self, capacity: int, window: DeviceWindow, room: _Room, *, ring: bool = False) -> None:
         super().__init__(capacity)
         self._window = window
         self._room = room
+        self.ring = ring
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Zeros of the cache's room."""
@@ -66,7 +73,9 @@ class DeviceKVLayer(KVLayer):
         """Write (1, kv_heads, T, head_dim) at the pass's position; return what the pass may look at."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        write_kv(key_states, value_states, self.keys, self.values, self._window.at)
+        write_kv(key_states, value_states, self.keys, self.values, self._window.at, ring=self.ring)
+        if self.ring:
+            return self.keys, self.values
         visible = self._window.visible
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
@@ -76,7 +85,8 @@ class DeviceKVLayer(KVLayer):
 
 
 class DeviceKVCache(KVCache):
-    """One DeviceKVLayer a decoder layer; recurrent ones stay empty. states: the state of these."""
+    """One DeviceKVLayer a decoder layer; recurrent ones stay empty. states: the state of these; rings: the
+    layers that keep a window."""
 
     def __init__(
         self,
@@ -84,26 +94,36 @@ class DeviceKVCache(KVCache):
         capacity: int,
         window: DeviceWindow,
         states: RecurrentStates | None = None,
-        most_bytes: int | None = None,
+        kv_bytes: int | None = None,
+        windows: Mapping[int, int] | None = None,
     ) -> None:
-        """most_bytes: of all keys and values, where that is known: layers may differ."""
+        """kv_bytes: of all keys and values, where that is known: layers may differ. windows: positions that
+        a row sees in each layer that sees no others, of a model without recurrent layers."""
+        assert not (states and windows), "a state cannot go back as far as a ring"
         super().__init__(num_layers, capacity)
         self.states = states
+        self._capacity = KVLayer(capacity).capacity
         stateful = () if states is None else states.layers
-        self._room = _Room(num_layers - len(stateful), most_bytes)
-        self.layers = [DeviceKVLayer(capacity, window, self._room) for _ in range(num_layers)]
+        self._room = _Room(num_layers - len(stateful), kv_bytes)
+        self.layers = []
+        for layer in range(num_layers):
+            kept = cache_positions(self._capacity, (windows or {}).get(layer))
+            self.layers.append(DeviceKVLayer(kept, window, self._room, ring=kept < self._capacity))
+        sliding = {layer: seen for layer, seen in (windows or {}).items() if self.layers[layer].ring}
+        self.rings = SlidingRings([self.layers[layer] for layer in sliding], list(sliding.values()))
         self._with_keys = [layer for index, layer in enumerate(self.layers) if index not in stateful]
         self._forget()
 
     def _forget(self) -> None:
-        """Of recurrent layers: nothing is held."""
+        """No text is held."""
         self._base, self._reach = 0, 0  # positions between which the state can be had
         self._kept = 0  # another one that can be; 0: there is none
+        self.rings.forget()
 
     @property
     def capacity(self) -> int:
         """Positions that fit."""
-        return int(self.layers[0].capacity)
+        return self._capacity
 
     @property
     def num_bytes(self) -> int:
@@ -118,7 +138,7 @@ class DeviceKVCache(KVCache):
         """So many of the first `length` tokens can be kept."""
         length = min(length, self.length)
         if self.states is None:
-            return length
+            return self.rings.keepable(length)
         found = min(length, self._reach)
         if found >= self._base:
             return found
@@ -133,12 +153,14 @@ class DeviceKVCache(KVCache):
             self._base = self._reach = length
         if length < self._kept:
             self._kept = 0
+        self.rings.truncate(length)
         super().truncate(length)
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
         super().release()
         self._room.release()
+        self.rings.release()
         self._forget()
         if self.states is not None:
             self.states.release()
@@ -157,22 +179,26 @@ class DeviceKVCache(KVCache):
         for layer in self.layers:
             layer.length = length
 
-    # -- of recurrent layers: what passes are issued for, and where in their stream order they begin
+    # -- what passes are issued for, and where in their stream order they begin
 
     def expect_window(self, start: int, count: int) -> None:
         """A window's pass is issued, of which any number of tokens may be kept."""
+        self.rings.expect(start, start + _WRITTEN_AHEAD)
         self._base, self._reach = start, start + count
 
     def begin_prompt(self, start: int, count: int) -> None:
         """Before the first layer of a prompt's pass, which is kept whole. The state shortly before its end is
         kept aside: the next turn of a chat may have another end there, and no thoughts behind it."""
+        self.keep_at(start + count - _BEFORE_THE_END, start)
+        self.rings.expect(start, start + count)
         if self.states is not None:
-            self.keep_at(start + count - _BEFORE_THE_END, start)
             self.states.begin(PROMPT)
         self._base = self._reach = start + count
 
     def keep_at(self, position: int, start: int) -> None:
-        """The pass that is issued next, from `start` on, keeps aside the state of that position."""
+        """The pass that is issued next, from `start` on, keeps aside the state of that position, for whoever
+        goes back there."""
+        self.rings.mark(max(position, start))
         if self.states is not None and position > 0:
             self.states.keep_before(position - start)
             self._kept = position

@@ -73,6 +73,7 @@ class DeviceRunner:
         if stamp is not None and stamp.is_there():
             self.issue.compiled = True
         self.issue.prepare()
+        self.sequence.rings.make_room()
         if stamp is not None:
             stamp.leave()
 

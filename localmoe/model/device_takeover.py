@@ -5,7 +5,6 @@ for the rest. Decides nothing about where experts come from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,17 +14,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from localmoe.kernels.gpu.attention import attention
 from localmoe.model.device_latent import Latent, attend_in_latent_space, expanded
 from localmoe.model.device_window import DeviceWindow
+from localmoe.model.kv_trial import Visible, visible
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.takeover import ExpertLayer, take_over
 
 DEVICE_ATTENTION = "localmoe-device"
-
-
-@dataclass(frozen=True, slots=True)
-class Visible:
-    """Stands for a mask: a row sees what came before it, or the last `window` positions of that."""
-
-    window: int | None
 
 
 def take_over_device(skeleton: Skeleton, layers: Sequence[ExpertLayer], window: DeviceWindow) -> None:
@@ -35,16 +28,12 @@ def take_over_device(skeleton: Skeleton, layers: Sequence[ExpertLayer], window: 
         UnsupportedModelError: the architecture does not let its attention or experts be replaced.
     """
     ALL_ATTENTION_FUNCTIONS.register(DEVICE_ATTENTION, _attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(DEVICE_ATTENTION, _mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(DEVICE_ATTENTION, visible)
     take_over(skeleton, layers, attention=DEVICE_ATTENTION)
     for module in skeleton.model.modules():
         if hasattr(module, "layer_idx"):
             module.localmoe_window = window
             attend_in_latent_space(module)
-
-
-def _mask(*args: Any, **kwargs: Any) -> Visible:
-    return Visible(kwargs.get("local_size"))
 
 
 def _attention(

@@ -18,8 +18,8 @@ from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelEr
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.cached_pass import cached_pass
-from localmoe.model.footprint import kv_elements_per_token
 from localmoe.model.kv_cache import KVCache
+from localmoe.model.kv_trial import kv_elements_per_token
 from localmoe.model.skeleton import can_roll_back, model_from_config, read_model_config
 from localmoe.model.text_part import keep_text_part, language_model_class
 from localmoe.model.tying import settle_ties

@@ -3,35 +3,26 @@ memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal
-from weakref import ReferenceType, ref
 
 import torch
-import transformers
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from localmoe.core.draft_config import DraftForm
-from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.types import ModelFootprint
 from localmoe.experts.records import RecordLayout
 from localmoe.hardware.needs import PASS_PADDING
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.activations import detect_activation
-from localmoe.model.cached_pass import cached_pass
 from localmoe.model.host_embedding import embedding_params
 from localmoe.model.host_linear import plain_linears
-from localmoe.model.kv_cache import KVCache
+from localmoe.model.kv_trial import kv_layers
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
-from localmoe.model.rotary import angles_per_token, measured_on_host
+from localmoe.model.rotary import angles_per_token
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
-
-_MEASURE_ONLY = "localmoe_measure_only"
 
 
 def measure_footprint(
@@ -50,6 +41,8 @@ def measure_footprint(
     all_params = sum(p.numel() for p in skeleton.model.parameters())  # tied weights once
     shared_params = all_params - total_experts * expert_params
     text = skeleton.text_config
+    kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
+    sliding = [layer for layer in kept if layer.window is not None]
     return ModelFootprint(
         name=name,
         architecture=skeleton.config.model_type,
@@ -60,8 +53,9 @@ def measure_footprint(
         expert_bytes=layout.num_bytes(stored),
         shared_params=shared_params,
         shared_bytes=shared_params * weight_bytes + _wide_params(skeleton.model) * (4 - weight_bytes),
-        kv_bytes_per_token=kv_elements_per_token(skeleton.model, can_rollback=skeleton.can_rollback)
-        * weight_bytes,
+        kv_bytes_per_token=sum(layer.elements for layer in kept) * weight_bytes,
+        sliding_kv_bytes_per_token=sum(layer.elements for layer in sliding) * weight_bytes,
+        sliding_window=max((layer.window or 0 for layer in sliding), default=0),
         draft_expert_bytes=_draft_expert_bytes(layout, draft or DraftForm(), device),
         max_context=int(getattr(text, "max_position_embeddings", 0) or 4096),
         hidden_size=int(text.hidden_size),
@@ -145,57 +139,3 @@ def group_bytes(draft: DraftForm, device: Literal["cpu", "cuda"]) -> int:
         return draft.group_size * draft.bits // 8 + 4
     matrices = 2 if draft.bits == 8 or draft.codebook else 1
     return matrices * (draft.group_size // 2 + 4)
-
-
-@dataclass(frozen=True, slots=True)
-class _Configured:
-    """A model without weights, equal to others of its class and configuration."""
-
-    kind: type
-    configuration: str
-    can_rollback: bool
-    model: ReferenceType[Any] = field(compare=False)
-
-
-def kv_elements_per_token(model: Any, *, can_rollback: bool) -> int:
-    """Run one token through the meta model, once a configuration, and look at what it caches: right for every
-    attention design.
-
-    Raises:
-        UnsupportedModelError: the model cannot run with the cache that the engine would give it.
-    """
-    dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})
-    configuration = model.config.to_json_string(use_diff=False) + " ".join(dtypes)
-    return _kv_elements(_Configured(type(model), configuration, can_rollback, ref(model)))
-
-
-@lru_cache(maxsize=64)
-def _kv_elements(configured: _Configured) -> int:
-    model = configured.model()
-    assert model is not None, "the caller holds it"
-    ALL_EXPERTS_FUNCTIONS.register(
-        _MEASURE_ONLY, lambda module, hidden, index, weights: torch.zeros_like(hidden)
-    )
-    token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    before = model.get_experts_implementation()
-    try:
-        model.set_experts_implementation(_MEASURE_ONLY)
-        text = model.config.get_text_config()
-        cache = (
-            KVCache.of_model(text, capacity=1)
-            if configured.can_rollback
-            else transformers.DynamicCache(config=text)
-        )
-        with torch.no_grad(), measured_on_host(model):
-            cached_pass(model, token, token, cache)
-        model.set_experts_implementation(before)
-    except Exception as error:  # any line of any architecture
-        raise UnsupportedModelError(
-            f"{model.config.model_type} cannot run on localmoe's cache: {sentence_of(error)}"
-        ) from error
-    return sum(
-        tensor.numel() // tensor.shape[-2]  # (1, heads, positions, dim), or an index (1, positions, dim)
-        for layer in cache.layers
-        for tensor in vars(layer).values()
-        if isinstance(tensor, torch.Tensor) and tensor.dim() >= 3 and tensor.shape[-2]
-    )

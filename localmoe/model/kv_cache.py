@@ -8,6 +8,7 @@ lies past the written length is hidden by the causal mask. Does not decide what 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,20 @@ from localmoe.kernels.attention import KV_BLOCK
 
 # of decoder layers that are nothing else, whatever transformers' own cache has in their places
 _STATELESS_LAYER_TYPES = {"moe", "mlp"}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayerShape:
+    """What a decoder layer caches.
+
+    Attributes:
+        elements: of a token.
+        window: positions that a row sees, its own among them, where it sees no others; None where it sees
+            all.
+    """
+
+    elements: int
+    window: int | None = None
 
 
 def stateless_layers(text_config: Any) -> frozenset[int]:

@@ -75,7 +75,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     share_ties(cut.model, skeleton.model)
     cut = replace(
         cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head,
-        packed_embedding=skeleton.packed_embedding,
+        packed_embedding=skeleton.packed_embedding, kv_layers=skeleton.kv_layers[:depth],
     )  # fmt: skip
     return with_records(cut, skeleton.experts[0].layout.form)
 

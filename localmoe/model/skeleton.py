@@ -17,7 +17,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.expert_module import weight_names
-from localmoe.model.kv_cache import stateless_layers
+from localmoe.model.kv_cache import KVLayerShape, stateless_layers
 from localmoe.model.own_code import needs_own_code
 from localmoe.model.text_part import keep_text_part, language_model_class, writes_tokens
 from localmoe.model.tying import settle_ties
@@ -57,7 +57,8 @@ class ExpertsModule:
 class Skeleton:
     """A transformers model on the meta device. host_embedding: path of the input embedding, if its table is
     to lie in the host's memory (model.host_embedding). packed_head: path of the output head, if its weight is
-    to be packed (model.packed_head). packed_embedding: path of an input embedding that is the same weight."""
+    to be packed (model.packed_head). packed_embedding: path of an input embedding that is the same weight.
+    kv_layers: what decoder layers cache, where steps are to run whole on a GPU (model.kv_trial)."""
 
     model: Any  # a PreTrainedModel
     config: Any
@@ -68,6 +69,7 @@ class Skeleton:
     host_embedding: str | None = None
     packed_head: str | None = None
     packed_embedding: str | None = None
+    kv_layers: tuple[KVLayerShape, ...] = ()
 
     @property
     def text_config(self) -> Any:

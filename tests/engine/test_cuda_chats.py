@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine.test_more_architectures import ANSWERING
 from support.engines import Answer, ask, budget_for_slots, runner_of
-from support.tiny_models import tiny_model, write_model
+from support.tiny_models import SLIDING_WINDOW, tiny_model, write_model
 from torch import Tensor
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
@@ -20,6 +21,9 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.hardware import needs
+from localmoe.model import device_runner
+from localmoe.model.device_cache import DeviceKVLayer
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
@@ -30,12 +34,18 @@ def on_gpu(budget: int | None = None) -> EngineConfig:
     return EngineConfig(device="cuda", strict=True, dtype="bfloat16", context=1024, vram_budget_bytes=budget)
 
 
-def left_in_cache(engine: Engine, tokens: int) -> list[Tensor]:
-    """Keys and values of each layer, (1, heads, tokens, dim)."""
+def left_in_cache(engine: Engine, tokens: int, windows: dict[int, int]) -> list[Tensor]:
+    """Keys and values of each layer, (1, heads, tokens, dim); in layers that see a window, of that alone."""
     sequence = runner_of(engine).sequence
     assert sequence.length == tokens
-    parts = (part for layer in sequence.layers for part in (layer.keys, layer.values))
-    return [part[:, :, :tokens] for part in parts if part is not None]  # linear attention has none
+    found = []
+    for index, layer in enumerate(sequence.layers):
+        assert isinstance(layer, DeviceKVLayer)
+        if layer.keys is None:  # linear attention has none
+            continue
+        seen = torch.arange(max(0, tokens - windows.get(index, tokens) + 1), tokens) % layer.capacity
+        found += [part[:, :, seen.to(part.device)] for part in (layer.keys, layer.values)]
+    return found
 
 
 @dataclass
@@ -44,6 +54,7 @@ class Chat:
 
     chance: random.Random
     questions: list[str]
+    lengths: tuple[int, ...] = (1, 2, 9, 40)  # tokens of an answer
     messages: list[Message] = field(default_factory=list)
 
     def go_on(self) -> None:
@@ -71,7 +82,7 @@ class Chat:
                 SamplingConfig(temperature=0.7, top_p=0.9, repetition_penalty=1.1, seed=chance.randrange(99)),
             ]
         )
-        return {"sampling": sampling, "num_tokens": chance.choice([1, 2, 9, 40])}
+        return {"sampling": sampling, "num_tokens": chance.choice(self.lengths)}
 
 
 def break_off(engine: Engine, chat: Chat, **how: Any) -> None:
@@ -88,7 +99,8 @@ def model_to_ask(name: str, folder: Path, chance: random.Random) -> tuple[str, l
     if name == "demo":
         questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, 20)]
         return name, questions, [size * MIB for size in (170, 180, 190, 220)]
-    model = tiny_model(name, dtype=torch.bfloat16, max_position_embeddings=2048)
+    changes = {**ANSWERING.get(name, {}), "max_position_embeddings": 2048}
+    model = tiny_model(name, dtype=torch.bfloat16, **changes)
     path = str(write_model(folder / name, model))
     questions = ["".join(chance.choices("abc xyz", k=size)) for size in (3, 9, 20, 40, 70, 130)]
     config = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
@@ -101,32 +113,56 @@ def model_to_ask(name: str, folder: Path, chance: random.Random) -> tuple[str, l
 def test_a_chat_has_the_answers_of_an_engine_that_never_saw_it(name: str, seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     model, questions, budgets = model_to_ask(name, tmp_path, chance)
-    chat = Chat(chance, questions)
-    reused = 0
     with Engine.load(model, on_gpu(budgets[2])) as engine, Engine.load(model, on_gpu()) as fresh:
-        for _ in range(TURNS):
-            chat.go_on()
-            how = {
-                "draft_length": chance.choice([0, 1, 4, 8, 16, "auto", "auto"]),
-                "policy": chance.choice(["on-demand", "moe-speq", "sp-moe", "next-gate"]),
-            }
-            if chance.random() < 0.15:
-                try:
-                    engine.resize(chance.choice(budgets))
-                except BudgetError:
-                    assert engine.plan.num_slots > 0
-            if chance.random() < 0.2:
-                break_off(engine, chat, **how)
-            if chance.random() < 0.1:
-                ask(engine, chat.messages, 12, draft_only=True)
-            settings = chat.settings()
-            given: Answer = ask(engine, chat.messages, **settings, **how)
-            fresh.reset()
-            expected = ask(fresh, chat.messages, **settings, draft_length=0, policy="on-demand")
-            assert given.tokens == expected.tokens, (settings, how)
-            tokens = len(given.prompt) + len(given.tokens) - 1
-            pairs = zip(left_in_cache(engine, tokens), left_in_cache(fresh, tokens), strict=True)
-            assert all(torch.equal(left, right) for left, right in pairs), (settings, how)
-            reused += given.stats.reused_tokens
-            chat.messages.append(Message("assistant", given.text))
+        lead(Chat(chance, questions), engine, fresh, budgets)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("gpt_oss", 6), ("gpt_oss", 7), ("gemma4_text", 8)])
+def test_a_chat_in_rings_has_the_answers_of_an_engine_that_keeps_all(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rings hold a window, a short prompt's pass and what goes ahead; many answers are longer than that."""
+    chance = random.Random(seed)
+    model, questions, budgets = model_to_ask(name, tmp_path, chance)
+    monkeypatch.setattr(device_runner, "DEVICE_PREFILL_CHUNK", 128)
+    with Engine.load(model, on_gpu()) as fresh:
+        monkeypatch.setattr(needs, "ring_positions", lambda window: 384)
+        with Engine.load(model, on_gpu(budgets[2])) as engine:
+            used, of_all = (runner_of(part).sequence.num_bytes for part in (engine, fresh))
+            assert used < of_all
+            lead(Chat(chance, questions, lengths=(1, 9, 40, 250, 350)), engine, fresh, budgets)
+
+
+def lead(chat: Chat, engine: Engine, fresh: Engine, budgets: list[int]) -> None:
+    """Lead a chat with the one, and ask the other the same each time, as if there had been nothing before."""
+    chance, reused = chat.chance, 0
+    layers = enumerate(runner_of(engine).sequence.layers)
+    windows = {index: SLIDING_WINDOW for index, layer in layers if getattr(layer, "ring", False)}
+    for _ in range(TURNS):
+        chat.go_on()
+        how = {
+            "draft_length": chance.choice([0, 1, 4, 8, 16, "auto", "auto"]),
+            "policy": chance.choice(["on-demand", "moe-speq", "sp-moe", "next-gate"]),
+        }
+        if chance.random() < 0.15:
+            try:
+                engine.resize(chance.choice(budgets))
+            except BudgetError:
+                assert engine.plan.num_slots > 0
+        if chance.random() < 0.2:
+            break_off(engine, chat, **how)
+        if chance.random() < 0.1:
+            ask(engine, chat.messages, 12, draft_only=True)
+        settings = chat.settings()
+        given: Answer = ask(engine, chat.messages, **settings, **how)
+        fresh.reset()
+        expected = ask(fresh, chat.messages, **settings, draft_length=0, policy="on-demand")
+        assert given.tokens == expected.tokens, (settings, how)
+        tokens = len(given.prompt) + len(given.tokens) - 1
+        pairs = zip(
+            left_in_cache(engine, tokens, windows), left_in_cache(fresh, tokens, windows), strict=True
+        )
+        assert all(torch.equal(left, right) for left, right in pairs), (settings, how)
+        reused += given.stats.reused_tokens
+        chat.messages.append(Message("assistant", given.text))
     assert reused > 0

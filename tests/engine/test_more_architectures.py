@@ -16,7 +16,7 @@ from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import UnsupportedModelError
 from localmoe.engine import Engine
 from localmoe.model.cached_pass import cached_pass
-from localmoe.model.footprint import kv_elements_per_token
+from localmoe.model.kv_trial import kv_elements_per_token
 from localmoe.model.skeleton import skeleton_from_config
 
 GROUPS = {"n_group": 1, "topk_group": 1}

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_clock import Clock, Landing
-from localmoe.model.device_takeover import _mask
 from localmoe.model.device_window import DeviceWindow
+from localmoe.model.kv_trial import visible
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -68,7 +68,7 @@ def test_all_layers_lie_in_one_allocation_but_for_one_that_needs_more() -> None:
 def test_layers_that_need_less_leave_no_room_unused() -> None:
     window = DeviceWindow(8, DEVICE)
     needed = (6 + 2 + 2) * 2 * DeviceKVCache(1, 100, window).capacity * 16 * 2
-    cache = DeviceKVCache(3, 100, window, most_bytes=needed)
+    cache = DeviceKVCache(3, 100, window, kv_bytes=needed)
     window.visible = 64
     for layer, heads in enumerate((6, 2, 2)):
         states = torch.ones(1, heads, 4, 16, dtype=torch.float16, device=DEVICE)
@@ -93,7 +93,7 @@ def test_the_host_keeps_the_length_and_rolls_it_back() -> None:
 def test_no_mask_is_built_but_a_sliding_window_is_remembered(
     options: dict[str, int], window: int | None
 ) -> None:
-    assert _mask(1, 2, cache_position=None, **options).window == window
+    assert visible(1, 2, cache_position=None, **options).window == window
 
 
 def test_numbers_on_their_way_are_not_changed_by_what_comes_after() -> None:

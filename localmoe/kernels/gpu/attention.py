@@ -67,7 +67,8 @@ def attention(
         query: (1, heads, T, D), bfloat16 or float16, any strides; heads a multiple of kv_heads.
         key_cache: (1, kv_heads, C, D). value_cache: (1, kv_heads, C, Dv). D and Dv up to WIDEST_HEAD.
         start: int64 (1,) on the device.
-        max_length: at least start + T, at most C; sizes the grid. What lies beyond start + T costs little.
+        max_length: at least start + T; sizes the grid. What lies beyond start + T costs little. At most C,
+            unless the cache is a ring of rows that see `window` positions: position p lies at p % C then.
         window: positions that a row sees, its own among them; None for all.
         softcap: scores become softcap * tanh(score / softcap).
         sinks: (heads,) logit of a further position of value zero.
@@ -79,8 +80,9 @@ def attention(
     value_dim = value_cache.shape[3]
     assert query.dtype == key_cache.dtype == value_cache.dtype, f"{query.dtype}, {key_cache.dtype}"
     assert heads % key_cache.shape[1] == 0 and max(dim, value_dim) <= WIDEST_HEAD, f"{heads} heads of {dim}"
-    assert rows <= max_length <= key_cache.shape[2], f"{max_length} of {key_cache.shape[2]} positions"
+    assert rows <= max_length, f"{rows} rows in {max_length} positions"
     assert window is None or window > 0, f"window {window}"
+    _check_capacity(key_cache.shape[2], rows, max_length, window)
     scoring = Scoring(scale, window, softcap, sinks)
     chunk = chunk_positions(dim, value_dim)
     out = torch.empty((rows, heads, value_dim), dtype=query.dtype, device=query.device)
@@ -92,6 +94,13 @@ def attention(
             return out
     _loop(query, key_cache, value_cache, start, out, scoring)
     return out
+
+
+def _check_capacity(capacity: int, rows: int, max_length: int, window: int | None) -> None:
+    """Whether all that rows see is there."""
+    if max_length > capacity:
+        assert window is not None, f"{max_length} of {capacity} positions"
+        assert capacity % CHUNK == 0 and window + rows <= capacity, f"{rows} rows in a ring of {capacity}"
 
 
 def chunk_positions(dim: int, value_dim: int) -> int:
@@ -130,7 +139,7 @@ def _split(
     tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_loop_tile(dim, value_dim), 8)
     launch(
         _attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
-        query, key, value, start, *parts, rows, heads, group, slots,
+        query, key, value, start, *parts, rows, heads, group, slots, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk, CHUNKS=chunks, SOFTCAP=scoring.softcap is not None,
@@ -149,7 +158,7 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
     group, tile = heads // kv_heads, _loop_tile(dim, value_dim)
     launch(
         _attend_loop, (kv_heads, triton.cdiv(rows * group, tile)),
-        query, key, value, start, scoring.sinks, out, rows, heads, group,
+        query, key, value, start, scoring.sinks, out, rows, heads, group, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
@@ -190,7 +199,7 @@ def _load_rows(
 
 @triton.jit(do_not_specialize=["rows", "slots"])
 def _attend_split(
-    query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots,
+    query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots, capacity,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
@@ -214,7 +223,7 @@ def _attend_split(
         value += head.to(tl.int64) * value_head
         if CHUNKS == 1:
             peak, total, acc = attend_chunk(
-                q, key, value, begin, first_position + token, row_ok, first_position + rows,
+                q, key, value, begin, first_position + token, row_ok, first_position + rows, capacity,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
                 D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
             )  # fmt: skip
@@ -222,7 +231,7 @@ def _attend_split(
             seen = tl.maximum(begin // CHUNK, first_part(first, window, CHUNK, WINDOWED))
             peak, total, acc = attend_section(
                 q, key, value, seen, tl.minimum(begin // CHUNK + CHUNKS, last // CHUNK + 1),
-                first_position + token, row_ok, first_position + rows,
+                first_position + token, row_ok, first_position + rows, capacity,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
                 D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
             )  # fmt: skip
@@ -235,7 +244,7 @@ def _attend_split(
 
 @triton.jit(do_not_specialize=["rows"])
 def _attend_loop(
-    query, key, value, start, sinks, out, rows, heads, group,
+    query, key, value, start, sinks, out, rows, heads, group, capacity,
     q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
@@ -256,7 +265,7 @@ def _attend_loop(
         section_peak, section_total, section_acc = attend_section(
             q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head,
             chunk, tl.minimum(next_section, last // CHUNK + 1),
-            first_position + token, row_ok, first_position + rows,
+            first_position + token, row_ok, first_position + rows, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
             D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
         )  # fmt: skip

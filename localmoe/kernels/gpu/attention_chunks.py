@@ -15,15 +15,16 @@ import triton.language as tl
 
 @triton.jit
 def attend_chunk(
-    q, key, value, begin, position, row_ok, live, key_row, key_col, value_row, value_col,
+    q, key, value, begin, position, row_ok, live, capacity, key_row, key_col, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Rows q (BM, D_PAD) at positions `position` over the cache positions begin .. begin + CHUNK - 1.
 
-    Positions from `live` on are never read. Scores are in units of log2: scale and softcap come multiplied
-    by log2(e) where that is needed.
+    Positions from `live` on are never read. With a window, a cache of `capacity` positions, whole chunks,
+    may be a ring: position p lies at p % capacity, and what rows see has not been overwritten. Scores are in
+    units of log2: scale and softcap come multiplied by log2(e) where that is needed.
 
     Returns:
         peak (BM,), the largest score, -inf where a row sees none of the chunk; total (BM,), the sum of
@@ -33,7 +34,7 @@ def attend_chunk(
     d = tl.arange(0, D_PAD)
     dv = tl.arange(0, DV_PAD)
     there = (p < live)[:, None]
-    at = p[:, None].to(tl.int64)
+    at = ((begin % capacity + tl.arange(0, CHUNK)) if WINDOWED else p)[:, None].to(tl.int64)
     k = tl.load(key + at * key_row + d[None, :] * key_col, mask=there & (d < D)[None, :], other=0.0)
     v = tl.load(value + at * value_row + dv[None, :] * value_col, mask=there & (dv < DV)[None, :], other=0.0)
     score = tl.dot(q, tl.trans(k)) * scale
@@ -51,7 +52,7 @@ def attend_chunk(
 
 @triton.jit
 def attend_section(
-    q, key, value, chunk, end, position, row_ok, live, key_row, key_col, value_row, value_col,
+    q, key, value, chunk, end, position, row_ok, live, capacity, key_row, key_col, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
@@ -61,7 +62,7 @@ def attend_section(
     peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
     while chunk < end:
         chunk_peak, chunk_total, chunk_acc = attend_chunk(
-            q, key, value, chunk * CHUNK, position, row_ok, live,
+            q, key, value, chunk * CHUNK, position, row_ok, live, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
             D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
         )  # fmt: skip

@@ -60,13 +60,16 @@ def _launch(
     )  # fmt: skip
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, start: Tensor) -> None:
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, start: Tensor, *, ring: bool = False
+) -> None:
     """Write rows to positions start, start + 1, ... of the caches; positions past their end are dropped.
 
     Args:
         key: (1, kv_heads, T, D), value: (1, kv_heads, T, Dv), any strides.
         key_cache: (1, kv_heads, C, D), value_cache: (1, kv_heads, C, Dv), of the same dtypes.
         start: int64 (1,) on the device.
+        ring: nothing is dropped: position p lies at p % C.
     """
     kv_heads, rows, dim = key.shape[1:]
     value_dim = value.shape[3]
@@ -76,7 +79,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         key, value, key_cache, value_cache, start, key_cache.shape[2],
         *key.stride()[1:], *value.stride()[1:], *key_cache.stride()[1:], *value_cache.stride()[1:],
         D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
-        **after_previous(key.device), num_warps=1,
+        RING=ring, **after_previous(key.device), num_warps=1,
     )  # fmt: skip
 
 
@@ -138,12 +141,15 @@ def _write_kv(
     key, value, key_cache, value_cache, start, capacity,
     key_head, key_row, key_col, value_head, value_row, value_col,
     key_cache_head, key_cache_row, key_cache_col, value_cache_head, value_cache_row, value_cache_col,
-    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, RING: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     position = tl.load(start) + row
+    if RING:
+        position = position % capacity
     fits = position < capacity
     d = tl.arange(0, D_PAD)
     dv = tl.arange(0, DV_PAD)
