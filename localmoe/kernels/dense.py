@@ -45,17 +45,24 @@ def reference_rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: flo
     return (normed * (weight_offset + weight.to(normed.dtype))).to(x.dtype)
 
 
-def reference_apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def reference_apply_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, form: str = "halves"
+) -> tuple[Tensor, Tensor]:
     """Rotary embedding (Su et al. 2021) of (1, heads, T, D) by cos and sin (1, T, R); R <= D, and what lies
-    beyond R passes through. The halves of a head are paired, as in Llama."""
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    beyond R passes through. The halves of a head are paired, as in Llama; of pairs, see kernels.gpu.rope."""
+    return _rotate(q, cos, sin, form), _rotate(k, cos, sin, form)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, form: str) -> Tensor:
     rotated = cos.shape[-1]
     turn, rest = x[..., :rotated], x[..., rotated:]
+    if form != "halves":
+        turn = torch.cat((turn[..., 0::2], turn[..., 1::2]), dim=-1)
+        cos, sin = (part[..., : rotated // 2].repeat(1, 1, 2) for part in (cos, sin))
     low, high = turn.chunk(2, dim=-1)
     turned = turn * cos[:, None] + torch.cat((-high, low), dim=-1) * sin[:, None]
+    if form == "pairs":
+        turned = torch.stack(turned.chunk(2, dim=-1), dim=-1).flatten(-2)
     return torch.cat((turned, rest), dim=-1)
 
 

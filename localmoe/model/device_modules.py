@@ -17,6 +17,7 @@ from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
 from localmoe.model.device_decoders import fuse_decoder_layer
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_mlps import replace_gated_mlp
+from localmoe.model.device_rotations import rope_trials
 from localmoe.model.device_routers import router_trial
 from localmoe.model.device_sandwiches import fuse_sandwich
 from localmoe.model.device_scaled_routers import scaled_router_trial
@@ -26,7 +27,7 @@ from localmoe.model.device_shared_experts import (
     has_plain_shared_experts,
     shared_expert_forward,
 )
-from localmoe.model.device_trials import norm_trial, rope_trial, settle
+from localmoe.model.device_trials import norm_trial, settle
 from localmoe.model.packed_head import packed_weight_of
 from localmoe.model.recurrent_nets import recurrent_net
 from localmoe.model.rotary import tabulate
@@ -58,11 +59,10 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
             tabulate(module, context, model.dtype)
         elif "Router" in name or name.endswith("Gate"):
             trials.append(router_trial(module, model.dtype) or scaled_router_trial(module))
+        trials += rope_trials(module)
         linears = _projections(module)
-        if linears:
-            if len({linear.bias is None for linear in linears}) == 1:
-                mode.fuse(linears)
-            trials.append(rope_trial(module))
+        if len({linear.bias is None for linear in linears}) == 1:
+            mode.fuse(linears)
         net = recurrent_net(module)
         if net is not None and len(net.projections) > 1:
             mode.fuse(net.projections)
@@ -89,7 +89,12 @@ def _sums_by_itself(module: nn.Module) -> bool:
 
 
 def _projections(module: Any) -> list[nn.Linear]:
-    """Of an attention module's input, all of them; where keys are values, there is none of the latter."""
+    """Of an attention module's input, all of them; where keys are values, there is none of the latter, and
+    where they are kept as latent vectors, one of both."""
+    latent = getattr(module, "kv_a_proj_with_mqa", None)
+    if isinstance(latent, nn.Linear):
+        query = getattr(module, "q_a_proj", None) or getattr(module, "q_proj", None)
+        return [query, latent] if isinstance(query, nn.Linear) else []
     parts = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]
     found = [part for part in parts if isinstance(part, nn.Linear)]
     return found if len(found) == 3 or (len(found) == 2 and parts[2] is None) else []

@@ -26,6 +26,7 @@ DTYPE = torch.float16
 CONTEXT, TOKENS = 64, 6
 TWO_LAYERS = (
     "deepseek_v2",
+    "deepseek_v3",
     "lfm2_moe",
     "granitemoehybrid",
     "gemma4_text",
@@ -37,7 +38,11 @@ REPLACED = {
     "mixtral": NORMS | {"layers.0", "self_attn", "gate", "rotary_emb"},
     "olmoe": NORMS | {"layers.0", "self_attn", "q_norm", "k_norm", "gate", "rotary_emb"},
     "deepseek_v2": NORMS
-    | {"layers.0", "layers.1", "kv_a_layernorm", "gate", "mlp", "shared_experts", "rotary_emb"},
+    | {"layers.0", "layers.1", "self_attn", "kv_a_layernorm", "gate", "mlp", "shared_experts"}
+    | {"rotary_emb"},
+    "deepseek_v3": NORMS  # turns neighbours, and puts them in halves
+    | {"layers.0", "layers.1", "self_attn", "q_a_layernorm", "kv_a_layernorm", "gate", "mlp"}
+    | {"shared_experts", "rotary_emb"},
     "gpt_oss": NORMS | {"layers.0", "router", "rotary_emb"},
     "phimoe": {"self_attn", "rotary_emb"},
     "lfm2_moe": {"layers.0", "layers.1", "operator_norm", "ffn_norm", "embedding_norm", "feed_forward"}
@@ -62,6 +67,8 @@ def tiny(architecture: str) -> Any:
     changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 48}
     if architecture == "gpt_oss":
         changes["layer_types"] = ["sliding_attention"]
+    if architecture == "deepseek_v3":
+        changes |= ANSWERING[architecture]
     if architecture == "lfm2_moe":
         changes["layer_types"] = ["conv", "full_attention"]
     if architecture == "gemma4_text":

@@ -172,6 +172,8 @@ def rows() -> None:
     heads = x.view(1, 9, 16, 128).transpose(1, 2)
     turns = torch.empty(1, 9, 64, dtype=torch.bfloat16)
     apply_rope(heads, heads, turns, turns)
+    apply_rope(heads, heads, turns, turns, "pairs to halves")
+    apply_rope(heads, heads, turns.float(), turns.float(), "pairs")
     cache = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16)
     write_kv(heads, heads, cache, cache, torch.empty(1, dtype=torch.int64))
     read_rows(torch.empty(9, dtype=torch.int64), 1 << 44, 151_936, 2048, x.dtype)

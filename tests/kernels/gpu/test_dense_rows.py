@@ -7,6 +7,8 @@ import torch
 from dense_cases import DEVICE, DTYPES, assert_rounded, in_nan, normal, poisoned_empty
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import apply_rotary_emb
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
@@ -134,6 +136,29 @@ def test_rotation_is_that_of_llama_bit_for_bit(
         assert alone.is_contiguous() and torch.equal(alone, together)
     llama = apply_rotary_pos_emb(q[..., : 2 * half], k[..., : 2 * half], cos, sin)
     assert torch.equal(q_out[..., : 2 * half], llama[0]) and torch.equal(k_out[..., : 2 * half], llama[1])
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 40), st.integers(0, 9), st.integers(0, 99))
+def test_neighbours_are_turned_bit_for_bit(rows: int, heads: int, half: int, rest: int, seed: int) -> None:
+    """As DeepSeek-V3's code does it, which puts them in halves, and as DeepSeek-V2's, by complex numbers."""
+    dtype, dim = DTYPES[0], 2 * half + rest
+    q = in_nan(normal(1, rows, heads, dim, dtype=dtype, seed=seed)).transpose(1, 2)
+    k = in_nan(normal(1, rows, 1, dim, dtype=dtype, seed=seed + 1)).transpose(1, 2)
+    cos, sin = (in_nan(normal(1, rows, half, dtype=dtype, seed=seed + i)).repeat(1, 1, 2) for i in (2, 3))
+    got = apply_rope(q, k, cos, sin, "pairs to halves")
+    expected = reference_apply_rope(q, k, cos, sin, "pairs to halves")
+    theirs = apply_rotary_pos_emb_interleave(q[..., : 2 * half], k[..., : 2 * half], cos, sin)
+    for mine, reference, other in zip(got, expected, theirs, strict=True):
+        assert torch.equal(mine, reference) and torch.equal(mine[..., : 2 * half], other)
+    wide = [part[..., :half].float() for part in (cos, sin)]
+    got = apply_rope(q, k, *wide, "pairs")
+    exact = reference_apply_rope(q.double(), k.double(), cos.double(), sin.double(), "pairs")
+    theirs = apply_rotary_emb(q[..., : 2 * half], k[..., : 2 * half], torch.complex(*wide))
+    for mine, reference, other in zip(got, exact, theirs, strict=True):
+        assert torch.allclose(mine.double(), reference, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert torch.allclose(mine[..., : 2 * half].double(), other.double(), rtol=2**-7, atol=1e-6)
+    assert torch.equal(rotate(q, cos, sin, "pairs"), reference_apply_rope(q, k, cos, sin, "pairs")[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
