@@ -28,6 +28,7 @@ CARDS_GIB = (8, 12, 16, 24)
 NAMES = {
     "olmoe-1b-7b": "OLMoE-1B-7B", "qwen1.5-moe-a2.7b": "Qwen1.5-MoE-A2.7B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite", "gpt-oss-20b": "gpt-oss-20b, in MXFP4",
+    "gpt-oss-120b": "gpt-oss-120b, in MXFP4", "glm-4.7-flash": "GLM 4.7 Flash",
     "qwen3-30b-a3b": "Qwen3-30B-A3B", "qwen3.5-35b-a3b": "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
     "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
     "lfm2-8b-a1b": "LFM2-8B-A1B", "granite-4.0-h-small": "Granite 4.0 H Small",

@@ -20,6 +20,7 @@ MODELS = {
     "fully open, English": "完全开放，英语",
     "English and Chinese": "英语与中文",
     "thinks before it answers": "先思考再回答",
+    "thinks before it answers, writes code": "先思考再回答，擅长写代码",
     "strong, many languages": "能力强，多语言",
     "European languages": "欧洲语言",
     "{total} parameters": "{total} 参数",

@@ -106,6 +106,13 @@ SUGGESTIONS = (
         sliding_kv_bytes=204_800, window=1024,
     ),
     _suggestion(
+        "zai-org/GLM-4.7-Flash", "thinks before it answers, writes code", "mit", "glm4_moe_lite",
+        layers=46, experts=64, top=4, expert_params=9_437_184, shared_params=2_160_321_280, kv_bytes=54_144,
+        draft_expert_bytes=5_013_504, context=202_752, hidden=2048, vocabulary=154_880,
+        linear_params=1_836_843_008, wide_params=6_029_312, unused_params=1_278_000_000,
+        angles=128,
+    ),
+    _suggestion(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "thinks before it answers",
         "nvidia-open-model-license", "nemotron_h",
         layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,

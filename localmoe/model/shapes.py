@@ -2,7 +2,7 @@
 Loads nothing.
 
 Dimensions are those of the published config.json files, and weights are 16-bit ones or in MXFP4. Rotary
-embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss-20b yarn, phi-3.5-moe
+embeddings have no long-context scaling (published: deepseek-v2-lite and gpt-oss yarn, phi-3.5-moe
 longrope), which changes the angles and not the cost; `max_position_embeddings` stays as published.
 """
 
@@ -54,6 +54,21 @@ def shape_config(name: str) -> Any:
 
 def _rope(theta: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+def _gpt_oss(name: str, *, layers: int, experts: int) -> ModelShape:
+    return ModelShape(
+        name,
+        "gpt_oss",
+        {
+            "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": layers, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": experts,
+            "num_experts_per_tok": 4, "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+            **_rope(150000.0), "quantization_config": {"quant_method": "mxfp4"},
+        },
+    )  # fmt: skip
 
 
 # layers of Nemotron 3 Nano, each one thing alone
@@ -205,16 +220,19 @@ _ALL = (
             "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **_rope(1e4),
         },
     ),
-    ModelShape(  # openai/gpt-oss-20b: 20.9 B
-        "gpt-oss-20b",
-        "gpt_oss",
+    _gpt_oss("gpt-oss-20b", layers=24, experts=32),  # openai/gpt-oss-20b: 20.9 B
+    _gpt_oss("gpt-oss-120b", layers=36, experts=128),  # openai/gpt-oss-120b: 116.8 B
+    ModelShape(  # zai-org/GLM-4.7-Flash: 29.9 B, without what predicts further tokens
+        "glm-4.7-flash",
+        "glm4_moe_lite",
         {
-            "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
-            "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 32,
-            "num_experts_per_tok": 4, "sliding_window": 128,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-            **_rope(150000.0), "quantization_config": {"quant_method": "mxfp4"},
+            "vocab_size": 154880, "hidden_size": 2048, "num_hidden_layers": 47, "num_attention_heads": 20,
+            "num_key_value_heads": 20, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+            "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1,
+            "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8, "q_lora_rank": 768,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+            "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+            **_rope(1e6),
         },
     ),
 )  # fmt: skip

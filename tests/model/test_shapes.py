@@ -21,15 +21,19 @@ PUBLISHED = {
     "olmoe-1b-7b": (6.9e9, 16, 64, 8, 16 * 2 * 16 * 128 * 2),
     "gpt-oss-20b": (20.9e9, 24, 32, 4, 24 * 2 * 8 * 64 * 2),
     "gemma-4-26b-a4b": (25.2e9, 30, 128, 8, (25 * 2 * 8 * 256 + 5 * 2 * 2 * 512) * 2),
+    "gpt-oss-120b": (116.8e9, 36, 128, 4, 36 * 2 * 8 * 64 * 2),
+    "glm-4.7-flash": (30e9, 46, 64, 4, 47 * (512 + 64) * 2),
     "lfm2-8b-a1b": (8.3e9, 22, 32, 4, 6 * 2 * 8 * 64 * 2),
     "granite-4.0-h-small": (32.2e9, 40, 72, 10, 4 * 2 * 8 * 128 * 2),
     "nemotron-3-nano": (31.6e9, 23, 128, 6, 6 * 2 * 2 * 128 * 2),
 }
-# published as "activated": for some with, for some without the two embeddings
+# published as "activated": for some with, for some without the two embeddings; of glm-4.7-flash no more than
+# that it is some 3 B
 ACTIVE = {
     "qwen1.5-moe-a2.7b": (2.7e9, True), "deepseek-v2-lite": (2.4e9, False), "phi-3.5-moe": (6.6e9, True),
     "mixtral-8x7b": (12.9e9, True), "qwen3-30b-a3b": (3.3e9, True), "olmoe-1b-7b": (1.3e9, True),
-    "gpt-oss-20b": (3.6e9, False), "qwen3.5-35b-a3b": (3.0e9, False), "lfm2-8b-a1b": (1.5e9, True),
+    "gpt-oss-20b": (3.6e9, False), "gpt-oss-120b": (5.1e9, False), "qwen3.5-35b-a3b": (3.0e9, False),
+    "lfm2-8b-a1b": (1.5e9, True),
     "granite-4.0-h-small": (9e9, True), "nemotron-3-nano": (3.2e9, False), "gemma-4-26b-a4b": (3.8e9, True),
 }  # fmt: skip
 
@@ -54,10 +58,11 @@ def test_a_shape_has_the_published_size(name: str) -> None:
         layers, experts, top_k
     )  # fmt: skip
     assert footprint.kv_bytes_per_token == kv_bytes
-    active, with_embedding = ACTIVE[name]
-    embedding = 0 if with_embedding else config.vocab_size * config.hidden_size
-    close = abs(footprint.active_params - embedding - active) / active
-    assert close < 0.06 or footprint.active_params - 2 * embedding == pytest.approx(active, rel=0.06)
+    if name in ACTIVE:
+        active, with_embedding = ACTIVE[name]
+        embedding = 0 if with_embedding else config.vocab_size * config.hidden_size
+        close = abs(footprint.active_params - embedding - active) / active
+        assert close < 0.06 or footprint.active_params - 2 * embedding == pytest.approx(active, rel=0.06)
     assert footprint.in_whole_passes().can_rollback
     assert footprint.can_rollback == (name not in STATEFUL)
     assert footprint.expert_bytes == 2 * footprint.expert_params
@@ -95,7 +100,8 @@ def test_what_makes_some_shapes_special_is_there() -> None:
     }
     assert thetas == {
         "qwen1.5-moe-a2.7b": 1e6, "deepseek-v2-lite": 1e4, "phi-3.5-moe": 1e4, "mixtral-8x7b": 1e6,
-        "qwen3-30b-a3b": 1e6, "olmoe-1b-7b": 1e4, "gpt-oss-20b": 1.5e5, "qwen3.5-35b-a3b": 1e7,
+        "qwen3-30b-a3b": 1e6, "olmoe-1b-7b": 1e4, "gpt-oss-20b": 1.5e5, "gpt-oss-120b": 1.5e5,
+        "qwen3.5-35b-a3b": 1e7, "glm-4.7-flash": 1e6,
         "lfm2-8b-a1b": 1e6, "granite-4.0-h-small": 1e4,
     }  # fmt: skip
 
