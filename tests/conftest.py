@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # before any library starts threads: those of several processes would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# and where a test has two, one that waits sleeps: beside another worker it would use up what the other needs
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import support.without_collector  # noqa: F401 (until all is collected)
