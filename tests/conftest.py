@@ -11,28 +11,21 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # some eighty processes are started, which would compile all of the source each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # before any library starts threads: those of several processes would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import support.without_collector  # noqa: F401 (until all is collected)
-import torch
-
-# Triton's interpreter where there is no CUDA device; transformers imports triton, which reads this then
-os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+# and where a test has two, one that waits sleeps: beside another worker it would use up what the other needs
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
-import transformers
-from support.engines import load_with_slots
+import support.without_collector  # noqa: F401 (until all is collected)
 from support.file_order import order_files
-from support.quick_interpreter import quicken_interpreter
-from support.row_paddings import remember_row_paddings
-from support.tiny_models import tiny_model, write_model
 
-from localmoe.engine import Engine
+if TYPE_CHECKING:  # the process that starts the workers needs no engine: they begin seconds sooner
+    from localmoe.engine import Engine
 
 # these are tests of kernels, and of what imports them
 collect_ignore_glob = (
@@ -50,21 +43,39 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["LOCALMOE_HOME"] = home
     # the first home of a run is that of the process that starts the workers, and outlives them
-    remember_row_paddings(Path(os.environ.setdefault("LOCALMOE_TESTS_FIRST_HOME", home)))
+    os.environ.setdefault("LOCALMOE_TESTS_FIRST_HOME", home)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+        _prepare_libraries()
+
+
+def _prepare_libraries() -> None:
+    """In a process that runs tests."""
+    import torch
+
+    # Triton's interpreter where there is no CUDA device; transformers imports triton, which reads this then
+    os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+    import transformers
+    from support.row_paddings import remember_row_paddings
+
+    remember_row_paddings(Path(os.environ["LOCALMOE_TESTS_FIRST_HOME"]))
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         torch.cuda.init()  # now: where the first test to ask hides the GPU, it would stay hidden
     with torch.device("cpu"):  # torch remembers its constructors now, before a test replaces one
         torch.empty(0)
     if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+        from support.quick_interpreter import quicken_interpreter
+
         quicken_interpreter()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     order_files(items)
     skips = {}
     if torch.cuda.is_available():
@@ -83,6 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """What loads engines by their defaults finds no GPU, here and in processes that it starts, unless it is
     marked for one."""
+    import torch
+
     with pytest.MonkeyPatch.context() as patch:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder in _WITHOUT_GPU and not item.get_closest_marker("gpu") and torch.cuda.is_available():
@@ -112,6 +125,7 @@ def _has_browser() -> bool:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
     """architecture -> (folder, transformers' own model) of a tiny random float32 model."""
+    from support.tiny_models import tiny_model, write_model
 
     @cache
     def make(architecture: str) -> TinyModel:
@@ -124,6 +138,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]
 @pytest.fixture(scope="session")
 def tiny16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """architecture -> folder of the same in bfloat16."""
+    import torch
+    from support.tiny_models import tiny_model, write_model
 
     @cache
     def make(architecture: str) -> Path:
@@ -136,6 +152,8 @@ def tiny16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny: Callable[[str], TinyModel]) -> Iterator[Callable[[str], Engine]]:
     """architecture -> a shared engine on the tiny model, with room for a third of its experts."""
+    from support.engines import load_with_slots
+
     engines: list[Engine] = []
 
     @cache
