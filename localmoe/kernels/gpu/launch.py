@@ -51,7 +51,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> An
     compiled only."""
     compiled = _COMPILED.get()
     if compiled is None:
-        return kernel[grid](*args, **options)
+        # Triton asks each tensor for some things, which cost a call of Python each where a mode listens
+        with torch._C.DisableTorchFunction():
+            return kernel[grid](*args, **options)
     compiled.check()
     kind = _kind(kernel, args, options)
     if kind not in compiled.kinds:  # to Triton each launch is a new one until its kernel is compiled
