@@ -16,8 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
-# the fake one does not look at the machine, for which it imports the engine, for seconds
-BLIND = {"FAKE_BLIND": "1"}
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "condition") -> None:

@@ -266,11 +266,9 @@ class FakeEngine:
 
     def _record(self, num_tokens: int) -> None:
         """The target's routing of a pass: one after another."""
-        if self._recorder is None or not num_tokens:
-            return
-        import torch  # which takes seconds, for few tests
+        import torch
 
-        for layer in range(LAYERS):
+        for layer in range(LAYERS if self._recorder is not None and num_tokens else 0):
             first = torch.arange(self._recorder.num_tokens, self._recorder.num_tokens + num_tokens)
             self._recorder.record(layer, (4 * first[:, None] + torch.arange(4)) % EXPERTS)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from fake_engine import FakeLoader
 
 from app.__main__ import main
-from app.models.fits import Fits
 
 
 def _models() -> list[tuple[str, str]]:
@@ -17,8 +16,6 @@ def _models() -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    if "FAKE_BLIND" in os.environ:
-        Fits._refresh = lambda self: None  # type: ignore[method-assign]
     improve_s = os.environ.get("FAKE_IMPROVE_S")
     loader = FakeLoader(
         float(os.environ.get("FAKE_LOAD_S", "0.3")),

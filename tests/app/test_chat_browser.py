@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import BLIND, AppStart, Server, wait_for
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import MARKDOWN, THOUGHT, answer_to
 
@@ -39,9 +39,7 @@ def _write_long_chat(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def app_start() -> AppStart:
-    return AppStart(
-        environment={"FAKE_LOAD_S": "0.1", **BLIND}, prepare=lambda home: _write_long_chat(home / "chats")
-    )
+    return AppStart(environment={"FAKE_LOAD_S": "0.1"}, prepare=lambda home: _write_long_chat(home / "chats"))
 
 
 class MainThread:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from app_process import BLIND, AppStart, Server, wait_for
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
 
 pytestmark = pytest.mark.browser
@@ -27,12 +27,7 @@ def hurry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def app_start(hurry: Path) -> AppStart:
     return AppStart(
         options=("--better-draft", "off"),
-        environment={
-            "FAKE_IMPROVE_S": "74",
-            "FAKE_STEP_S": "0.02",
-            "FAKE_IMPROVE_HURRY": str(hurry),
-            **BLIND,
-        },
+        environment={"FAKE_IMPROVE_S": "74", "FAKE_STEP_S": "0.02", "FAKE_IMPROVE_HURRY": str(hurry)},
     )
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from app_process import BLIND, AppStart, wait_for
+from app_process import wait_for
 from browser import PageDriver
 from fake_engine import EXPERTS, LAYERS
 
@@ -14,11 +14,6 @@ pytestmark = pytest.mark.browser
 PIXEL = """([layer, expert]) => [...document.querySelector('[data-map]').getContext('2d')
     .getImageData(expert, layer, 1, 1).data]"""
 CELL = "[data-map-cell]"
-
-
-@pytest.fixture(scope="module")
-def app_start() -> AppStart:
-    return AppStart(environment=BLIND)
 
 
 def asked(page: PageDriver) -> int:
