@@ -121,7 +121,7 @@ def test_the_demo_answers_as_through_slots(demo: Engine) -> None:
     with load("demo", lanes="vram+link") as slots:
         for prompt in ("Once upon a time", "The capital of"):
             given = [
-                ask(engine, prompt, 32, draft_length=n).tokens for engine in (demo, slots) for n in (0, 6)
+                ask(engine, prompt, 48, draft_length=n).tokens for engine in (demo, slots) for n in (0, 6)
             ]
             assert given[0] == given[1] == given[2] == given[3]
 
@@ -167,8 +167,8 @@ def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: st
         for sampling in samplings:
             drafted = accepted = 0
             for prompt in (*PROMPTS, "one two three four. " * 6):
-                plain = ask(engine, prompt, 40, sampling=sampling, draft_length=0)
-                looked_up = ask(engine, prompt, 40, sampling=sampling)
+                plain = ask(engine, prompt, 60, sampling=sampling, draft_length=0)
+                looked_up = ask(engine, prompt, 60, sampling=sampling)
                 assert looked_up.tokens == plain.tokens and not plain.stats.drafted
                 check_stats(looked_up)
                 drafted += looked_up.stats.drafted
