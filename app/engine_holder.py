@@ -13,7 +13,7 @@ from dataclasses import replace
 from app.draft_improver import DraftImprover
 from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus
 from app.host_memory import HostMemory
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import Progress
@@ -117,6 +117,14 @@ class EngineHolder:
                     better = replace(self._status, error="", better_budget=None)
                     self._publish(replace(better, plan=plan, memory=memory, info=info))
         return plan
+
+    def capture_ahead(self, sampling: SamplingConfig) -> None:
+        """Let the loaded engine, if there is one, do ahead what answers so sampled would wait for. Returns at
+        once."""
+        with self._lock:
+            engine = self._engine
+        if engine is not None:
+            engine.captures.begin(sampling)
 
     def improve_draft(self, wanted: bool) -> None:
         """Have a better draft built in the pauses between answers, now and after the load under way; or end

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from app.host_memory import HostMemory
-from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stream import StreamEvent
@@ -33,6 +33,12 @@ class LiveLike(Protocol):
     def timeline(self) -> tuple[StepSpans, ...]: ...
 
 
+class CapturesLike(Protocol):
+    """What the page uses of `localmoe.engine.captures.Captures`."""
+
+    def begin(self, sampling: SamplingConfig | None = ...) -> None: ...
+
+
 class EngineLike(Protocol):
     """What the page uses of `localmoe.engine.Engine`."""
 
@@ -46,6 +52,8 @@ class EngineLike(Protocol):
     ) -> Iterator[StreamEvent]: ...
     @property
     def live(self) -> LiveLike: ...
+    @property
+    def captures(self) -> CapturesLike: ...
     def count_tokens(self, text: str, /) -> int: ...
     def reset(self) -> None: ...
     def record_routing(self, recorder: RoutingRecorder | None) -> None: ...

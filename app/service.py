@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from app.answer_text import to_continue, unfinished
@@ -110,8 +111,7 @@ class ChatService:
             path = tree.path()
             if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            parent = tree.parents[path[index]]
-            self._answer(engine, lambda: self.chats.add(chat_id, question, parent))
+            self._answer(engine, lambda: self.chats.add(chat_id, question, tree.parents[path[index]]))
 
     def show(self, chat_id: str, node: int) -> None:
         """Show another version of a message, and what followed it."""
@@ -163,24 +163,26 @@ class ChatService:
         replaced: int | None = None,
         before: ChatMessage | None = None,
     ) -> str:
-        """Change the chat and answer the last question of its shown branch; or, where an answer must not
-        begin, leave it as it is. The chat's id. replaced: the node of an answer to overwrite; before: that
-        answer, if it is continued."""
-        engine, holder = ready.engine, self.holder
+        """Change the chat and answer its shown branch's last question, or leave it as it is where none must
+        begin; its id. replaced: the node of an answer to overwrite; before: that answer, if it goes on."""
 
         def make() -> GenerationJob:
             chat = change()
             messages = chat.messages[: (chat.last_user_index() or 0) + 1]
             request = make_request(messages, self.answers, before, drafts=ready.drafts)
             place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
-            number = self.live.begin_answer()
             return GenerationJob(
-                engine, request, place, self.chats, ready.link, lambda: holder.note_memory(engine),
-                lambda: self.live.end_answer(engine, number),
-                lambda failure: holder.note_out_of_memory(engine, failure),
+                ready.engine, request, place, self.chats, ready.link,
+                partial(self.holder.note_memory, ready.engine),
+                partial(self._on_end, ready.engine, self.live.begin_answer()),
+                partial(self.holder.note_out_of_memory, ready.engine),
             )  # fmt: skip
 
         return self.runner.start(make).view().chat_id
+
+    def _on_end(self, engine: EngineLike, number: int) -> None:
+        self.live.end_answer(engine, number)
+        self.holder.capture_ahead(self.answers.sampling())
 
     # --- settings ------------------------------------------------------------------------------------------
 
@@ -193,6 +195,7 @@ class ChatService:
         answers = check_answers(values)
         self.store.save(answers=answers)
         self.answers = answers
+        self.holder.capture_ahead(answers.sampling())
         if answers.draft_length != 0 and self.holder.config.draft_length == 0:
             return "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft."
         return "Saved: it holds from the next answer on."
@@ -270,6 +273,7 @@ class ChatService:
 
     def _keep_load(self) -> None:
         """In the load's thread, where nobody waits for an answer."""
+        self.holder.capture_ahead(self.answers.sampling())
         wanted, self._to_keep = self._to_keep, None
         if wanted is not None:
             try:
@@ -287,8 +291,7 @@ class ChatService:
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read at the start."""
-        kept = (self.store.report, self.presets.report)
-        return [*self.chats.reports, *(report for report in kept if report)]
+        return [*self.chats.reports, *filter(None, (self.store.report, self.presets.report))]
 
     def close(self) -> None:
         """End the answer (its text is kept), cancel a load, free the engine."""

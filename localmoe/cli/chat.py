@@ -46,6 +46,7 @@ def run_chat(args: argparse.Namespace) -> None:
     with engine:
         note(f"{engine.info().name} is ready: {_HELP}")
         conversation = Conversation(engine, usual)
+        engine.captures.begin(usual.sampling)  # while the question is typed
         for line in _questions():
             if line in ("/new", "/help"):
                 note(_HELP if line == "/help" else "A new conversation.")
@@ -56,6 +57,7 @@ def run_chat(args: argparse.Namespace) -> None:
                 conversation.ask(line)
             except (ConfigError, ContextLengthError) as error:  # of this question; another may be answered
                 note(f"localmoe: {error}")
+            engine.captures.begin()
 
 
 class Conversation:

@@ -28,6 +28,7 @@ from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.compaction import compact
 from localmoe.model.next_gate import find_gates
+from localmoe.model.pass_kinds import WINDOW_BUCKETS
 from localmoe.model.recurrent_nets import recurrent_nets
 from localmoe.model.skeleton import Skeleton
 from localmoe.prefetch.policy import CacheShape
@@ -57,8 +58,6 @@ def assemble_on_device(
         UnsupportedModelError: the first pass fails.
         HardwareError: the CPU lane that was asked for does not work.
     """
-    from localmoe.model.device_passes import WINDOW_BUCKETS
-
     skeleton = prepared.skeleton
     mode = replace_modules(prepared)
     small = [tensor for layer in draft or () for tensor in layer.tensors()]
@@ -106,7 +105,7 @@ def make_runner(
     from localmoe.model.device_experts import DevicePassState, DeviceRoutedExperts
     from localmoe.model.device_foresight import Foresight
     from localmoe.model.device_linear import KernelMode
-    from localmoe.model.device_passes import WINDOW_BUCKETS, DevicePasses
+    from localmoe.model.device_passes import DevicePasses
     from localmoe.model.device_rests import RestCopies
     from localmoe.model.device_runner import DeviceRunner
     from localmoe.model.device_stamp import form_of, stamp_of

@@ -23,6 +23,7 @@ from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.answer import write_events
 from localmoe.engine.budget import BudgetKeeper
+from localmoe.engine.captures import Captures
 from localmoe.engine.device_parts import cache_shape
 from localmoe.engine.draft_place import DraftPlace
 from localmoe.engine.draft_upgrade import why_not_better
@@ -61,6 +62,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self._improver = DraftImprover(self._turns, self._busy, self._budget.reserve)
+        self.captures = Captures(parts.runner, self._busy, self._turns)
         self._session = Session(parts.runner.sequence)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
@@ -208,10 +210,6 @@ class Engine(AbstractContextManager["Engine"]):
         device = self.prepared.compute.device
         return peak_allocated_bytes(device) if device.type == "cuda" else self._held_bytes()
 
-    def residency(self) -> list[list[int]]:
-        """[MoE layer][expert] -> 1 if the expert is in a slot now."""
-        return [[int(here) for here in row] for row in self.live.resident()]
-
     def info(self) -> EngineInfo:
         """A description for people."""
         return describe(
@@ -266,6 +264,7 @@ class Engine(AbstractContextManager["Engine"]):
         if not self._busy.acquire(blocking=False):
             raise EngineBusyError(refusal)
         try:
+            self.captures.wait()
             yield
         finally:
             self._busy.release()
@@ -280,6 +279,7 @@ class Engine(AbstractContextManager["Engine"]):
     def close(self) -> None:
         """Stop the transfer worker and free the memory. A second call does nothing."""
         self._improver.close()
+        self.captures.close()
         if self._parts is not None:
             self._draft_place.remember()
             self._closing, self._parts = self._parts, None

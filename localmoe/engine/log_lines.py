@@ -54,6 +54,11 @@ def log_no_draft(reason: str) -> None:
     _LOG.warning("no drafting: %s", reason)
 
 
+def log_not_captured() -> None:
+    """Passes are captured when answers need them, if there is memory then."""
+    _LOG.warning("the GPU's memory does not suffice to capture passes ahead, as other programs use it too")
+
+
 def log_draft_moved(reason: str, *, aside: bool) -> None:
     """Experts have the draft's memory now, or gave it back. reason: the rates that were measured, if any."""
     _LOG.info(

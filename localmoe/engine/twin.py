@@ -28,6 +28,7 @@ from localmoe.kernels.lowbit_rows import PackedRows
 from localmoe.kernels.mailbox import Mailbox, MailboxLayout
 from localmoe.model.host_embedding import look_rows_up
 from localmoe.model.packed_draft import empty_layer
+from localmoe.model.pass_kinds import WINDOW_BUCKETS
 from localmoe.model.shallow import fill_alike, shallow_bytes, shallow_skeleton
 from localmoe.model.skeleton import embedding_shape
 from localmoe.prefetch.policy import CacheShape
@@ -103,7 +104,6 @@ class Twin:
     def compile_lane(self, stop: threading.Event) -> None:
         """Compile what the CPU lane's threads run, for this processor. `stop` ends it early."""
         from localmoe.experts.lane_code import LaneCode
-        from localmoe.model.device_passes import WINDOW_BUCKETS
 
         experts = self.prepared.skeleton.experts[0]
         activation = detect_activation(experts.module)
@@ -136,7 +136,6 @@ class Twin:
 
     def _lane(self, store: HostStore) -> DeviceLane:
         from localmoe.model.device_lane import DeviceLane
-        from localmoe.model.device_passes import WINDOW_BUCKETS
 
         device, top_k = self.prepared.compute.device, self.prepared.skeleton.experts_per_token
         layout = MailboxLayout(WINDOW_BUCKETS[-1], top_k, store.num_experts, store.layouts[0].hidden)

@@ -24,7 +24,8 @@ class DeviceChoice:
 
     Attributes:
         kind: what a captured pass depends on; everything else it reads on the device. "argmax": of the logits
-            as they are; "penalised": tokens of the text count less, greedily too.
+            as they are; "penalised": tokens of the text count less, greedily too. It stays as the last answer
+            had it, so that the passes of the next one's prompt are captured already.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,23 +43,24 @@ class DeviceChoice:
         self._upload(SamplingConfig(), 0)
         choose_tokens(logits, positions, self._view)
 
-    def begin(self, config: SamplingConfig, seed: int, text: Sequence[int]) -> None:
-        """The answer at hand chooses so. text: all tokens up to now, the first at position 0."""
+    def expect(self, config: SamplingConfig) -> None:
+        """What comes next chooses so, or nobody reads what it chooses."""
         if config.repetition_penalty != 1.0:
             self.kind = "penalised"
+        else:
+            self.kind = "argmax" if config.greedy else "sampled"
+
+    def begin(self, config: SamplingConfig, seed: int, text: Sequence[int]) -> None:
+        """The answer at hand chooses so. text: all tokens up to now, the first at position 0."""
+        self.expect(config)
+        if self.kind == "penalised":
             assert self._first is not None, "prepare comes first"
             first = self._first.host.view(np.int32)
             first[:] = NEVER
             tokens, places = np.unique(np.asarray(text), return_index=True)
             first[tokens] = places
             self._first.upload()
-        else:
-            self.kind = "argmax" if config.greedy else "sampled"
         self._upload(config, seed)
-
-    def end(self) -> None:
-        """No answer is at hand."""
-        self.kind = "argmax"
 
     def note(self, start: Tensor, tokens: Tensor, live: Tensor | None = None) -> None:
         """The text goes on with the first `live` (1,) of tokens (R,), at positions from `start` (1,) on, and

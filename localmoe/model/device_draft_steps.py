@@ -70,7 +70,6 @@ class DeviceDraftSteps:
 
     def close(self) -> None:
         """Wait for a round that was begun and is not wanted: the window is in use until then."""
-        self._issue.choice.end()
         if self._pending is not None:
             self._pending[3].wait()
             self._pending = None

@@ -64,9 +64,13 @@ class DeviceLane:
             further_us=measured.further_us * factor,
         )
 
-    def open_pass(self, memory: DeviceExpertMemory) -> None:
-        """Before a window's pass: take the lane where an expert may be missing and all is well."""
+    def settle(self, memory: DeviceExpertMemory) -> None:
+        """Take the lane where an expert may be missing and all is well."""
         self.on = self.allowed and not self.failure and memory.may_copy
+
+    def open_pass(self, memory: DeviceExpertMemory) -> None:
+        """Before a window's pass."""
+        self.settle(memory)
         if not self.on:
             return
         if not self.lane.healthy:

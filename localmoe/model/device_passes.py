@@ -22,15 +22,14 @@ from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.forced_routing import ForcedRouting
+from localmoe.model.pass_kinds import WINDOW_BUCKETS, PassKind, likely, serving, visible_for
 from localmoe.model.step_graphs import PassOutput, StepGraphs
 from localmoe.model.uninstall import uninstall
 from localmoe.model.window_report import DraftReport, WindowReport, read_draft, read_window
 
-WINDOW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 72)  # rows that windows are padded to
 # tokens from which a prompt's products use their tallest tiles; Triton compiles multiples of 16 apart
 _DRY_PROMPTS = (130, 144)
 _LONG_TEXT_ROWS = (1, 8)  # windows whose attention is cut in other ways over a long text
-_LEAST_VISIBLE = 1024  # cache positions of the smallest graphs; each next size is four times as large
 
 
 class DevicePasses:
@@ -97,7 +96,7 @@ class DevicePasses:
                 lane.on = lane_is_on
             if not state.ahead:
                 self._run_long_texts()
-            state.window.visible = self._visible(WINDOW_BUCKETS[-1])
+            state.window.visible = visible_for(WINDOW_BUCKETS[-1], self._cache.capacity)
             for rows in WINDOW_BUCKETS:
                 if rows == 1 or lane_is_on == state.ahead:  # no others look ahead
                     output = self._window_body(rows)
@@ -105,9 +104,7 @@ class DevicePasses:
 
     def _run_draft(self) -> None:
         if self._state.draft is not None:
-            self._state.phase, self._mode.one_row = "draft", True
-            self._draft_body()
-            self._mode.one_row = False
+            self._run(PassKind(0, self._state.window.visible, self.choice.kind))
 
     def _run_long_texts(self) -> None:
         """Compile what only windows over long texts use, and give the room for it back to the graphs."""
@@ -136,6 +133,11 @@ class DevicePasses:
         """Seconds that capturing passes took so far, in which the answer at hand waited."""
         return self._graphs.capture_s
 
+    def capture_ahead(self, length: int) -> bool:
+        """See DeviceRunner. With lane, ahead and choice as they are, behind a text of so many tokens."""
+        kinds = likely(self._state, self.choice.kind, length, self._cache.capacity)
+        return self._graphs.capture_ahead(kinds, self._run)
+
     def forget_graphs(self) -> None:
         """Captured passes hold the addresses of the table; the next passes are captured anew."""
         self._graphs.clear()
@@ -155,18 +157,29 @@ class DevicePasses:
         """Put what a simulation routes the positions from `start` on to where the passes read it."""
         self._forced.upload(self._state.synthetic, phase, start, count)
 
+    def _issue(self, rows: int, start: int) -> PassOutput:
+        kinds = serving(self._state, self.choice.kind, rows, start, self._cache.capacity)
+        kind = self._graphs.cheapest(kinds)
+        return self._graphs.run(kind, lambda: self._run(kind))
+
+    def _run(self, kind: PassKind) -> PassOutput:
+        """The pass of a kind that says of lane, ahead and choice what holds now."""
+        self._state.window.visible = kind.visible
+        if kind.rows:
+            self._state.phase = "verify"
+            return self._window_body(kind.rows)
+        self._state.phase, self._mode.one_row = "draft", True
+        try:
+            return self._draft_body()
+        finally:
+            self._mode.one_row = False
+
     # -- a draft pass
 
     def draft(self, length: int) -> PassOutput:
         """One token through the low-bit experts: the one that the window's cursor is at. It leaves what is
         chosen from its logits (1, V) as the next token. length: of the sequence, at the end of the step."""
-        self._state.window.visible = self._visible(length)
-        key = ("draft", self._state.window.visible, self._state.fused_draft, self.choice.kind)
-        self._state.phase, self._mode.one_row = "draft", True
-        try:
-            return self._graphs.run(key, self._draft_body)
-        finally:
-            self._mode.one_row = False
+        return self._issue(0, length)
 
     def _draft_body(self) -> PassOutput:
         window = self._state.window
@@ -193,14 +206,8 @@ class DevicePasses:
     def window(self, count: int, start: int) -> PassOutput:
         """The window's `count` tokens, at positions from `start` on, through the target; logits (rows, V)
         with rows at least `count`."""
-        self._state.phase = "verify"
-        kind = (self._state.lane_is_on, self._state.ahead, self.choice.kind)
-        key = self._graphs.cheapest(
-            ("window", rows, self._visible(start + rows), *kind) for rows in WINDOW_BUCKETS if rows >= count
-        )
-        rows, self._state.window.visible = key[1:3]
         self._cache.expect_window(start, count)
-        return self._graphs.run(key, lambda: self._window_body(rows))
+        return self._issue(count, start)
 
     def advance(self, output: PassOutput) -> None:
         """Move the window, of one token, on to the one that its pass chose."""
@@ -266,7 +273,7 @@ class DevicePasses:
         window.set(start, count, [])
         window.at.copy_(window.start)
         self._cache.begin_prompt(start, count)
-        window.visible = self._visible(start + count)
+        window.visible = visible_for(start + count, self._cache.capacity)
         ids = torch.tensor(tokens, pin_memory=self.on_gpu).to(self._device, non_blocking=True)
         positions = torch.arange(start, start + count, device=self._device)
         synthetic = state.synthetic
@@ -278,13 +285,6 @@ class DevicePasses:
         finally:
             stream.close()
             state.stream = None
-
-    def _visible(self, length: int) -> int:
-        """Cache positions that a pass up to `length` is made for."""
-        visible = _LEAST_VISIBLE
-        while visible < length:
-            visible *= 4
-        return min(visible, self._cache.capacity)
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: int) -> Tensor:
         with self._mode:

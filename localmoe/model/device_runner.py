@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from localmoe.core.config import SamplingConfig
 from localmoe.core.events import PassRouted, TokenRouted
 from localmoe.core.types import Phase
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
@@ -64,6 +65,23 @@ class DeviceRunner:
     def capture_s(self) -> float:
         """Seconds that capturing passes took so far."""
         return self.issue.capture_s
+
+    @torch.inference_mode()
+    def capture_ahead(self, sampling: SamplingConfig | None) -> bool:
+        """While no answer is written: capture one pass that the next ones will likely ask for. False where
+        all are there, or where none can be captured so. sampling: theirs; None: as the last one's."""
+        passes, synthetic = self.passes, self.passes.synthetic
+        # routing that a simulation forces has no place before its first answer; products of PyTorch's library
+        # want memory in the thread that issues them
+        forced = synthetic is not None and synthetic.settings.routing is not None
+        if forced or not self.issue.on_gpu or not self.issue.all_in_kernels:
+            return False
+        if sampling is not None:
+            self.issue.choice.expect(sampling)
+        self._look_ahead()
+        if passes.lane is not None:
+            passes.lane.settle(passes.memory)
+        return self.issue.capture_ahead(self.sequence.length)
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -152,9 +170,13 @@ class DeviceRunner:
             memory.open_pass()
         if lane is not None:
             lane.open_pass(memory)
-        self.passes.ahead = memory.may_copy and memory.copies_beside
+        self._look_ahead()
         output = self.issue.window(count, start)
         return PendingWindow(count, start, output, Landing(output.report))
+
+    def _look_ahead(self) -> None:
+        memory = self.passes.memory
+        self.passes.ahead = memory.may_copy and memory.copies_beside
 
     def land_window(
         self, pending: PendingWindow, before_again: Callable[[WindowReport], None] = lambda failed: None

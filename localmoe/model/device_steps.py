@@ -148,7 +148,6 @@ class DeviceSteps:
     def close(self) -> None:
         """Wait for steps that were begun and are not wanted; take over what the last ones did."""
         step, self._step = self._step, None
-        self._issue.choice.end()
         if step is None:
             self._close_books()
             self._drop_next()

@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from localmoe.core.config import SamplingConfig
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.timeline import Timeline
@@ -85,6 +86,10 @@ class PassRunner(Protocol):
         """Seconds so far that went by with preparing passes, once for each kind; they tell nothing of its
         speed."""
 
+    def capture_ahead(self, sampling: SamplingConfig | None) -> bool:
+        """While no answer is written: prepare one kind of pass that those to come will likely need, which
+        choose so (None: as the last one); False where none is left."""
+
     def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:
         """Append tokens to the sequence; their logits (n, V), or the last one's (1, V)."""
 
@@ -155,6 +160,10 @@ class ModelRunner:
     def capture_s(self) -> float:
         """Passes need no preparation."""
         return 0.0
+
+    def capture_ahead(self, sampling: SamplingConfig | None) -> bool:
+        """Nor can anything be done ahead."""
+        return False
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], phase: Phase, *, last_only: bool) -> Tensor:

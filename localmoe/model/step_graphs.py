@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -66,7 +66,9 @@ class StepGraphs:
         if not self._enabled:
             return body()
         if key not in self._graphs:
+            started = time.perf_counter()
             self._graphs[key] = self._capture(body)
+            self.capture_s += time.perf_counter() - started
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
@@ -74,13 +76,29 @@ class StepGraphs:
         graph.replay()
         return output
 
+    def capture_ahead(self, keys: Sequence[Key], body: Callable[[Key], PassOutput]) -> bool:
+        """While no answer waits: capture the first of these passes that is not captured, and run nothing. One
+        that is not among them makes room. False where all are there.
+
+        Args:
+            keys: at most MAX_GRAPHS, the likeliest first.
+            body: issues the pass of a key, as in `run`.
+        """
+        assert len(keys) <= MAX_GRAPHS
+        missing = next((key for key in keys if key not in self._graphs), None)
+        if missing is None or not self._enabled:
+            return False
+        if len(self._graphs) == MAX_GRAPHS:
+            del self._graphs[next(key for key in self._graphs if key not in keys)]
+        self._graphs[missing] = self._capture(lambda: body(missing))
+        return True
+
     def _capture(self, body: Callable[[], PassOutput]) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
         torch.cuda.synchronize()
-        started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # what other threads ask of the driver meanwhile, as how much memory is free, must not fail
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = body()
-        self.capture_s += time.perf_counter() - started
         return graph, output
 
     def clear(self) -> None:

@@ -42,9 +42,14 @@ class Ticket:
 class AnswerDesk:
     """Answers orders in the order in which they came; `close` ends it."""
 
-    def __init__(self, engine: Streams, max_waiting: int) -> None:
-        """max_waiting: orders beside the one that is answered."""
+    def __init__(self, engine: Streams, max_waiting: int, on_idle: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            max_waiting: orders beside the one that is answered.
+            on_idle: called after an answer where nobody waits for the next one; returns at once.
+        """
         self._engine, self._max_waiting = engine, max_waiting
+        self._on_idle = on_idle
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
         self._current: Ticket | None = None
@@ -110,6 +115,8 @@ class AnswerDesk:
             with self._changed:
                 self._current = None
             ticket.deliver(last)  # now, so that who has read it finds the engine free
+            if self.counts() == (0, 0):
+                self._on_idle()
 
     def _answer(self, ticket: Ticket) -> Delta | Exception:
         """Deliver all deltas but the last one; that one, or what ended the answer."""

@@ -65,7 +65,8 @@ def make_server(
     check_reach(sock, settings)
     info = engine.info()
     host, port = sock.getsockname()[:2]
-    desk = AnswerDesk(engine, settings.max_waiting)
+    engine.captures.begin(settings.sampling)
+    desk = AnswerDesk(engine, settings.max_waiting, engine.captures.begin)
     model = ServedModel(info.name, info.context, int(time.time()))
     hosts = own_hosts(host, port) if is_loopback(sock) else None
     return ApiServer(make_app(desk, model, settings, hosts), desk, on_started), desk

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import (
     BudgetError,
     DraftError,
@@ -125,6 +125,16 @@ class FakeLive:
             self._timeline.begin_step(f"step {number}")
 
 
+class FakeCaptures:
+    """Remembers for which sampling it was begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[SamplingConfig | None] = []
+
+    def begin(self, sampling: SamplingConfig | None = None) -> None:
+        self.begun.append(sampling)
+
+
 class FakeEngine:
     """Emits a word or three a step."""
 
@@ -154,6 +164,7 @@ class FakeEngine:
         )  # fmt: skip
         self.plan = self._plan(config.vram_budget_bytes)
         self.live = FakeLive(self)
+        self.captures = FakeCaptures()
 
     def _plan(self, budget: int | None) -> MemoryPlan:
         budget = 32 * MIB if budget is None else budget

@@ -361,6 +361,25 @@ def test_settings_hold_from_the_next_answer_on(service: ChatService, loader: Fak
     assert service.chats.get(chat_id).messages[1].finish == "length"
 
 
+def test_while_nobody_waits_the_engine_prepares_for_answers_as_they_are_set(
+    service: ChatService, loader: FakeLoader
+) -> None:
+    (engine,) = loader.engines
+    wait_for(lambda: engine.captures.begun)
+    usual = service.answers.sampling()
+    assert engine.captures.begun == [usual]
+    service.send(None, "hello")
+    finish(service)
+    wait_for(lambda: len(engine.captures.begun) == 2)
+    service.set_answers({"temperature": 0.0})
+    greedy = service.answers.sampling()
+    assert engine.captures.begun == [usual, usual, greedy] and greedy != usual
+    service.holder.unload()
+    wait_for(lambda: engine.closed)
+    service.set_answers({"temperature": 0.3})  # nothing is loaded
+    assert len(engine.captures.begun) == 3
+
+
 def test_a_budget_is_applied_without_a_reload_and_kept(
     service: ChatService, loader: FakeLoader, tmp_path: Path
 ) -> None:

@@ -156,6 +156,9 @@ def lead(chat: Chat, engine: Engine, fresh: Engine, budgets: list[int]) -> None:
         settings = chat.settings()
         given: Answer = ask(engine, chat.messages, **settings, **how)
         fresh.reset()
+        if chance.random() < 0.3:  # in the pause before the next one
+            while engine.captures.ahead(chance.choice([None, settings["sampling"]])):
+                pass
         expected = ask(fresh, chat.messages, **settings, draft_length=0, policy="on-demand")
         assert given.tokens == expected.tokens, (settings, how)
         tokens = len(given.prompt) + len(given.tokens) - 1

@@ -152,7 +152,7 @@ def test_an_answer_that_nobody_reads_any_more_leaves_the_engine_free(engine: Eng
 
 def test_copies_that_failed_together_are_all_tried_again_by_the_next_demand(engine: Engine) -> None:
     memory = memory_of(engine)
-    missing = [e for e in range(8) if not engine.residency()[0][e]][:3]
+    missing = [e for e in range(8) if not engine.live.resident()[0][e]][:3]
     assert len(missing) == 3
     link = watch_link(memory, failing=range(3))
     with pytest.raises(TransferError), memory.demand(0, missing) as (_, views):

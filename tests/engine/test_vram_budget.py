@@ -74,7 +74,7 @@ def test_device_memory_never_exceeds_a_budget_and_the_answer_stays_the_same(
     check_within_budget(engine, budget)
     check_stats(answer)
     check_consistent(engine)
-    assert sum(map(sum, engine.residency())) <= plan.num_slots
+    assert engine.live.resident().sum() <= plan.num_slots
     assert answer.stats.vram_budget_bytes == budget
 
 

@@ -53,3 +53,26 @@ def test_the_graphs_are_bounded_and_the_longest_unused_goes(graphs: StepGraphs) 
 def test_without_graphs_every_pass_is_the_fitting_one() -> None:
     graphs = StepGraphs(enabled=False)
     assert [graphs.cheapest([8, 72]) for _ in range(3)] == [8, 8, 8]
+
+
+def test_what_is_captured_ahead_is_there_and_makes_room_among_the_others(graphs: StepGraphs) -> None:
+    for key in range(MAX_GRAPHS):
+        issue(graphs, key)
+    wanted, captured = [100, 3, 101, 0], []
+
+    def body(key: int) -> PassOutput:
+        captured.append(key)
+        return NOTHING
+
+    assert [graphs.capture_ahead(wanted, body) for _ in range(3)] == [True, True, False]
+    assert captured == [100, 101] and len(graphs) == MAX_GRAPHS
+    assert graphs.capture_s > 0, "an answer waited for the first ones"
+    before = graphs.capture_s
+    for key in wanted:
+        graphs.run(key, pytest.fail)
+    assert graphs.capture_s == before
+    assert all(graphs.cheapest([-1, gone]) == -1 for gone in (1, 2)), "the longest unused that nobody expects"
+
+
+def test_without_graphs_nothing_is_captured_ahead() -> None:
+    assert not StepGraphs(enabled=False).capture_ahead([1], pytest.fail)

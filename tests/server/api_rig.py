@@ -100,6 +100,8 @@ class ScriptedEngine:
         self.last: GenerationRequest | None = None
         self.left: list[str] = []
         self.open = threading.Event()  # what `gated` scripts wait for
+        self.captured: list[SamplingConfig | None] = []  # each time that nobody waited
+        self.captures = SimpleNamespace(begin=lambda sampling=None: self.captured.append(sampling))
 
     def info(self) -> Any:
         return SimpleNamespace(name="scripted", context=64)

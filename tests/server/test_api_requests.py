@@ -7,10 +7,11 @@ import time
 
 import httpx
 import pytest
-from api_rig import DEFAULTS, Api, ScriptedEngine, refusal, wait_for
+from api_rig import DEFAULTS, Api, ScriptedEngine, event, refusal, running, wait_for
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
+from localmoe.server.settings import ServerSettings
 
 
 def says(text: str) -> list[dict[str, str]]:
@@ -54,6 +55,22 @@ def test_requests_are_answered_in_order_and_refused_when_too_many_wait(
     texts = ["answer 0", "answer 1", "answer 2"]
     assert engine.asked == texts
     assert sorted(answer.json()["choices"][0]["message"]["content"] for answer in answers) == texts
+
+
+def test_the_engine_prepares_for_what_comes_once_it_is_served_and_whenever_nobody_waits() -> None:
+    engine = ScriptedEngine(lambda request: iter([event("done", "stop")]))
+    with running(engine, ServerSettings(sampling=DEFAULTS)) as api:
+        assert engine.captured == [DEFAULTS]
+        threads = [threading.Thread(target=api.post) for _ in range(2)]
+        threads[0].start()
+        wait_for(lambda: api.desk.counts() == (1, 0))
+        threads[1].start()
+        wait_for(lambda: api.desk.counts() == (1, 1))
+        engine.open.set()
+        for thread in threads:
+            thread.join()
+        wait_for(lambda: len(engine.captured) == 2)
+        assert engine.captured == [DEFAULTS, None]  # between the two, one waited
 
 
 @pytest.mark.parametrize("stream", [True, False])

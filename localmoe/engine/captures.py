@@ -1,0 +1,77 @@
+"""Passes that are captured while nobody waits for an answer, so that the next one need not wait for them.
+Which, the runner knows (model.pass_kinds).
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from localmoe.core.config import SamplingConfig
+from localmoe.engine.loading import Runner
+from localmoe.engine.log_lines import log_not_captured
+from localmoe.engine.turns import Turns
+
+
+class Captures:
+    """Of one engine. The engine itself begins none: whoever holds it does, once it is loaded and after each
+    answer."""
+
+    def __init__(self, runner: Runner, busy: threading.Lock, turns: Turns) -> None:
+        """busy: held while an answer is written or memory is divided."""
+        self._runner, self._busy, self._turns = runner, busy, turns
+        self._closed = False
+        self._capturing = threading.Lock()
+        self._lock = threading.Lock()  # guards what follows
+        self._sampling: SamplingConfig | None = None
+        self._wanted = self._runs = False
+
+    def begin(self, sampling: SamplingConfig | None = None) -> None:
+        """Capture in a thread of its own what the next answers will likely run, one pass after the other,
+        until all are there or the engine is in use. Returns at once; call it when that has ended again.
+
+        Args:
+            sampling: of the answers to come; None: as the last one's.
+        """
+        with self._lock:
+            self._sampling, self._wanted = sampling, True
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="captures", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._runs = False
+                    return
+                self._wanted, sampling = False, self._sampling
+            try:
+                while self.ahead(sampling):
+                    pass
+            except torch.OutOfMemoryError:  # others have taken it; an answer that needs more says so
+                log_not_captured()
+
+    def ahead(self, sampling: SamplingConfig | None = None) -> bool:
+        """Capture one; some tenths of a second, for which an answer that is asked for meanwhile waits. False
+        where there is nothing to capture, or the engine is in use or closed.
+
+        Raises:
+            torch.OutOfMemoryError: the GPU has no memory for it.
+        """
+        with self._capturing:
+            if self._closed or self._busy.locked():
+                return False
+            with self._turns.answer():
+                return self._runner.capture_ahead(sampling)
+
+    def wait(self) -> None:
+        """Once the engine is in use: until the one that is captured is there; no other one begins."""
+        with self._capturing:
+            pass
+
+    def close(self) -> None:
+        """Capture no more; when this returns, none is being captured."""
+        self._closed = True
+        self.wait()

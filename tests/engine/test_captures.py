@@ -1,0 +1,120 @@
+"""Passes are captured ahead while nobody is answered, and nobody is refused or held up for long by that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from localmoe.core.config import SamplingConfig
+from localmoe.engine.captures import Captures
+from localmoe.engine.turns import Turns
+
+
+class Passes:
+    """Of which so many can be captured, each in `seconds`."""
+
+    def __init__(self, left: int, seconds: float = 0.0) -> None:
+        self.left, self.seconds = left, seconds
+        self.asked: list[SamplingConfig | None] = []
+        self.under_way = threading.Event()
+        self.error: Exception | None = None
+
+    def capture_ahead(self, sampling: SamplingConfig | None) -> bool:
+        self.asked.append(sampling)
+        if self.error is not None:
+            raise self.error
+        if not self.left:
+            return False
+        self.under_way.set()
+        time.sleep(self.seconds)
+        self.under_way.clear()
+        self.left -= 1
+        return True
+
+
+def made(passes: Passes) -> tuple[Captures, threading.Lock]:
+    busy = threading.Lock()
+    return Captures(passes, busy, Turns()), busy  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.002)
+
+
+def test_all_passes_are_captured_for_the_newest_sampling_and_once_only() -> None:
+    passes = Passes(3, seconds=0.01)
+    captures, _ = made(passes)
+    first, newest = SamplingConfig(), SamplingConfig(temperature=0.7)
+    captures.begin(first)
+    captures.begin(newest)
+    wait_for(lambda: passes.asked and passes.asked[-1] == newest and not passes.left)
+    asked = len(passes.asked)
+    assert asked <= 6  # three, and a look by each call that found nothing
+    passes.left = 1
+    captures.begin(newest)
+    wait_for(lambda: not passes.left)
+
+
+def test_nothing_is_captured_while_the_engine_is_in_use_and_who_uses_it_waits_for_one_pass() -> None:
+    passes = Passes(100, seconds=0.05)
+    captures, busy = made(passes)
+    captures.begin()
+    assert passes.under_way.wait(10)
+    with busy:
+        captures.wait()
+        left = passes.left
+        assert not passes.under_way.is_set() and left >= 98
+        assert not captures.ahead()
+        time.sleep(0.15)
+        assert passes.left == left, "a pass was captured beside an answer"
+    assert captures.ahead() and passes.left == left - 1
+
+
+def test_a_closed_engine_captures_nothing_more() -> None:
+    passes = Passes(100, seconds=0.05)
+    captures, _ = made(passes)
+    captures.begin()
+    assert passes.under_way.wait(10)
+    captures.close()
+    left = passes.left
+    assert not passes.under_way.is_set() and left >= 98 and not captures.ahead()
+    captures.begin()
+    time.sleep(0.1)
+    assert passes.left == left
+
+
+def test_background_work_gives_way_to_a_capture() -> None:
+    passes, turns, cancel = Passes(1), Turns(), threading.Event()
+    captures = Captures(passes, threading.Lock(), turns)  # type: ignore[arg-type]
+    pieces = 0
+    with turns.work(cancel):
+        captures.begin()
+        while passes.left:
+            time.sleep(0.002)
+            assert not passes.under_way.is_set()
+            turns.pause(cancel)
+            pieces += 1
+            assert pieces < 5000
+    assert pieces > 0
+
+
+def test_memory_that_others_took_is_told_and_the_next_time_it_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    passes = Passes(1)
+    passes.error = torch.OutOfMemoryError("none left")
+    captures, _ = made(passes)
+    with caplog.at_level("WARNING"):
+        captures.begin()
+        wait_for(lambda: caplog.records)
+    assert "memory" in caplog.records[0].message and passes.left == 1
+    passes.error = None
+    captures.begin()
+    wait_for(lambda: not passes.left)
