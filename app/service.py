@@ -22,6 +22,7 @@ from app.logs import LogBook
 from app.presets import Presets
 from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
+from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.units import format_bytes
 
@@ -31,6 +32,7 @@ class _ReadyEngine:
     engine: EngineLike
     link: str  # how experts are copied
     drafts: bool  # whether a draft is loaded
+    own: SamplingConfig | None  # how the model's makers recommend to choose tokens
 
 
 class ChatService:
@@ -154,7 +156,8 @@ class ChatService:
         """
         self.runner.check_free()
         engine = self.holder.engine()
-        return _ReadyEngine(engine, engine.info().link, engine.plan.drafting)
+        info = engine.info()
+        return _ReadyEngine(engine, info.link, engine.plan.drafting, info.own_sampling)
 
     def _answer(
         self,
@@ -171,7 +174,7 @@ class ChatService:
         def make() -> GenerationJob:
             chat = change()
             messages = chat.messages[: (chat.last_user_index() or 0) + 1]
-            request = make_request(messages, self.answers, before, drafts=ready.drafts)
+            request = make_request(messages, self.answers, before, drafts=ready.drafts, own=ready.own)
             place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
             number = self.live.begin_answer()
             return GenerationJob(

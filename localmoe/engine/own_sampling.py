@@ -62,7 +62,8 @@ def _number(name: str, value: object) -> float | int:
         raise TypeError(name)
     if name == "temperature" and 0 < value < LEAST_TEMPERATURE:
         value = 0.0  # who asks for a millionth means greedy
-    replace(SamplingConfig(), **{name: value})
+    checked: dict[str, Any] = {name: value}
+    SamplingConfig(**checked)
     if name != "top_k":
         return float(value)
     if value != int(value):
