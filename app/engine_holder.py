@@ -118,13 +118,13 @@ class EngineHolder:
                     self._publish(replace(better, plan=plan, memory=memory, info=info))
         return plan
 
-    def capture_ahead(self, sampling: SamplingConfig) -> None:
-        """Let the loaded engine, if there is one, do ahead what answers so sampled would wait for. Returns at
-        once."""
+    def capture_ahead(self, sampling: Callable[[SamplingConfig | None], SamplingConfig]) -> None:
+        """Let the loaded engine, if there is one, do ahead what the next answers would wait for. Returns at
+        once. sampling: how those choose tokens, by what the model's makers recommend."""
         with self._lock:
-            engine = self._engine
-        if engine is not None:
-            engine.captures.begin(sampling)
+            engine, info = self._engine, self._status.info
+        if engine is not None and info is not None:
+            engine.captures.begin(sampling(info.own_sampling))
 
     def improve_draft(self, wanted: bool) -> None:
         """Have a better draft built in the pauses between answers, now and after the load under way; or end

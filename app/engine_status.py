@@ -75,6 +75,15 @@ class EngineLoader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadyEngine:
+    """A loaded engine that may be asked now, and what it said of itself. drafts: whether it has a draft."""
+
+    engine: EngineLike
+    info: EngineInfo
+    drafts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot. `revision` grows with every change; info, plan and footprint are there when ready."""
 

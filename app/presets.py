@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from app.files import left_aside, newer_schema, refused, set_aside, unknown_fields, write_json
-from app.settings import AnswerSettings, check_answers
+from app.settings import SAMPLING_NUMBERS, AnswerSettings, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 
 SCHEMA = 1
@@ -20,7 +20,7 @@ Kind = Literal["prompt", "sampling"]
 FIELDS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {
         "prompt": ("system_prompt",),
-        "sampling": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        "sampling": SAMPLING_NUMBERS,
     }
 )
 _Values = dict[str, Any]  # setting -> value

@@ -8,7 +8,7 @@ from app.chats import ChatError, ChatMessage
 from app.settings import AnswerSettings
 from app.unicode_text import whole_unicode
 from localmoe.chat.reasoning import split_reasoning
-from localmoe.core.config import GenerationRequest
+from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
 
 MAX_MESSAGE = 1_000_000  # characters
@@ -20,18 +20,20 @@ def make_request(
     before: ChatMessage | None = None,
     *,
     drafts: bool = True,
+    own: SamplingConfig | None = None,
 ) -> GenerationRequest:
     """The answer to the last of these messages, a question.
 
     Args:
         before: its answer so far, to be continued.
         drafts: whether a draft is loaded; where none is, the chosen draft length waits for one.
+        own: how the loaded model's makers recommend to choose tokens, if they do.
     """
     begun = () if before is None else (Message("assistant", before.content),)
     return GenerationRequest(
         messages=(*request_messages(messages, settings.system_prompt), *begun),
         max_new_tokens=settings.max_new_tokens,
-        sampling=settings.sampling(),
+        sampling=settings.sampling(own),
         draft_length=settings.draft_length if drafts else "auto",
         policy=settings.policy,
         strict=settings.strict,

@@ -19,7 +19,7 @@ from app.messages import history_entries, split_turns, turn_entries
 from app.now import NowView, turn_key
 from app.now_html import mark_html
 from app.service import ChatService
-from app.status_html import header_html, message_html, news_html, share_html
+from app.status_html import header_html, message_html, news_html, own_sampling_html, share_html
 from app.tabs.chat import ChatWidgets
 from app.tabs.settings import SettingsWidgets
 from app.tabs.sidebar import SidebarWidgets, chat_list_html, files_html
@@ -59,8 +59,8 @@ class Screen:
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
             chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
-            widgets.sidebar.files, widgets.settings.load.share, widgets.header, widgets.news,
-            widgets.mark, widgets.last_chat,
+            widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
+            widgets.header, widgets.news, widgets.mark, widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -137,6 +137,7 @@ class Screen:
         running = job is not None and job.finish is None
         t = texts_for(view.language)
         header, news, share = header_html(status, t), news_html(status, t), share_html(status, running, t)
+        own = own_sampling_html(status, t)
         answering = job.chat_id if job is not None and running else None
         chat_id = chat.id if chat is not None else None
         coloured = service.answers.show_drafted
@@ -166,6 +167,7 @@ class Screen:
             "header": (hash(header), lambda: {widgets.header: header}),
             "news": (hash(news), lambda: {widgets.news: news}),
             "share": (hash(share), lambda: {widgets.settings.load.share: share}),
+            "own sampling": (hash(own), lambda: {widgets.settings.answers.sampling.own: own}),
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "mark": (mark, lambda: {widgets.mark: mark}),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from app.chat_transfer import import_chat
 from app.chats import Chat, ChatError, ChatMessage, ChatStore, check_id
 from app.context_meter import has_room_to_continue
 from app.engine_holder import EngineHolder
-from app.engine_status import EngineLike, EngineLoader
+from app.engine_status import EngineLike, EngineLoader, ReadyEngine
 from app.files import remove_unfinished
 from app.jobs import GenerationJob, JobRunner, JobRunningError, Place
 from app.live import LiveMonitor
@@ -25,13 +25,6 @@ from app.requests import check_message, make_request
 from app.settings import LoadSettings, SettingsStore, check_answers
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadyEngine:
-    engine: EngineLike
-    link: str  # how experts are copied
-    drafts: bool  # whether a draft is loaded
 
 
 class ChatService:
@@ -148,17 +141,17 @@ class ChatService:
             return view.chat_id
         return next((chat.id for chat in self.chats.list()), None)
 
-    def _ready_engine(self) -> _ReadyEngine:
+    def _ready_engine(self) -> ReadyEngine:
         """The loaded engine, for an answer that may begin now. Asked for, and about itself, before a chat is
         changed: whatever becomes of it then, the question gets an answer, or the sentence that says why not.
         """
         self.runner.check_free()
         engine = self.holder.engine()
-        return _ReadyEngine(engine, engine.info().link, engine.plan.drafting)
+        return ReadyEngine(engine, engine.info(), engine.plan.drafting)
 
     def _answer(
         self,
-        ready: _ReadyEngine,
+        ready: ReadyEngine,
         change: Callable[[], Chat],
         replaced: int | None = None,
         before: ChatMessage | None = None,
@@ -169,10 +162,11 @@ class ChatService:
         def make() -> GenerationJob:
             chat = change()
             messages = chat.messages[: (chat.last_user_index() or 0) + 1]
-            request = make_request(messages, self.answers, before, drafts=ready.drafts)
+            own = ready.info.own_sampling
+            request = make_request(messages, self.answers, before, drafts=ready.drafts, own=own)
             place = Place(chat.id, chat.tree.path()[len(messages) - 1], replaced, before)
             return GenerationJob(
-                ready.engine, request, place, self.chats, ready.link,
+                ready.engine, request, place, self.chats, ready.info.link,
                 partial(self.holder.note_memory, ready.engine),
                 partial(self._on_end, ready.engine, self.live.begin_answer()),
                 partial(self.holder.note_out_of_memory, ready.engine),
@@ -182,7 +176,7 @@ class ChatService:
 
     def _on_end(self, engine: EngineLike, number: int) -> None:
         self.live.end_answer(engine, number)
-        self.holder.capture_ahead(self.answers.sampling())
+        self.holder.capture_ahead(self.answers.sampling)
 
     # --- settings ------------------------------------------------------------------------------------------
 
@@ -195,7 +189,7 @@ class ChatService:
         answers = check_answers(values)
         self.store.save(answers=answers)
         self.answers = answers
-        self.holder.capture_ahead(answers.sampling())
+        self.holder.capture_ahead(answers.sampling)
         if answers.draft_length != 0 and self.holder.config.draft_length == 0:
             return "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft."
         return "Saved: it holds from the next answer on."
@@ -273,13 +267,13 @@ class ChatService:
 
     def _keep_load(self) -> None:
         """In the load's thread, where nobody waits for an answer."""
-        self.holder.capture_ahead(self.answers.sampling())
         wanted, self._to_keep = self._to_keep, None
         if wanted is not None:
             try:
                 self._save_load(wanted, "The model is loaded.")
             except ConfigError as error:
                 self.holder.note(str(error))
+        self.holder.capture_ahead(self.answers.sampling)
 
     def _save_load(self, wanted: LoadSettings, done: str) -> None:
         """Keep settings that hold already; done: what to say before the refusal of the disk."""

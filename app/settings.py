@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from app.files import copy_aside, left_aside, newer_schema, refused, set_aside, unknown_fields, write_json
+from app.form_values import integral, number, switch, whole
 from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
@@ -29,6 +28,8 @@ SCHEMA = 1
 MAX_CONTEXT = 10_000_000
 MAX_NEW_TOKENS = 1_000_000
 MAX_SYSTEM_PROMPT = 20_000
+SAMPLING_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_USUAL_LENGTH_BEFORE = 1024  # tokens of an answer, before there was own_sampling
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -63,11 +64,11 @@ class LoadSettings:
             policy=answers.policy,
             draft_length=answers.draft_length,
             emulated_link_bytes_per_s=parse_speed(link) if link else None,
-            improve_draft=_parse_switch("Better draft", self.better_draft),
+            improve_draft=switch("Better draft", self.better_draft),
             draft_dir=Path(self.draft) if self.draft.strip() else None,
-            draft_bits=_whole("Draft bits", self.draft_bits),
+            draft_bits=whole("Draft bits", self.draft_bits),
             lanes=_lanes(self.lanes),
-            cpu_threads=None if _is_auto(self.cpu_threads) else _whole("CPU threads", self.cpu_threads),
+            cpu_threads=None if _is_auto(self.cpu_threads) else whole("CPU threads", self.cpu_threads),
         )
 
 
@@ -82,15 +83,19 @@ class AnswerSettings:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.05
-    max_new_tokens: int = 1024
+    max_new_tokens: int = 8192  # thoughts of reasoning models are long; the context bounds it anyhow
     seed: int | None = None
     system_prompt: str = ""
     strict: bool = False  # no sums on the CPU, so that bits depend on no setting
     show_drafted: bool = False  # colour what was accepted from the draft
     approximate: bool = False  # by the draft alone, which nothing verifies
+    own_sampling: bool = True  # in place of the numbers, what the model's makers recommend
 
-    def sampling(self) -> SamplingConfig:
-        """How tokens are chosen; raises ConfigError when a number is out of range."""
+    def sampling(self, own: SamplingConfig | None = None) -> SamplingConfig:
+        """How tokens are chosen; raises ConfigError when a number is out of range. own: what the makers of
+        the loaded model recommend, if they do."""
+        if self.own_sampling and own is not None:
+            return replace(own, seed=self.seed)
         return SamplingConfig(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
             repetition_penalty=self.repetition_penalty, seed=self.seed,
@@ -122,13 +127,6 @@ def _parse_context(text: str) -> int | None:
     return int(text)
 
 
-def _parse_switch(name: str, text: str) -> bool:
-    switched = text.strip().lower()
-    if switched not in ("on", "off"):
-        raise ConfigError(f"{name} '{text}' is no switch: use on or off.")
-    return switched == "on"
-
-
 def check_answers(values: Mapping[str, object]) -> AnswerSettings:
     """The settings of these form values; a missing one keeps its default.
 
@@ -144,19 +142,20 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
             f"The system prompt has {len(prompt):,} characters: use at most {MAX_SYSTEM_PROMPT:,}."
         )
     settings = AnswerSettings(
-        draft_length=parse_draft_length(_integral(draft)),
+        draft_length=parse_draft_length(integral(draft)),
         policy=check_policy(str(values.get("policy", base.policy))),
-        temperature=_number("Temperature", values, base.temperature),
-        top_p=_number("Top-p", values, base.top_p),
-        top_k=_whole("Top-k", values.get("top_k", base.top_k)),
-        min_p=_number("Min-p", values, base.min_p),
-        repetition_penalty=_number("Repetition penalty", values, base.repetition_penalty),
-        max_new_tokens=_whole("Max new tokens", values.get("max_new_tokens", base.max_new_tokens)),
-        seed=None if seed in (None, "") else _whole("Seed", seed),
+        temperature=number("Temperature", values, base.temperature),
+        top_p=number("Top-p", values, base.top_p),
+        top_k=whole("Top-k", values.get("top_k", base.top_k)),
+        min_p=number("Min-p", values, base.min_p),
+        repetition_penalty=number("Repetition penalty", values, base.repetition_penalty),
+        max_new_tokens=whole("Max new tokens", values.get("max_new_tokens", base.max_new_tokens)),
+        seed=None if seed in (None, "") else whole("Seed", seed),
         system_prompt=prompt,
         strict=bool(values.get("strict", base.strict)),
         show_drafted=bool(values.get("show_drafted", base.show_drafted)),
         approximate=bool(values.get("approximate", base.approximate)),
+        own_sampling=bool(values.get("own_sampling", base.own_sampling)),
     )
     settings.sampling()
     if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:
@@ -164,31 +163,6 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
             f"Max new tokens {settings.max_new_tokens} is out of range: use 1 to {MAX_NEW_TOKENS:,}."
         )
     return settings
-
-
-def _integral(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _number(name: str, values: Mapping[str, object], default: float) -> float:
-    value = values.get(name.lower().replace("-", "_").replace(" ", "_"), default)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name} is empty or not a number: the usual value is {default:g}.") from None
-    if not math.isfinite(number):
-        raise ConfigError(f"{name} {number} is not a usable number: the usual value is {default:g}.")
-    return number
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", value):
-        value = int(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name} is not a whole number: '{'' if value is None else value}'.")
-    return value
 
 
 def _sound_load(values: Mapping[str, object], answers: AnswerSettings) -> tuple[LoadSettings, list[str]]:
@@ -214,7 +188,19 @@ def _sound_answers(values: Mapping[str, object]) -> tuple[AnswerSettings, list[s
             sound[name] = values[name]
         except LocalMoeError:
             bad.append(name)
-    return check_answers(sound), bad
+    return _of_before(check_answers(sound), values), bad
+
+
+def _of_before(answers: AnswerSettings, values: Mapping[str, object]) -> AnswerSettings:
+    """Where an earlier version kept these, which had no sampling but its numbers: whoever changed one goes on
+    with them, and what nobody changed is as it is now."""
+    if "own_sampling" in values:
+        return answers
+    usual = AnswerSettings()
+    changed = any(getattr(answers, name) != getattr(usual, name) for name in SAMPLING_NUMBERS)
+    unchanged_length = answers.max_new_tokens == _USUAL_LENGTH_BEFORE
+    length = usual.max_new_tokens if unchanged_length else answers.max_new_tokens
+    return replace(answers, own_sampling=not changed, max_new_tokens=length)
 
 
 class SettingsStore:

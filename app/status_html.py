@@ -114,3 +114,15 @@ def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     share = words.expert_share(plan, status.footprint, info.device, t)
     return f'<p class="lm-share">{escape(share)}</p><dl class="lm-facts">{rows}</dl>'
+
+
+def own_sampling_html(status: EngineStatus, t: Texts = ENGLISH) -> str:
+    """What the makers of the loaded model recommend."""
+    if status.info is None:
+        return ""
+    name, own = status.info.name, status.info.own_sampling
+    if own is None:
+        text = t("{model} has no recommendation: the numbers below are used.", model=name)
+    else:
+        text = t("For {model}: {sampling}.", model=name, sampling=words.sampling(own, t))
+    return f'<p class="lm-muted">{escape(text)}</p>'

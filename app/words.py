@@ -7,6 +7,7 @@ from typing import Any
 
 from app.engine_status import EngineStatus
 from app.texts import ENGLISH, Texts
+from localmoe.core.config import SamplingConfig
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
 from localmoe.core.units import format_bytes, format_seconds
@@ -138,3 +139,18 @@ def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
         return t("drafting by prompt lookup")
     reason = status.plan.drafting_reason
     return f"{t('drafting off')}: {t(reason)}" if reason else t("drafting off")
+
+
+def sampling(config: SamplingConfig, t: Texts = ENGLISH) -> str:
+    """How tokens are chosen, e.g. "temperature 1, top-k 64, top-p 0.95"."""
+    usual = SamplingConfig()
+    parts = [
+        t("always the likeliest token") if config.greedy else f"{t('temperature')} {config.temperature:g}"
+    ]
+    if not config.greedy:
+        names = {"top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
+        given = ((name, getattr(config, key), getattr(usual, key)) for key, name in names.items())
+        parts += [f"{name} {value:g}" for name, value, off in given if value != off]
+    if config.repetition_penalty != usual.repetition_penalty:
+        parts.append(f"{t('repetition penalty')} {config.repetition_penalty:g}")
+    return ", ".join(parts)

@@ -79,7 +79,7 @@ class App:
 
     def answer(self, tokens: int) -> Answer:
         """A greedy answer to the same question in the same chat, with drafts of one length."""
-        chosen = {"max_new_tokens": tokens, "temperature": 0.0, "draft_length": 4}
+        chosen = {"max_new_tokens": tokens, "temperature": 0.0, "own_sampling": False, "draft_length": 4}
         self.service.set_answers({**asdict(self.service.answers), **chosen})
         began, server, process = time.monotonic(), self._server_s(), time.process_time()
         if self.chat_id:

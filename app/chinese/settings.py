@@ -43,6 +43,16 @@ SETTINGS = {
     "Fixed": "固定",
     "Drafted tokens a step": "每步草稿词元数",
     "1 to 64": "1 到 64",
+    "As the model's makers recommend": "按模型制作者的建议",
+    "Where a model has a recommendation, in place of temperature, top-p, top-k, min-p and repetition "
+    "penalty. To change one of them switches this off.": (
+        "模型有建议时，用它代替温度、top-p、top-k、min-p 和重复惩罚。更改其中一个数值会关闭此项。"
+    ),
+    "For {model}: {sampling}.": "{model}：{sampling}。",
+    "{model} has no recommendation: the numbers below are used.": "{model} 没有建议：使用下面的数值。",
+    "always the likeliest token": "总是最可能的词元",
+    "temperature": "温度",
+    "repetition penalty": "重复惩罚",
     "Temperature": "温度",
     "0: always the likeliest token": "0：总是最可能的词元",
     "Top-p": "Top-p",

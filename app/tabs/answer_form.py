@@ -13,6 +13,7 @@ from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
+from app.tabs.sampling_row import Held, SamplingRow, create_sampling_row, held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View, in_sight
 from localmoe.core.config import MAX_DRAFT_LENGTH
@@ -33,13 +34,7 @@ class AnswerForm:
     system_prompt: gr.Textbox
     draft_mode: gr.Radio
     draft_length: gr.Number
-    temperature: gr.Number
-    top_p: gr.Number
-    top_k: gr.Number
-    min_p: gr.Number
-    max_new_tokens: gr.Number
-    repetition_penalty: gr.Number
-    seed: gr.Textbox
+    sampling: SamplingRow
     policy: gr.Dropdown
     strict: gr.Checkbox
     show_drafted: gr.Checkbox
@@ -56,11 +51,15 @@ class AnswerForm:
 
     def plain_fields(self) -> dict[str, Any]:
         """Widgets by the name of their setting, but for the draft length, which has two."""
-        names = (
-            "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
-            "seed", "policy", "strict", "show_drafted", "approximate",
+        sampling = (
+            "own_sampling", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty",
+            "seed",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {
+            "system_prompt": self.system_prompt,
+            **{name: getattr(self.sampling, name) for name in sampling},
+            **{name: getattr(self, name) for name in ("policy", "strict", "show_drafted", "approximate")},
+        }
 
     def fields(self) -> list[Any]:
         """All inputs."""
@@ -88,7 +87,7 @@ def create_answer_form() -> AnswerForm:
                 info=f"1 to {MAX_DRAFT_LENGTH}", visible="hidden",
             )  # fmt: skip
         samplings = create_preset_row("sampling", "Saved sampling settings")
-        sampling = _create_sampling()
+        sampling = create_sampling_row()
         with gr.Accordion("Advanced", open=False):
             policy = gr.Dropdown(
                 list(POLICIES), value=AnswerSettings().policy, label="Prefetch policy", elem_id="lm-policy",
@@ -111,25 +110,9 @@ def create_answer_form() -> AnswerForm:
             )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
     return AnswerForm(
-        system_prompt, draft_mode, draft_length, *sampling, policy, strict, show_drafted, approximate,
+        system_prompt, draft_mode, draft_length, sampling, policy, strict, show_drafted, approximate,
         prompts, samplings, saved,
     )  # fmt: skip
-
-
-def _create_sampling() -> tuple[gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Number, gr.Textbox]:
-    """The numbers, in the order of `AnswerForm`."""
-    with gr.Row():
-        likeliest = "0: always the likeliest token"
-        temperature = gr.Number(label="Temperature", step=0.1, elem_id="lm-temperature", info=likeliest)
-        top_p = gr.Number(label="Top-p", step=0.05, elem_id="lm-top-p", info="1: off")
-        top_k = gr.Number(label="Top-k", elem_id="lm-top-k", info="0: off")
-        min_p = gr.Number(label="Min-p", step=0.01, elem_id="lm-min-p", info="0: off")
-    with gr.Row():
-        latest = "An answer ends here at the latest"
-        max_new_tokens = gr.Number(label="Max new tokens", elem_id="lm-max", info=latest)
-        penalty = gr.Number(label="Repetition penalty", step=0.05, elem_id="lm-repetition", info="1: off")
-        seed = gr.Textbox("", label="Seed", elem_id="lm-seed", info="Empty: another one every time")
-    return temperature, top_p, top_k, min_p, max_new_tokens, penalty, seed
 
 
 def answer_values(form: AnswerForm, service: ChatService) -> Updates:
@@ -143,7 +126,8 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
         **plain,
         **preset_values(form.prompts, service),
         **preset_values(form.samplings, service),
-        form.seed: "" if answers.seed is None else str(answers.seed),
+        form.sampling.held: held_of(answers),
+        form.sampling.seed: "" if answers.seed is None else str(answers.seed),
         form.draft_mode: mode,
         form.draft_length: gr.Number(value=fixed, visible=in_sight(mode == "fixed")),
     }
@@ -156,21 +140,26 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     connect_preset_row(form.prompts, form, screen)
     connect_preset_row(form.samplings, form, screen)
 
-    def handle_change(view: View, mode: str, length: float | None, *plain: Any) -> Updates:
+    def handle_change(view: View, held: Held, mode: str, length: float | None, *plain: Any) -> Updates:
+        shown = form.settings([mode, length, *plain])
+        wanted = settle(shown, held, service.answers)
         try:
-            message, good = service.set_answers(form.settings([mode, length, *plain])), True
+            message, good = service.set_answers(wanted), True
         except LocalMoeError as error:
             message, good = str(error), False
+        switch = gr.skip() if wanted["own_sampling"] == shown["own_sampling"] else wanted["own_sampling"]
         return {
             form.saved: message_html(texts_for(view.language)(message), good),
             form.draft_length: gr.Number(visible=in_sight(mode == "fixed")),
+            form.sampling.own_sampling: switch,
+            form.sampling.held: held_of(wanted),
         }
 
     gr.on(
         [event for widget in form.fields() for event in user_edits(widget)], handle_change,
-        [screen.view, *form.fields()],
-        [form.saved, form.draft_length], queue=False, show_progress="hidden", api_visibility="private",
-        trigger_mode="always_last",
+        [screen.view, form.sampling.held, *form.fields()],
+        [form.saved, form.draft_length, form.sampling.own_sampling, form.sampling.held],
+        queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
+from app.tabs.sampling_row import Held, held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -56,12 +57,16 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     """Attach the listeners. What is chosen holds from the next answer on, as what is typed does."""
     service, plain = screen.service, form.plain_fields()
 
-    def handle_choose(view: View, name: str | None, *values: Any) -> Updates:
+    def handle_choose(view: View, name: str | None, held: Held, *values: Any) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
             return {row.said: gr.skip()}  # a new name, to be saved
-        filled = {plain[field]: value for field, value in preset.items()}
-        return {**filled, **_said(view, lambda: service.set_answers({**form.settings(values), **preset}))}
+        if row.kind == "sampling":
+            preset["own_sampling"] = False
+        wanted = {**settle(form.settings(values), held, service.answers), **preset}
+        filled = {plain[field]: wanted[field] for field in (*preset, "own_sampling")}
+        said = _said(view, lambda: service.set_answers(wanted))
+        return {**filled, form.sampling.held: held_of(wanted), **said}
 
     def handle_save(view: View, name: str | None, *values: Any) -> Updates:
         """Of what the form shows: what was typed last may not be kept yet."""
@@ -94,7 +99,8 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
 
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
-        handle_choose, [screen.view, row.name, *form.fields()], [row.said, *plain.values()], **quiet
-    )
+        handle_choose, [screen.view, row.name, form.sampling.held, *form.fields()],
+        [row.said, form.sampling.held, *plain.values()], **quiet,
+    )  # fmt: skip
     row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
     row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

@@ -25,8 +25,9 @@ class SettingsWidgets:
 
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
-        presets = (self.answers.prompts.name, self.answers.samplings.name)
-        return [*self.load.fields(), *self.answers.fields(), *presets]
+        answers = self.answers
+        others = (answers.prompts.name, answers.samplings.name, answers.sampling.held)
+        return [*self.load.fields(), *answers.fields(), *others]
 
 
 def create_settings_tab() -> SettingsWidgets:

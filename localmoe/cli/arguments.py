@@ -13,10 +13,10 @@ from localmoe.cli.draft_options import add_draft_options
 from localmoe.cli.load_options import DEFAULTS, add_load_options, add_target_options, check_load
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
+from localmoe.cli.sampling_options import add_sampling_options
 from localmoe.cli.serve_options import add_serve_options
 from localmoe.cli.simulate_options import add_simulate_options
 from localmoe.cli.tables_options import is_tables, tables_parser
-from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import SyntheticSettings, parse_routing, parse_share
 
@@ -135,13 +135,7 @@ def _add_answer_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what decides which experts are fetched; an unknown one lists them; default: %(default)s",
     )
-    defaults = SamplingConfig()
-    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy")
-    parser.add_argument("--top-p", type=float, default=defaults.top_p)
-    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 is off")
-    parser.add_argument("--min-p", type=float, default=defaults.min_p)
-    parser.add_argument("--repetition-penalty", type=float, default=defaults.repetition_penalty)
-    parser.add_argument("--seed", type=int, default=None, metavar="N")
+    add_sampling_options(parser)
     add_load_options(parser)
 
 
@@ -215,19 +209,3 @@ def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             args.synthetic = SyntheticSettings(args.routing, args.synthetic_acceptance, args.synthetic_match)
         except ConfigError as error:
             parser.error(str(error))
-
-
-def sampling_config(args: argparse.Namespace) -> SamplingConfig:
-    """The SamplingConfig that generate's options describe.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    return SamplingConfig(
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        seed=args.seed,
-    )

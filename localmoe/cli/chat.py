@@ -15,9 +15,9 @@ from types import FrameType
 
 from localmoe.chat.reasoning import OPEN, split_reasoning
 from localmoe.cli.answer_line import answer_line
-from localmoe.cli.arguments import sampling_config
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note
+from localmoe.cli.sampling_options import loaded_sampling, sampling_config
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.types import Message
@@ -45,8 +45,9 @@ def run_chat(args: argparse.Namespace) -> None:
         engine = Engine.load(args.model, config, progress=progress)
     with engine:
         note(f"{engine.info().name} is ready: {_HELP}")
-        conversation = Conversation(engine, usual)
-        engine.captures.begin(usual.sampling)  # while the question is typed
+        sampling = loaded_sampling(args, engine)
+        conversation = Conversation(engine, replace(usual, sampling=sampling))
+        engine.captures.begin(sampling)  # while the question is typed
         for line in _questions():
             if line in ("/new", "/help"):
                 note(_HELP if line == "/help" else "A new conversation.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from localmoe.cli.answer_line import answer_line
-from localmoe.cli.arguments import sampling_config
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
+from localmoe.cli.sampling_options import loaded_sampling, sampling_config
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.prompts import Prompt, read_prompts
@@ -38,10 +39,10 @@ def run_generate(args: argparse.Namespace) -> None:
     with engine:
         if args.timeline is not None:
             engine.live.record_timeline(_TIMELINE_STEPS)
-        refused = 0
+        sampling, refused = loaded_sampling(args, engine), 0
         for prompt, request in zip(prompts, requests, strict=True):
             try:
-                _print(args, engine, prompt, request, titled=len(prompts) > 1)
+                _print(args, engine, prompt, replace(request, sampling=sampling), titled=len(prompts) > 1)
             except (ConfigError, ContextLengthError) as error:  # of this prompt; the others may be fine
                 if args.prompts is None:
                     raise

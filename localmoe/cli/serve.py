@@ -7,11 +7,12 @@ import importlib.util
 import os
 import signal
 import socket
+from dataclasses import replace
 from types import FrameType
 
-from localmoe.cli.arguments import sampling_config
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note
+from localmoe.cli.sampling_options import loaded_sampling, sampling_config
 from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine
 from localmoe.server.address import base_url, bind, is_loopback
@@ -42,6 +43,7 @@ def run_serve(args: argparse.Namespace) -> None:
         with ProgressBars() as progress:
             engine = Engine.load(args.model, config, progress=progress)
         with engine:
+            settings = replace(settings, sampling=loaded_sampling(args, engine))
             try:
                 serve(engine, sock, settings, lambda: _announce(engine, sock, _shown_key(args, key)))
             except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
 MAX_CPU_THREADS = 512
-_LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
+LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 DraftLength = int | Literal["auto"]
 Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -146,7 +146,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _check("Temperature", self.temperature, 0.0, 10.0)
-        if 0 < self.temperature < _LEAST_TEMPERATURE:
+        if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ConfigError(f"Temperature {self.temperature} is out of range: use 0, or at least 0.001.")
         _check("Top-p", self.top_p, 0.0, 1.0, low_open=True)
         _check("Top-k", self.top_k, 0, 1_000_000)

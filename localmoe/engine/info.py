@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
+from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, SamplingConfig
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
@@ -28,6 +28,7 @@ class EngineInfo:
         may_be_in_place: without a budget experts are computed where they lie, with one they need slots; to
             change from one to the other takes a load.
         looks_up: tokens are proposed by looking up in the text (speculative.prompt_lookup).
+        own_sampling: how the model's makers recommend to choose tokens; None: they do not.
     """
 
     name: str
@@ -45,6 +46,7 @@ class EngineInfo:
     cpu_bytes_per_s: float | None = None
     may_be_in_place: bool = False
     looks_up: bool = False
+    own_sampling: SamplingConfig | None = None
 
 
 def describe(
@@ -69,6 +71,7 @@ def describe(
         cpu_bytes_per_s=cpu_rate(parts),
         may_be_in_place=prepared.may_be_in_place,
         looks_up=looks_up(parts, config),
+        own_sampling=prepared.source.own_sampling,
     )
 
 

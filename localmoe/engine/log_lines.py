@@ -97,3 +97,8 @@ def log_unpackable(name: str, reason: str, *, head: bool = False) -> None:
     """A load begins again, with experts, or the output head, in 16 bits."""
     what, they_are = ("output head", "it is") if head else ("experts", "they are")
     _LOG.warning("the %s of %s cannot be packed (%s): %s loaded in 16 bits", what, name, reason, they_are)
+
+
+def log_unusable_sampling(name: str) -> None:
+    """What generation_config.json says under this name is no value that there is."""
+    _LOG.warning("the %s that generation_config.json recommends cannot be used and is left out", name)

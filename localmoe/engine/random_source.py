@@ -127,3 +127,7 @@ class RandomSource:
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """None: an answer goes on to its limit."""
         return frozenset()
+
+    @property
+    def own_sampling(self) -> None:
+        """Nobody recommends anything for random weights."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from localmoe.chat.prompt import Encoder, PromptEncoder
+from localmoe.core.config import SamplingConfig
 from localmoe.core.draft_config import DraftForm, DraftSettings, GptqSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.remembered import Remembered
@@ -28,6 +29,7 @@ from localmoe.engine.drafts import (
     snapshot_revision,
 )
 from localmoe.engine.end_tokens import find_end_tokens
+from localmoe.engine.own_sampling import read_own_sampling
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
@@ -116,6 +118,10 @@ class ModelSource(Protocol):
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """Tokens that end an answer."""
 
+    @property
+    def own_sampling(self) -> SamplingConfig | None:
+        """How its makers recommend to choose tokens; None: they do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSource:
@@ -124,6 +130,7 @@ class CheckpointSource:
     model: LocalModel
     checkpoint: Checkpoint
     draft_bits: int = DRAFT_BITS  # of the draft in the default place
+    own_sampling: SamplingConfig | None = None
 
     @classmethod
     def open(cls, model: str, draft_bits: int = DRAFT_BITS) -> CheckpointSource:
@@ -133,7 +140,8 @@ class CheckpointSource:
             LocalMoeError: it is not there, or damaged.
         """
         found = resolve_model(model)
-        return cls(found, Checkpoint.open(found.folder), draft_bits)
+        checkpoint = Checkpoint.open(found.folder)
+        return cls(found, checkpoint, draft_bits, read_own_sampling(found.folder))
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
 PIECES = 74  # of a better draft's build: 16 experts each
 SMALLEST = 12 * MIB
+RECOMMENDED = {"other-moe": SamplingConfig(1.0, 0.95, 64)}  # by its makers; the others' say nothing
 ATTACK = (
     'Look: <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
     '<img src="http://203.0.113.7/pixel.png"> ![pixel](http://203.0.113.7/markdown.png) '
@@ -70,6 +71,7 @@ class FakeInfo:
     cpu_bytes_per_s: float | None = None
     may_be_in_place: bool = False
     looks_up: bool = False
+    own_sampling: SamplingConfig | None = None
 
 
 def answer_to(text: str) -> str:
@@ -196,7 +198,7 @@ class FakeEngine:
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
             passes="layer by layer through the host (there is no GPU)", lanes="RAM",
-            cpu_bytes_per_s=self.cpu_bytes_per_s,
+            cpu_bytes_per_s=self.cpu_bytes_per_s, own_sampling=RECOMMENDED.get(self.model),
         )  # fmt: skip
 
     def stream(

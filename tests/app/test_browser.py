@@ -12,6 +12,7 @@ from browser import PageDriver
 from fake_engine import answer_to
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+OWN_SAMPLING = "#lm-own-sampling input"
 
 
 def _write_long_chat(folder: Path) -> None:
@@ -174,8 +175,11 @@ def test_a_budget_of_one_s_own_begins_with_one_that_works(page: PageDriver) -> N
 
 def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) -> None:
     page.settings()
+    assert page.page.is_checked(OWN_SAMPLING)
+    assert "no recommendation: the numbers below are used" in page.text("#lm-own")
     page.fill("lm-temperature", "99")
     page.wait_text("#lm-saved", "Temperature 99.0 is out of range")
+    wait_for(lambda: not page.page.is_checked(OWN_SAMPLING), 5, "the user's own number to win")
     page.fill("lm-temperature", "0.25")
     page.fill("lm-max", "5")
     page.choose_draft("Fixed")
@@ -185,6 +189,7 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.wait_text("#lm-saved", "Saved")
     kept = json.loads((server.home / "settings.json").read_text())["answers"]
     assert (kept["temperature"], kept["max_new_tokens"], kept["draft_length"]) == (0.25, 5, 6)
+    assert kept["own_sampling"] is False
     page.chat()
     page.send("hello")
     page.wait_idle()
@@ -193,6 +198,43 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.choose_draft("Auto")
     page.fill("lm-max", "1024")
     page.wait_text("#lm-saved", "Saved")
+
+
+def test_own_sampling_holds_until_a_number_or_a_preset_of_ones_own(page: PageDriver, server: Server) -> None:
+    """However quickly a control is left for another one."""
+
+    def kept() -> tuple[float, bool, int | None]:
+        answers = json.loads((server.home / "settings.json").read_text())["answers"]
+        return answers["temperature"], answers["own_sampling"], answers["seed"]
+
+    def own(wanted: bool) -> None:
+        wait_for(lambda: page.page.is_checked(OWN_SAMPLING) == wanted, 5, f"own sampling {wanted}")
+
+    page.settings()
+    page.fill("lm-temperature", "0.5")
+    page.fill("lm-preset-sampling", "warm")
+    page.page.click("#lm-save-sampling")
+    page.wait_text("#lm-said-sampling", "The preset is saved.")
+    page.page.check(OWN_SAMPLING)
+    wait_for(lambda: kept() == (0.5, True, None), 10, "it to be kept")
+    page.fill("lm-seed", "7")
+    wait_for(lambda: kept() == (0.5, True, 7), 10, "a seed, which changes nothing of it")
+    page.fill("lm-temperature", "0.75")
+    page.fill("lm-seed", "")  # at once
+    wait_for(lambda: kept() == (0.75, False, None), 10, "the number")
+    own(False)
+    page.page.check(OWN_SAMPLING)
+    wait_for(lambda: kept() == (0.75, True, None), 10, "it to be kept")
+    page.reload()
+    page.settings()
+    own(True)
+    page.page.click("#lm-preset-sampling input")
+    page.page.click("#lm-preset-sampling [role=option]:has-text('warm')")
+    wait_for(lambda: kept() == (0.5, False, None), 10, "the preset")
+    own(False)
+    page.fill("lm-seed", "8")
+    wait_for(lambda: kept() == (0.5, False, 8), 10, "the preset still")
+    page.fill("lm-seed", "")
 
 
 def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> None:
@@ -209,6 +251,7 @@ def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> Non
     page.apply("")
     page.wait_text("#lm-header", "ready")
     assert "tiny demo model" not in page.text("#lm-header")
+    page.wait_text("#lm-own", "temperature 1, top-k 64, top-p 0.95")
     page.choose_model("demo")
     page.apply("")
     page.wait_text("#lm-header", "a tiny demo model; choose a real one under Models")

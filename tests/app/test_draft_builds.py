@@ -177,6 +177,7 @@ def test_off_and_on_at_once_leaves_one_build(building: ChatService, slow: FakeLo
 
 
 def test_the_switch_does_not_disturb_an_answer(building: ChatService, slow: FakeLoader) -> None:
+    building.set_answers({"max_new_tokens": 1024})
     chat_id = building.send(None, "a long story")
     building.apply_load(LoadSettings(better_draft="off"))
     assert building.runner.running()

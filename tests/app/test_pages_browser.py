@@ -147,7 +147,7 @@ def test_the_keyboard_reaches_every_control_and_uses_them(page: PageDriver) -> N
             "lm-bench-policies", "lm-bench-lengths", "lm-bench-prompts", "lm-bench-tokens", "lm-bench-cards",
             "lm-bench-budget", "lm-bench-run", "lm-bench-predict", "lm-model", "lm-automatic", "lm-budget",
             "lm-budget-slider", "lm-context", "lm-draft-bits", "lm-better-draft", "lm-apply", "lm-system",
-            "lm-draft", "lm-temperature", "lm-seed",
+            "lm-draft", "lm-own-sampling", "lm-temperature", "lm-seed",
         )
         if name not in reached
     ]  # fmt: skip

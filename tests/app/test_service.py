@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from app_process import wait_for
-from fake_engine import FakeEngine, FakeLoader, answer_to
+from fake_engine import RECOMMENDED, FakeEngine, FakeLoader, answer_to
 
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import UNLOADED, EngineNotReadyError
@@ -22,6 +22,7 @@ from app.requests import request_messages
 from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
 from app.status_html import header_html
+from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import BudgetError, ConfigError, EngineClosedError, LocalMoeError
 from localmoe.core.types import Message
 
@@ -378,6 +379,23 @@ def test_while_nobody_waits_the_engine_prepares_for_answers_as_they_are_set(
     wait_for(lambda: engine.closed)
     service.set_answers({"temperature": 0.3})  # nothing is loaded
     assert len(engine.captures.begun) == 3
+
+
+def test_answers_are_drawn_as_the_loaded_models_makers_recommend_unless_that_is_switched_off(
+    service: ChatService, loader: FakeLoader
+) -> None:
+    def used(**settings: object) -> SamplingConfig:
+        service.set_answers({"temperature": 0.4, "seed": 9, "max_new_tokens": 5, **settings})
+        service.send(None, "hello")
+        finish(service)
+        return loader.engines[-1].requests[-1].sampling
+
+    numbers = SamplingConfig(0.4, 0.95, repetition_penalty=1.05, seed=9)
+    assert used() == numbers  # nothing is recommended for it
+    service.apply_load(LoadSettings("other-moe"))
+    wait_for(lambda: service.holder.status().phase == "ready" and len(loader.engines) == 2)
+    assert used() == replace(RECOMMENDED["other-moe"], seed=9)
+    assert used(own_sampling=False) == numbers
 
 
 def test_a_budget_is_applied_without_a_reload_and_kept(

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import pytest
 
 from app.files import write_json
 from app.settings import AnswerSettings, LoadSettings, SettingsStore, check_answers, parse_budget
+from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import ConfigError
+
+OWN = SamplingConfig(1.0, 0.95, 64)  # recommended by a model's makers
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,41 @@ def test_good_values_are_taken_as_the_form_sends_them() -> None:
     )  # fmt: skip
     assert found == AnswerSettings(8, "on-demand", 0.0, 1.0, 40, 0.05, 1.1, 64, 9007199254740993, "")
     assert found.sampling().greedy
+
+
+@pytest.mark.parametrize(("own", "used"), [(True, OWN), (False, SamplingConfig(0.4, 0.95, 0, 0.0, 1.05))])
+def test_the_makers_own_sampling_stands_in_for_the_numbers_and_never_for_the_seed(
+    own: bool, used: SamplingConfig
+) -> None:
+    answers = check_answers({"temperature": 0.4, "seed": "7", "own_sampling": own})
+    assert answers.sampling(OWN) == replace(used, seed=7)
+    assert answers.sampling() == SamplingConfig(0.4, 0.95, 0, 0.0, 1.05, 7)  # nothing is recommended
+
+
+# what an earlier version kept of somebody who has changed none of it
+BEFORE = {"temperature": 0.6, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("kept", "own", "length"),
+    [
+        ({}, True, 8192), ({**BEFORE, "max_new_tokens": 1024, "seed": 7}, True, 8192),
+        ({**BEFORE, "max_new_tokens": 64}, True, 64), ({**BEFORE, "temperature": 0.0}, False, 8192),
+        ({"top_k": 7, "max_new_tokens": 2048}, False, 2048), ({**BEFORE, "min_p": 0.05}, False, 8192),
+        ({**BEFORE, "repetition_penalty": 1}, False, 8192), ({"top_p": 7}, True, 8192),  # as if not there
+        ({**BEFORE, "temperature": 0.0, "max_new_tokens": 1024, "own_sampling": True}, True, 1024),
+        ({**BEFORE, "max_new_tokens": 1024, "own_sampling": False}, False, 1024),
+    ],
+)  # fmt: skip
+def test_whoever_changed_a_number_of_an_earlier_version_goes_on_with_it(
+    kept: dict[str, Any], own: bool, length: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"schema": 1, "load": {}, "answers": kept}))
+    answers = SettingsStore(path).answers
+    assert (answers.own_sampling, answers.max_new_tokens) == (own, length)
+    SettingsStore(path).save(answers=answers)
+    assert SettingsStore(path).answers == answers
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.engines import load_with_slots
 
+from localmoe.core.config import SamplingConfig
 from localmoe.engine.info import cpu_rate
 from localmoe.experts.lane_block import LaneRates
 
@@ -25,6 +26,7 @@ def test_the_rate_is_that_of_an_experts_first_token_while_the_lane_is_there() ->
     assert cpu_rate(parts) is None
 
 
-def test_without_a_gpu_there_is_none() -> None:
+def test_an_engine_on_the_cpu_has_no_such_rate_and_says_what_its_makers_recommend() -> None:
     with load_with_slots("demo", 20, device="cpu") as engine:
         assert engine.info().cpu_bytes_per_s is None
+        assert engine.info().own_sampling == SamplingConfig(temperature=0.7, top_p=0.9)

@@ -1,0 +1,53 @@
+"""Options of how tokens are chosen, and the SamplingConfig that they describe. Chooses none."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localmoe.cli.output import note
+from localmoe.core.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from localmoe.engine import Engine
+
+_GREEDY = SamplingConfig()
+_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Numbers that are not given are None: the model's own may hold in their place."""
+    parser.add_argument(
+        "--own-sampling",
+        action="store_true",
+        help="choose tokens as the model's generation_config.json recommends; options that are given win",
+    )
+    parser.add_argument("--temperature", type=float, help=f"0 is greedy; default: {_GREEDY.temperature:g}")
+    parser.add_argument("--top-p", type=float, help=f"1 is off; default: {_GREEDY.top_p:g}")
+    parser.add_argument("--top-k", type=int, help=f"0 is off; default: {_GREEDY.top_k}")
+    parser.add_argument("--min-p", type=float, help=f"0 is off; default: {_GREEDY.min_p:g}")
+    parser.add_argument(
+        "--repetition-penalty", type=float, help=f"1 is off; default: {_GREEDY.repetition_penalty:g}"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="default: another one every time")
+
+
+def sampling_config(args: argparse.Namespace, own: SamplingConfig | None = None) -> SamplingConfig:
+    """What the options describe; where they say nothing, `own`, or greedy.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    given = {name: value for name in _NAMES if (value := getattr(args, name)) is not None}
+    return replace(own or _GREEDY, **given)
+
+
+def loaded_sampling(args: argparse.Namespace, engine: Engine) -> SamplingConfig:
+    """The same for a loaded model, whose own holds if that is wished for; says it where there is none."""
+    if not args.own_sampling:
+        return sampling_config(args)
+    info = engine.info()
+    if info.own_sampling is None:
+        note(f"{info.name} recommends no sampling: answers are as without --own-sampling.")
+    return sampling_config(args, info.own_sampling)
