@@ -11,6 +11,7 @@ import pytest
 from support.engines import ask, check_consistent, load_with_slots, memory_of, wait_until_idle
 
 from localmoe.core.errors import EngineClosedError, LocalMoeError
+from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.model.routing_trace import RoutingRecorder
 
@@ -124,7 +125,8 @@ def test_others_may_look_at_any_time_and_the_answer_is_the_same(engine: Engine) 
         assert state.resident.sum() <= engine.plan.num_slots
         assert 0 <= state.heat.min() <= state.heat.max() <= 1
     wait_until_idle(memory_of(engine))
-    assert engine.residency() == engine.live.state().resident.astype(int).tolist()
+    found = {ExpertKey(*map(int, at)) for at in np.argwhere(engine.live.state().resident)}
+    assert found == set(memory_of(engine).resident_keys()) and found
     check_consistent(engine)
     closed = load_with_slots("demo", 20)
     closed.close()

@@ -65,8 +65,11 @@ def test_an_answer_without_penalty_keeps_no_text_and_one_without_sampling_takes_
     ):  # fmt: skip
         choice.begin(config, 1, [0, 3])
         assert choice.kind == kind
-    choice.end()
-    assert choice.kind == "argmax"
+        choice.expect(SamplingConfig(temperature=0.5))
+        assert choice.kind == "sampled"
+        choice.expect(config)  # of an answer to come: passes of its prompt, whose choice nobody reads
+        assert choice.kind == kind
+    choice.begin(SamplingConfig(), 1, [0, 3])
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0]], device=DEVICE)
     choice.note(on_device(1), on_device(2))
     assert choice.choose(logits, on_device(1)).tolist() == [1]

@@ -34,7 +34,6 @@ def test_a_sampled_answer_is_the_same_whatever_is_drafted_and_whenever_passes_ru
     first, *rest = rig.loop(Moody(list(lengths)), sampling=config).run(PROMPT, 11)
     text = [*PROMPT, *first.tokens]  # the prompt's last pass is nobody's but the host's
     assert [token for step in rest for token in step.tokens] == sampled(table, text, 10, config)
-    assert rig.passes.choice.kind == "argmax"  # nothing of an answer stays
 
 
 @pytest.mark.parametrize("config", [SAMPLED, PENALISED])

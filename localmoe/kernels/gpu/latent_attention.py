@@ -67,7 +67,9 @@ def latent_attention(
     assert query.stride(3) == latent_cache.stride(3) == rope_cache.stride(3) == 1, "rows are contiguous"
     tokens = query[0].transpose(0, 1)  # (T, heads, Dn + Dr)
     out = torch.empty((rows, heads, value_weight.shape[1]), dtype=query.dtype, device=query.device)
-    block = max(1, MAX_BYTES // (2 * heads * rank * query.element_size()))
+    slots = num_slots(rows, max_length, None, PART) if rows <= SPLIT_ROWS else 0
+    room = MAX_BYTES - 4 * _BM * slots * (rank + 2)  # beside a tile's partial results
+    block = max(1, room // (2 * heads * rank * query.element_size()))
     for begin in range(0, rows, block):
         some = tokens[begin : begin + block]
         absorbed = head_linear(some[..., :plain], key_weight.mT)
@@ -75,8 +77,8 @@ def latent_attention(
         launch = _Launch(
             absorbed, some[..., plain:], latent_cache, rope_cache, start, summed, begin, rows, scale
         )
-        if rows <= SPLIT_ROWS:
-            launch.split(num_slots(rows, max_length, None, PART))
+        if slots:
+            launch.split(slots)
         else:
             launch.loop()
         head_linear(summed, value_weight, out=out[begin : begin + block])

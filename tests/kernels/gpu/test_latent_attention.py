@@ -198,8 +198,13 @@ def test_products_by_head(rows: int, columns: int, depth: int, dtype: torch.dtyp
         assert_rounded(head_linear(x, weight), exact, slack=1e-5)
 
 
-@pytest.mark.parametrize("split_rows", [80, 0])
-def test_no_launch_takes_more_room_than_it_may(split_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("split_rows", "rows", "start", "counts"),
+    [(80, 20, 0, (2, 6)), (0, 40, 0, (4, 0)), (80, 20, 700, (4, 10))],  # partial results of four parts
+)
+def test_no_launch_takes_more_room_than_it_may(
+    split_rows: int, rows: int, start: int, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[Tensor] = []
 
     def noted(*shape: object, **options: object) -> Tensor:
@@ -209,10 +214,10 @@ def test_no_launch_takes_more_room_than_it_may(split_rows: int, monkeypatch: pyt
     monkeypatch.setattr(torch, "empty", noted)
     monkeypatch.setattr(module, "MAX_BYTES", 30_000)
     monkeypatch.setattr(module, "SPLIT_ROWS", split_rows)
-    Case(heads=4, rows=40 if split_rows == 0 else 20, start=0).check()
+    Case(heads=4, rows=rows, start=start).check()
     latents = [made.nbytes for made in taken if made.dtype is not torch.float32 and made.shape[-1] == 64]
     partial = [made.nbytes for made in taken if made.dtype is torch.float32]
-    assert (len(latents), len(partial)) == ((4, 0) if split_rows == 0 else (2, 6))
+    assert (len(latents), len(partial)) == counts
     most = max(latents) * 2 + max(
         (a + b for a, b in zip(partial[::2], partial[1::2], strict=True)), default=0
     )
