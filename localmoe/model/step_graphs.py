@@ -8,7 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ class PassOutput:
     report: Tensor
 
 
+_Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, PassOutput]
+
+
 class StepGraphs:
     """Runs passes as graphs where that is possible, else as they are.
 
@@ -42,7 +45,7 @@ class StepGraphs:
     def __init__(self, enabled: bool) -> None:
         self.capture_s = 0.0
         self._wanted: Counter[Hashable] = Counter()
-        self._graphs: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, PassOutput]] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self._enabled = enabled
 
@@ -66,9 +69,8 @@ class StepGraphs:
         if not self._enabled:
             return body()
         if key not in self._graphs:
-            started = time.perf_counter()
-            self._graphs[key] = self._capture(body)
-            self.capture_s += time.perf_counter() - started
+            self._graphs[key], seconds = self._capture(body)
+            self.capture_s += seconds
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
@@ -90,16 +92,18 @@ class StepGraphs:
             return False
         if len(self._graphs) == MAX_GRAPHS:
             del self._graphs[next(key for key in self._graphs if key not in keys)]
-        self._graphs[missing] = self._capture(lambda: body(missing))
+        self._graphs[missing], _ = self._capture(lambda: body(missing))
         return True
 
-    def _capture(self, body: Callable[[], PassOutput]) -> tuple[torch.cuda.CUDAGraph, PassOutput]:
+    def _capture(self, body: Callable[[], PassOutput]) -> tuple[_Captured, float]:
+        """And the seconds that it took, once the GPU had nothing to do."""
         torch.cuda.synchronize()
+        started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         # what other threads ask of the driver meanwhile, as how much memory is free, must not fail
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = body()
-        return graph, output
+        return (graph, output), time.perf_counter() - started
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
