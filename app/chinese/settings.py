@@ -44,8 +44,8 @@ SETTINGS = {
     "Drafted tokens a step": "每步草稿词元数",
     "1 to 64": "1 到 64",
     "As the model's makers recommend": "按模型制作者的建议",
-    "Where a model has a recommendation, in place of temperature, top-p, top-k, min-p and repetition "
-    "penalty. To change one of them switches this off.": (
+    "Instead of temperature, top-p, top-k, min-p and repetition penalty, where the model has a "
+    "recommendation. Changing one of them switches this off.": (
         "模型有建议时，用它代替温度、top-p、top-k、min-p 和重复惩罚。更改其中一个数值会关闭此项。"
     ),
     "For {model}: {sampling}.": "{model}：{sampling}。",

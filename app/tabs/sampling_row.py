@@ -34,8 +34,8 @@ def create_sampling_row() -> SamplingRow:
     """Lay them out; their values come when a page opens."""
     own_sampling = gr.Checkbox(
         True, label="As the model's makers recommend", elem_id="lm-own-sampling",
-        info="Where a model has a recommendation, in place of temperature, top-p, top-k, min-p and "
-        "repetition penalty. To change one of them switches this off.",
+        info="Instead of temperature, top-p, top-k, min-p and repetition penalty, where the model has a "
+        "recommendation. Changing one of them switches this off.",
     )  # fmt: skip
     own = gr.HTML("", apply_default_css=False, elem_id="lm-own")
     with gr.Row():
