@@ -60,11 +60,10 @@ class Captures:
         Raises:
             torch.OutOfMemoryError: the GPU has no memory for it.
         """
-        with self._capturing:
+        with self._turns.answer(), self._capturing:  # in this order: nobody waits for a build's piece of work
             if self._closed or self._busy.locked():
                 return False
-            with self._turns.answer():
-                return self._runner.capture_ahead(sampling)
+            return self._runner.capture_ahead(sampling)
 
     def wait(self) -> None:
         """Once the engine is in use: until the one that is captured is there; no other one begins."""

@@ -105,6 +105,20 @@ def test_background_work_gives_way_to_a_capture() -> None:
     assert pieces > 0
 
 
+def test_who_uses_the_engine_does_not_wait_for_background_work_that_a_capture_waits_for() -> None:
+    passes, turns, cancel, busy = Passes(1), Turns(), threading.Event(), threading.Lock()
+    captures = Captures(passes, busy, turns)  # type: ignore[arg-type]
+    with turns.work(cancel):
+        captures.begin()
+        wait_for(lambda: turns._answers)
+        with busy:
+            captures.wait()  # memory is divided anew, say
+        captures.close()
+        assert passes.left == 1 and not passes.asked
+    wait_for(lambda: not turns._answers)
+    assert not passes.asked, "it was closed before it had its turn"
+
+
 def test_memory_that_others_took_is_told_and_the_next_time_it_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
