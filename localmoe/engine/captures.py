@@ -26,6 +26,7 @@ class Captures:
         self._lock = threading.Lock()  # guards what follows
         self._sampling: SamplingConfig | None = None
         self._wanted = self._runs = False
+        self._active = 0  # calls that capture, or wait for their turn
 
     def begin(self, sampling: SamplingConfig | None = None) -> None:
         """Capture in a thread of its own what the next answers will likely run, one pass after the other,
@@ -50,7 +51,8 @@ class Captures:
             try:
                 while self.ahead(sampling):
                     pass
-            except torch.OutOfMemoryError:  # others have taken it; an answer that needs more says so
+            # others have taken it; an answer that needs more says so. Any other error ends captures for good
+            except torch.OutOfMemoryError:
                 log_not_captured()
 
     def ahead(self, sampling: SamplingConfig | None = None) -> bool:
@@ -60,10 +62,22 @@ class Captures:
         Raises:
             torch.OutOfMemoryError: the GPU has no memory for it.
         """
-        with self._turns.answer(), self._capturing:  # in this order: nobody waits for a build's piece of work
-            if self._closed or self._busy.locked():
-                return False
-            return self._runner.capture_ahead(sampling)
+        with self._lock:
+            self._active += 1  # before it counts among the answers, see in_use
+        try:
+            # in this order: nobody waits for a build's piece of work
+            with self._turns.answer(), self._capturing:
+                if self._closed or self._busy.locked():
+                    return False
+                return self._runner.capture_ahead(sampling)
+        finally:
+            with self._lock:
+                self._active -= 1
+
+    def in_use(self) -> bool:
+        """Whether an answer is written or a pass captured, or wants its turn: a build that is cancelled must
+        not give memory back until then."""
+        return self._busy.locked() or self._active > 0
 
     def wait(self) -> None:
         """Once the engine is in use: until the one that is captured is there; no other one begins."""

@@ -61,8 +61,8 @@ class Engine(AbstractContextManager["Engine"]):
         self._policy = config.policy
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
-        self._improver = DraftImprover(self._turns, self._busy, self._budget.reserve)
         self.captures = Captures(parts.runner, self._busy, self._turns)
+        self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
         self._session = Session(parts.runner.sequence)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._answers = 0  # since load or reset
@@ -278,8 +278,8 @@ class Engine(AbstractContextManager["Engine"]):
 
     def close(self) -> None:
         """Stop the transfer worker and free the memory. A second call does nothing."""
+        self.captures.close()  # first: a build that ends would disturb a capture
         self._improver.close()
-        self.captures.close()
         if self._parts is not None:
             self._draft_place.remember()
             self._closing, self._parts = self._parts, None

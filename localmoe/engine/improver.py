@@ -17,8 +17,9 @@ from localmoe.engine.turns import Turns
 class DraftImprover:
     """Runs `improve_draft` for one engine."""
 
-    def __init__(self, turns: Turns, busy: threading.Lock, reserve: Callable[[int], None]) -> None:
-        """busy: held while an answer is written. reserve: see improve_draft."""
+    def __init__(self, turns: Turns, busy: Callable[[], bool], reserve: Callable[[int], None]) -> None:
+        """busy: whether something uses the engine that has, or waits for, an answer's turn. reserve: see
+        improve_draft."""
         self._turns = turns
         self._busy = busy
         self._reserve = reserve
@@ -65,9 +66,9 @@ class _Stop(threading.Event):
     gives its part of the budget back, which makes the slots anew, and an answer must not lose its slots. So
     nobody has to be woken after `cancel`: a build that waits for an answer looks at it when that ends."""
 
-    def __init__(self, closing: threading.Event, cancel: threading.Event, busy: threading.Lock) -> None:
+    def __init__(self, closing: threading.Event, cancel: threading.Event, busy: Callable[[], bool]) -> None:
         super().__init__()
         self._closing, self._cancel, self._busy = closing, cancel, busy
 
     def is_set(self) -> bool:
-        return self._closing.is_set() or (self._cancel.is_set() and not self._busy.locked())
+        return self._closing.is_set() or (self._cancel.is_set() and not self._busy())

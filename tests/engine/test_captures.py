@@ -11,6 +11,7 @@ import torch
 
 from localmoe.core.config import SamplingConfig
 from localmoe.engine.captures import Captures
+from localmoe.engine.improver import _Stop
 from localmoe.engine.turns import Turns
 
 
@@ -117,6 +118,23 @@ def test_who_uses_the_engine_does_not_wait_for_background_work_that_a_capture_wa
         assert passes.left == 1 and not passes.asked
     wait_for(lambda: not turns._answers)
     assert not passes.asked, "it was closed before it had its turn"
+
+
+def test_a_build_that_is_cancelled_while_a_pass_is_captured_ends_after_that_pass() -> None:
+    """It gives memory back then, under the pass's feet."""
+    passes, turns, busy, cancel = Passes(1, seconds=0.2), Turns(), threading.Lock(), threading.Event()
+    captures = Captures(passes, busy, turns)  # type: ignore[arg-type]
+    stop = _Stop(threading.Event(), cancel, captures.in_use)
+    with turns.work(stop):
+        captures.begin()
+        wait_for(lambda: turns._answers)
+        cancel.set()
+        assert not stop.is_set()
+        turns.pause(stop)
+        assert not passes.under_way.is_set() and not passes.left, "the capture came first"
+        assert turns._working, "and the build has its turn again"
+    wait_for(lambda: not captures.in_use())
+    assert stop.is_set()
 
 
 def test_memory_that_others_took_is_told_and_the_next_time_it_is_tried_again(
