@@ -47,13 +47,14 @@ def visible_for(length: int, capacity: int) -> int:
 
 def serving(
     state: DevicePassState, choice: ChoiceKind, rows: int, start: int, capacity: int
-) -> Iterator[PassKind]:
-    """Kinds that do for a window of `rows` tokens, or a draft pass (0), behind `start` positions, smallest
-    first: of as many rows or more, and for a longer text, of which what is not there yet costs little."""
+) -> Iterator[list[PassKind]]:
+    """Kinds that do for a window of `rows` tokens, or a draft pass (0), behind `start` positions: of as many
+    rows, then of more. Each list has those that cost alike, the smallest first: what a longer text would have
+    costs little while it is not there."""
     for enough in [0] if not rows else [bucket for bucket in WINDOW_BUCKETS if bucket >= rows]:
         visible = visible_for(start + enough, capacity)
-        for positions in dict.fromkeys((visible, visible_for(visible + 1, capacity))):
-            yield _kind(state, choice, enough, positions)
+        sizes = dict.fromkeys((visible, visible_for(visible + 1, capacity)))
+        yield [_kind(state, choice, enough, positions) for positions in sizes]
 
 
 def likely(state: DevicePassState, choice: ChoiceKind, length: int, capacity: int) -> list[PassKind]:

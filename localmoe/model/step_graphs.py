@@ -52,17 +52,22 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def cheapest(self, keys: Iterable[Key]) -> Key:
-        """Which of several passes to issue that would all do: the first and smallest, unless it has been
-        wanted a few times only and a larger one is captured already."""
+    def cheapest(self, keys: Iterable[Sequence[Key]]) -> Key:
+        """Which of several passes to issue that would all do.
+
+        Args:
+            keys: those that cost alike together, the cheapest first. Of these it is one that is captured, or
+                else the first, unless that has been wanted a few times only and a dearer one is captured.
+        """
         candidates = iter(keys)
-        smallest = next(candidates)
-        if not self._enabled or smallest in self._graphs:
-            return smallest
-        self._wanted[smallest] += 1
-        if self._wanted[smallest] >= CAPTURE_AT:
-            return smallest
-        return next((key for key in candidates if key in self._graphs), smallest)
+        alike = next(candidates)
+        found = next((key for key in alike if key in self._graphs), None)
+        if found is not None or not self._enabled:
+            return alike[0] if found is None else found
+        self._wanted[alike[0]] += 1
+        if self._wanted[alike[0]] >= CAPTURE_AT:
+            return alike[0]
+        return next((key for dearer in candidates for key in dearer if key in self._graphs), alike[0])
 
     def run(self, key: Hashable, body: Callable[[], PassOutput]) -> PassOutput:
         """Issue the pass `key`. `body` must have no effect that a second run of it would not repeat."""

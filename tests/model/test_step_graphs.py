@@ -25,7 +25,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> StepGraphs:
 
 def issue(graphs: StepGraphs, *keys: int) -> int:
     """What run() is asked for, as the passes do it."""
-    key = graphs.cheapest(keys)
+    key = graphs.cheapest([key] for key in keys)
     graphs.run(key, lambda: NOTHING)
     return key
 
@@ -42,17 +42,25 @@ def test_a_larger_captured_pass_serves_until_the_fitting_one_is_wanted_often(gra
     assert issue(graphs, 16, 72) == 16 and len(graphs) == 1
 
 
+def test_one_that_costs_alike_serves_however_often_the_first_is_wanted(graphs: StepGraphs) -> None:
+    issue(graphs, 41)
+    issue(graphs, 72)
+    assert [graphs.cheapest([[40, 41], [72]]) for _ in range(3 * CAPTURE_AT)] == [41] * (3 * CAPTURE_AT)
+    issue(graphs, 40)
+    assert graphs.cheapest([[40, 41], [72]]) == 40
+
+
 def test_the_graphs_are_bounded_and_the_longest_unused_goes(graphs: StepGraphs) -> None:
     for key in range(MAX_GRAPHS + 1):
         issue(graphs, key)
         issue(graphs, 0)
     assert len(graphs) == MAX_GRAPHS
-    assert graphs.cheapest([-1, 0]) == 0 and issue(graphs, 1, 2) == 2  # 0 is there, 1 went
+    assert graphs.cheapest([[-1], [0]]) == 0 and issue(graphs, 1, 2) == 2  # 0 is there, 1 went
 
 
 def test_without_graphs_every_pass_is_the_fitting_one() -> None:
     graphs = StepGraphs(enabled=False)
-    assert [graphs.cheapest([8, 72]) for _ in range(3)] == [8, 8, 8]
+    assert [graphs.cheapest([[8], [72]]) for _ in range(3)] == [8, 8, 8]
 
 
 def test_what_is_captured_ahead_is_there_and_makes_room_among_the_others(graphs: StepGraphs) -> None:
@@ -69,7 +77,7 @@ def test_what_is_captured_ahead_is_there_and_makes_room_among_the_others(graphs:
     for key in wanted:
         graphs.run(key, pytest.fail)
     assert graphs.capture_s == 0.5 * MAX_GRAPHS, "answers waited for the first ones"
-    assert all(graphs.cheapest([-1, gone]) == -1 for gone in (1, 2)), "the longest unused that nobody expects"
+    assert all(graphs.cheapest([[-1], [gone]]) == -1 for gone in (1, 2)), "unused for longest, not expected"
 
 
 def test_without_graphs_nothing_is_captured_ahead() -> None:
