@@ -44,7 +44,7 @@ class ChatService:
         self.store = SettingsStore(home / "settings.json")
         self.presets = Presets(home / "presets.json")
         self.runner = JobRunner()
-        self.holder = EngineHolder(engine_loader, self.runner.stop_and_wait, self._keep_load)
+        self.holder = EngineHolder(engine_loader, self.runner.stop_and_wait, self._on_ready)
         self.live = LiveMonitor(self.holder.engine)
         self.logs = LogBook(home / "logs")
         self.list_models = list_models
@@ -265,7 +265,7 @@ class ChatService:
             return f"Saved. There is nothing to build for this model now: {reason}."
         return "Saved: a better draft is built in the pauses between answers."
 
-    def _keep_load(self) -> None:
+    def _on_ready(self) -> None:
         """In the load's thread, where nobody waits for an answer."""
         wanted, self._to_keep = self._to_keep, None
         if wanted is not None:

@@ -24,14 +24,14 @@ SAMPLING = SamplingConfig(temperature=0.6, top_p=0.95, seed=1)
 
 def captured_ahead(engine: Engine) -> str:
     """Capture all that is expected, and say how long that took."""
-    times: list[float] = [0.0]
+    times: list[float] = []
     while True:
         began = time.perf_counter()
         if not engine.captures.ahead(SAMPLING):
             break
         times.append(1e3 * (time.perf_counter() - began))
     total_s = sum(times) / 1e3
-    return f"{len(times) - 1} captured ahead in {total_s:.2f} s, at most {max(times):.0f} ms each"
+    return f"{len(times)} captured ahead in {total_s:.2f} s, at most {max(times, default=0.0):.0f} ms each"
 
 
 def report(engine: Engine, number: int, tokens: int) -> None:

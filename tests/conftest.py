@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # and where a test has two, one that waits sleeps: beside another worker it would use up what the other needs
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # of a folder that is named to pytest the conftest comes before pytest_configure, and may import triton
-if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidia0", "/dev/dxg"))):
+if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
