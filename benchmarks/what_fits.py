@@ -75,13 +75,16 @@ def main() -> None:
         skeleton = skeleton_from_config(SHAPES[name].config(), torch.bfloat16, name)
         footprint = measure_footprint(name, torch.bfloat16, skeleton, device="cuda").in_whole_passes()
         footprint = footprint.in_codes(packing=config.pack_experts)
-        shares = []
+        shares, contexts = [], []
         for card in CARDS_GIB:
             try:
                 found = plan(footprint, usable(card), config)
                 shares.append(f"{min(100.0, 100 * found.num_slots / footprint.total_experts):.0f}")
+                unasked = plan(footprint, usable(card), replace(config, context=None))
+                contexts.append(f"{unasked.context // 1024}k")
             except BudgetError:
                 shares.append("-")
+                contexts.append("-")
         smallest = least(footprint, config)
         tight = plan(footprint, smallest, config)
         draft = "has none"
@@ -89,7 +92,7 @@ def main() -> None:
             draft = format_bytes(least(footprint, replace(config, draft_length=4)))
         print(
             f"| {title} | {format_bytes(tight.host_bytes)} | {format_bytes(smallest)} | {draft} | "
-            f"{' / '.join(shares)} % |",
+            f"{' / '.join(shares)} % | {' / '.join(contexts)} |",
             flush=True,
         )
 

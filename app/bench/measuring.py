@@ -32,7 +32,8 @@ class BenchmarkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfPlan:
-    """What is predicted. budget_bytes: of each card's memory; None: all that it has."""
+    """What is predicted. budget_bytes: of each card's memory; None: all that it has. context: in tokens;
+    None: as long as each card's memory suggests."""
 
     cards: tuple[str, ...]
     policies: tuple[str, ...]
@@ -40,6 +41,7 @@ class WhatIfPlan:
     prompts: int
     max_new_tokens: int
     budget_bytes: int | None = None
+    context: int | None = None
 
 
 def run_benchmark(engine: EngineLike, plan: BenchmarkPlan, job: BenchmarkJob) -> Result:
@@ -94,7 +96,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     answers = len(requests) * (2 if engine.plan.drafting else 1)
     about = _about(engine, "what-if")
     footprint = engine.footprint.in_codes().in_whole_passes()  # as a GPU runs it
-    context, cpu = engine.plan.context, engine.info().cpu_bytes_per_s
+    cpu = engine.info().cpu_bytes_per_s
 
     def answered(done: int) -> None:
         stage = "Recording which experts the model uses: answer {done} of {answers}"
@@ -112,7 +114,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         job.report("Simulating {card}", share, card=name)
         try:
             divided = card_plan(
-                footprint, card, context, stored_bytes, drafting=engine.plan.drafting,
+                footprint, card, plan.context, stored_bytes, drafting=engine.plan.drafting,
                 budget_bytes=plan.budget_bytes,
             )  # fmt: skip
         except BudgetError as error:

@@ -71,6 +71,7 @@ class BenchmarkService:
         plan = WhatIfPlan(
             names, _policies(policies), fixed, _count("Prompts", prompts, 1, MAX_PROMPTS),
             _count("Tokens a prompt", tokens, 2, MAX_TOKENS), parse_budget(budget),
+            self.chats.load_settings.engine_config(self.chats.answers).context,
         )  # fmt: skip
         self._start(lambda engine, job: run_what_if(engine, plan, job))
 

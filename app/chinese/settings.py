@@ -13,8 +13,9 @@ SETTINGS = {
         "auto（自动），或 12GiB 这样的大小：引擎可以使用的设备内存。"
     ),
     "Context": "上下文",
-    "auto, or the number of tokens that question and answer may have together.": (
-        "auto（自动），或问题与回答合计的词元数。"
+    "auto, or the number of tokens that question and answer may have together; auto takes 4,096, or more "
+    "where they need little memory.": (
+        "auto（自动），或问题与回答合计的词元数；自动时为 4,096，若所需内存很少则更多。"
     ),
     "Build a better draft in the background": "在后台生成更好的草稿",
     "Between answers, for minutes to hours, it calibrates a second draft, which takes disk space and, on a "

@@ -75,7 +75,8 @@ def create_load_form() -> LoadForm:
             )  # fmt: skip
             context = gr.Textbox(
                 "auto", label="Context", elem_id="lm-context",
-                info="auto, or the number of tokens that question and answer may have together.",
+                info="auto, or the number of tokens that question and answer may have together; auto takes "
+                "4,096, or more where they need little memory.",
             )  # fmt: skip
         draft_bits = gr.Radio(
             [(f"{bits} bits", f"{bits}") for bits in ALLOWED_DRAFT_BITS], value="4",

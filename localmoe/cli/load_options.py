@@ -10,13 +10,19 @@ from typing import Any
 
 from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked
-from localmoe.core.config import ALLOWED_DRAFT_BITS, DrafterName, EngineConfig, parse_draft_length
+from localmoe.core.config import (
+    ALLOWED_DRAFT_BITS,
+    LONGEST_UNASKED,
+    USUAL_CONTEXT,
+    DrafterName,
+    EngineConfig,
+    parse_draft_length,
+)
 from localmoe.core.draft_config import NF4_BITS
 from localmoe.core.errors import ConfigError
 from localmoe.core.units import parse_bytes, parse_speed
 
 DEFAULTS = EngineConfig()
-DEFAULT_CONTEXT = 4096  # engine.settings', which --help cannot ask as it needs torch
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +37,8 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=int,
         metavar="N",
-        help=f"tokens of prompt and answer together; default: {DEFAULT_CONTEXT}, or the model's own limit if "
-        "that is less",
+        help=f"tokens of prompt and answer together; default: {USUAL_CONTEXT}, or the model's own limit if "
+        f"that is less, and up to {LONGEST_UNASKED} where they take little of the memory",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(

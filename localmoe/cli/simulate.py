@@ -13,10 +13,10 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
 from localmoe.engine.random_source import RandomSource
-from localmoe.engine.settings import choose_context
 from localmoe.engine.sources import CheckpointSource, ModelSource
 from localmoe.engine.what_if import best_hits, card_plan, summary_of
 from localmoe.hardware.cards import Card, find_card
+from localmoe.hardware.context import check_context, usual_context
 from localmoe.hardware.limits import Rates
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
@@ -92,7 +92,7 @@ def _context(args: argparse.Namespace, footprint: ModelFootprint) -> int:
     Raises:
         ConfigError: they are more than the model was made for, or answers would be longer.
     """
-    context = choose_context(args.context, footprint)
+    context = usual_context(footprint) if args.context is None else check_context(args.context, footprint)
     if args.prompt_tokens + args.max_new_tokens > context:
         longer = footprint.max_context
         remedy = f", or a --context of up to {longer}" if context < longer else ""

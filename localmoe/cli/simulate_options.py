@@ -6,8 +6,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from localmoe.cli.load_options import DEFAULT_CONTEXT
 from localmoe.cli.option_types import at_least, checked, fixed_draft_lengths
+from localmoe.core.config import USUAL_CONTEXT
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings, parse_routing, parse_share
 from localmoe.core.units import parse_speed
@@ -34,7 +34,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     machine.add_argument(
         "--context", type=checked(at_least(16)), metavar="N",
-        help=f"tokens of prompt and answer together; default: {DEFAULT_CONTEXT}, or the model's own limit if "
+        help=f"tokens of prompt and answer together; default: {USUAL_CONTEXT}, or the model's own limit if "
         "that is less",
     )  # fmt: skip
     machine.add_argument("--layer-by-layer", action="store_true", help="as on a CPU, not in whole passes")

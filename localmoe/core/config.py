@@ -14,6 +14,8 @@ from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
 MAX_CPU_THREADS = 512
+USUAL_CONTEXT = 4096  # tokens where none are named, if the model was made for as many
+LONGEST_UNASKED = 32_768  # and where that takes little of the memory
 LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 DraftLength = int | Literal["auto"]
 Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
@@ -58,8 +60,7 @@ class EngineConfig:
 
     Attributes:
         vram_budget_bytes: device memory that the engine may use; None lets the planner take what is free.
-        context: tokens of prompt plus answer that the KV cache holds; None means min(4096, the model's own
-            limit).
+        context: tokens of prompt plus answer that the KV cache holds; None: hardware.context chooses.
         policy: name of the prefetch policy.
         draft_length: "auto", 0 (off) or a fixed number of drafted tokens a step.
         lanes: where experts that are not in device memory come from: over the link, computed on the CPU, both

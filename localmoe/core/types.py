@@ -56,6 +56,8 @@ class ModelFootprint:
             experts, on the device; 0 where there is none.
         text_alone: whether it is the text part of a model that sees or hears too.
         angles_per_token: numbers of 16 bits a position in its rotary tables, where steps run whole on a GPU.
+        trained_context: of a model whose angles depend on the text's length, the longest context with which
+            short texts have those that it was trained with; 0 of others.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ModelFootprint:
     own_inner_size: int = 0
     text_alone: bool = False
     angles_per_token: int = 0
+    trained_context: int = 0
     sliding_kv_bytes_per_token: int = 0
     sliding_window: int = 0
 

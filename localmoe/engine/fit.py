@@ -102,7 +102,7 @@ def budget_range(
     found = fit_model(facts, hardware, None, config)
     if found.plan is None:
         return None
-    undrafted = replace(config, draft_length=0, vram_budget_bytes=1, context=found.plan.context)
+    undrafted = replace(config, draft_length=0, vram_budget_bytes=1)
     least = fit_model(facts, hardware, None, undrafted).budget_bytes
     gpu = next(iter(hardware.gpus), None)
     free = hardware.ram_available_bytes if gpu is None else gpu.free_bytes

@@ -23,13 +23,14 @@ from localmoe.engine.settings import (
     check_emulation,
     check_lanes,
     choose_compute,
-    choose_context,
     may_compute_in_place,
 )
 from localmoe.engine.sources import CheckpointSource, ModelSource
+from localmoe.hardware.context import check_context, unasked_context, usual_context
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
-from localmoe.hardware.plan import automatic_budget, plan_memory
+from localmoe.hardware.needs import NeedsOptions, device_needs
+from localmoe.hardware.plan import free_memory, plan_memory
 from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.draft_model import DraftModelShape
@@ -198,43 +199,40 @@ def divide_memory(
         elif compute.in_place and not has_draft:
             loads_draft, reason = False, "it would not make the CPU faster, so none is built"
     hardware = hardware or probe_hardware(measure=False)
-    context = choose_context(config.context, footprint)
     drafting = loads_draft and footprint.can_rollback
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
-    library_bytes = CUDA_LIBRARY_BYTES if device == "cuda" else 0
     host = None  # loaded records are pinned already, and what is held on a GPU is no RAM
     if device == "cpu" or held_bytes is None:
         host = host_room(hardware, device=device, held_bytes=held_bytes or 0)
-    budget = config.vram_budget_bytes
+    options = NeedsOptions(
+        compute_bytes=compute.dtype.itemsize,
+        checkpoint_bytes_per_weight=stored_bytes,
+        max_window=MAX_WINDOW,
+        library_bytes=CUDA_LIBRARY_BYTES if device == "cuda" else 0,
+        whole_passes=compute.whole_passes,
+        in_place=compute.in_place,
+    )
+    budget, context = config.vram_budget_bytes, config.context
+    if context is not None:
+        check_context(context, footprint)
     if budget is None:
-        budget = automatic_budget(
-            hardware,
-            footprint,
-            device=device,
-            context=context,
-            compute_bytes=compute.dtype.itemsize,
-            checkpoint_bytes_per_weight=stored_bytes,
-            max_window=MAX_WINDOW,
-            drafting=drafting,
-            held_bytes=held_bytes or 0,
-            library_bytes=library_bytes,
-            whole_passes=compute.whole_passes,
-            in_place=compute.in_place,
-        )
+        needs = device_needs(footprint, context=context or usual_context(footprint), **options)
+        budget = free_memory(hardware, needs, device=device, held_bytes=held_bytes or 0)
+    if context is None:
+        room = None if host is None else host.room_bytes
+        context = unasked_context(footprint, budget, options, drafting=drafting, host_bytes=room)
+    if config.vram_budget_bytes is None:  # with more than this the rest would lie idle
+        needs = device_needs(footprint, context=context, **options)
+        budget = min(budget, needs.most_bytes(drafting=drafting))
     return plan_memory(
         footprint,
         budget_bytes=budget,
         context=context,
-        compute_bytes=compute.dtype.itemsize,
-        checkpoint_bytes_per_weight=stored_bytes,
-        max_window=MAX_WINDOW,
         drafting=drafting,
         drafting_reason=reason,
-        library_bytes=library_bytes,
-        whole_passes=compute.whole_passes,
-        in_place=compute.in_place,
         drafting_required=loads_draft and config.draft_length != "auto",
         host=host,
+        **options,
     )
 
 

@@ -12,7 +12,6 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
 
-DEFAULT_CONTEXT = 4096
 SWITCHED_OFF = "switched off"  # why there is no draft: the load asked for none
 
 
@@ -48,22 +47,6 @@ def choose_compute(device: DeviceName, dtype: DtypeName, stored: torch.dtype) ->
     if chosen.itemsize < stored.itemsize:
         chosen = stored if dtype == "auto" else chosen
     return ComputeSettings(torch.device("cuda", 0) if on_cuda else torch.device("cpu"), chosen)
-
-
-def choose_context(requested: int | None, footprint: ModelFootprint) -> int:
-    """Tokens of prompt and answer together.
-
-    Raises:
-        ConfigError: more than the model was made for.
-    """
-    if requested is None:
-        return min(DEFAULT_CONTEXT, footprint.max_context)
-    if requested > footprint.max_context:
-        raise ConfigError(
-            f"{footprint.name} was made for at most {footprint.max_context} tokens of context, "
-            f"not {requested}: use {footprint.max_context} or fewer."
-        )
-    return requested
 
 
 def choose_draft_length(

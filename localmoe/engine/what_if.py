@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localmoe.core.errors import ConfigError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings
 from localmoe.core.types import ModelFootprint
@@ -20,6 +19,8 @@ from localmoe.engine.benchmark import check_stop
 from localmoe.engine.observation import Observed
 from localmoe.engine.planning import CUDA_LIBRARY_BYTES, MAX_WINDOW
 from localmoe.hardware.cards import Card
+from localmoe.hardware.context import check_context, unasked_context
+from localmoe.hardware.needs import NeedsOptions
 from localmoe.hardware.plan import plan_memory
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.optimum import optimal_hits
@@ -34,30 +35,35 @@ Prediction = dict[str, str | int | float | None]
 def card_plan(
     footprint: ModelFootprint,
     card: Card,
-    context: int,
+    context: int | None,
     stored_bytes: int,
     *,
     drafting: bool,
     budget_bytes: int | None = None,
 ) -> MemoryPlan:
-    """How the model would lie in the card's memory, or in so much of it.
+    """How the model would lie in the card's memory, or in so much of it. context None: as where none is
+    named.
 
     Raises:
         BudgetError: it would not. ConfigError: it was made for a shorter context.
     """
-    if context > footprint.max_context:
-        raise ConfigError(f"{footprint.name} was made for at most {footprint.max_context} tokens of context.")
-    return plan_memory(
-        footprint,
-        budget_bytes=min(card.budget_bytes, budget_bytes or card.budget_bytes),
-        context=context,
+    budget = min(card.budget_bytes, budget_bytes or card.budget_bytes)
+    options = NeedsOptions(
         compute_bytes=2,
         checkpoint_bytes_per_weight=stored_bytes,
         max_window=MAX_WINDOW,
-        drafting=drafting,
-        drafting_reason="" if drafting else "not asked for",
         library_bytes=CUDA_LIBRARY_BYTES,
         whole_passes=True,
+    )
+    if context is None:
+        context = unasked_context(footprint, budget, options, drafting=drafting)
+    return plan_memory(
+        footprint,
+        budget_bytes=budget,
+        context=check_context(context, footprint),
+        drafting=drafting,
+        drafting_reason="" if drafting else "not asked for",
+        **options,
     )
 
 

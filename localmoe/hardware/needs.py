@@ -4,6 +4,7 @@ see plan."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 from localmoe.core.types import ModelFootprint
 from localmoe.kernels.attention import KV_BLOCK
@@ -19,6 +20,17 @@ _HALF_BYTES = 2
 # partial results of attention, or a prompt in latent space
 _KERNEL_ATTENTION_BYTES = 40 << 20
 _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
+
+
+class NeedsOptions(TypedDict):
+    """What of a machine and its engine `device_needs` goes by; see there."""
+
+    compute_bytes: int
+    checkpoint_bytes_per_weight: int
+    max_window: int
+    library_bytes: NotRequired[int]
+    whole_passes: NotRequired[bool]
+    in_place: NotRequired[bool]
 
 
 @dataclass(frozen=True, slots=True)

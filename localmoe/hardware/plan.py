@@ -99,25 +99,16 @@ def plan_memory(
     return plan
 
 
-def automatic_budget(
+def free_memory(
     hardware: Hardware,
-    footprint: ModelFootprint,
+    needs: DeviceNeeds,
     *,
     device: Literal["cpu", "cuda"],
-    context: int,
-    compute_bytes: int,
-    checkpoint_bytes_per_weight: int,
-    max_window: int,
-    drafting: bool,
     gpu_index: int = 0,
     held_bytes: int = 0,
-    library_bytes: int = 0,
-    whole_passes: bool = False,
-    in_place: bool = False,
 ) -> int:
-    """The budget to use when the user names none: what is free, less a reserve, and never more than the model
-    can use. On CPU the "device" is RAM too, beside the expert records. May be less than the model needs;
-    `plan_memory` says so.
+    """What may be taken where no budget is named: what is free, less a reserve. On CPU the "device" is RAM
+    too, beside the expert records. May be less than the model needs; `plan_memory` says so.
 
     Args:
         held_bytes: what of that memory the caller holds for this model already (on CPU with its expert
@@ -126,28 +117,15 @@ def automatic_budget(
     Raises:
         HardwareError: there is no such GPU.
     """
-    needs = device_needs(
-        footprint,
-        context=context,
-        compute_bytes=compute_bytes,
-        checkpoint_bytes_per_weight=checkpoint_bytes_per_weight,
-        max_window=max_window,
-        library_bytes=library_bytes,
-        whole_passes=whole_passes,
-        in_place=in_place,
-    )
     if device == "cpu":
         host = host_room(hardware, device="cpu", held_bytes=held_bytes)
-        room = host.room_bytes - needs.host_bytes
-    else:
-        gpu = next((gpu for gpu in hardware.gpus if gpu.index == gpu_index), None)
-        if gpu is None:
-            note = f" ({hardware.gpu_note})" if hardware.gpu_note else ""
-            raise HardwareError(f"There is no CUDA device {gpu_index}{note}: use --device cpu.")
-        room = (
-            gpu.free_bytes + held_bytes - max(_VRAM_RESERVE_BYTES, int(gpu.total_bytes * _VRAM_RESERVE_SHARE))
-        )
-    return max(1, min(room, needs.most_bytes(drafting=drafting)))
+        return max(1, host.room_bytes - needs.host_bytes)
+    gpu = next((gpu for gpu in hardware.gpus if gpu.index == gpu_index), None)
+    if gpu is None:
+        note = f" ({hardware.gpu_note})" if hardware.gpu_note else ""
+        raise HardwareError(f"There is no CUDA device {gpu_index}{note}: use --device cpu.")
+    reserve = max(_VRAM_RESERVE_BYTES, int(gpu.total_bytes * _VRAM_RESERVE_SHARE))
+    return max(1, gpu.free_bytes + held_bytes - reserve)
 
 
 def check_records(name: str, records: int, host: HostRoom, beside: str = "") -> None:

@@ -20,7 +20,7 @@ from localmoe.model.kv_trial import kv_layers
 from localmoe.model.materialise import float32_names
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
-from localmoe.model.rotary import angles_per_token
+from localmoe.model.rotary import angles_per_token, trained_context
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.mxfp4 import is_packed
 
@@ -72,6 +72,7 @@ def measure_footprint(
         packs_head=skeleton.packed_head is not None,
         text_alone=text is not skeleton.config,
         angles_per_token=angles_per_token(skeleton.model),
+        trained_context=trained_context(skeleton.model),
     )
 
 

@@ -29,6 +29,18 @@ def angles_per_token(model: nn.Module) -> int:
     )
 
 
+def trained_context(model: nn.Module) -> int:
+    """Tokens up to which angles that depend on the length are those that the model was trained with; 0: none
+    do. With a longer context short texts have other angles too."""
+    lengths = []
+    for module in filter(_depends_on_length, rotary_embeddings(model)):
+        given = dict(module.config.rope_parameters)
+        kinds = [given, *(kind for kind in given.values() if isinstance(kind, dict))]
+        named = [kind.get("original_max_position_embeddings") for kind in kinds]
+        lengths.append(min(filter(None, named), default=module.config.max_position_embeddings))
+    return int(min(lengths, default=0))
+
+
 def freeze_length(model: nn.Module, context: int) -> None:
     """Where angles depend on the length of the text, let it be that of the context. The model has to have its
     buffers."""

@@ -56,6 +56,13 @@ def _rope(theta: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
+def _long_rope(theta: float, trained: int, pairs: int) -> dict[str, Any]:
+    """Angles that depend on the text's length, with factors that leave them as they are."""
+    factors = {"short_factor": [1.0] * pairs, "long_factor": [1.0] * pairs}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": trained, "rope_theta": theta}
+    return {"rope_parameters": {**scaling, **factors, "short_mscale": 1.243, "long_mscale": 1.243}}
+
+
 def _gpt_oss(name: str, *, layers: int, experts: int) -> ModelShape:
     return ModelShape(
         name,
@@ -109,7 +116,7 @@ _ALL = (
             "num_key_value_heads": 8, "intermediate_size": 6400, "num_local_experts": 16,
             "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
             "sliding_window": None, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False, **_rope(1e4),
+            "tie_word_embeddings": False, **_long_rope(1e4, 4096, 64),
         },
     ),
     ModelShape(  # mistralai/Mixtral-8x7B-v0.1: 46.7 B

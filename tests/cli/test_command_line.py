@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from localmoe.cli.main import main
-from localmoe.engine.settings import DEFAULT_CONTEXT
+from localmoe.core.config import USUAL_CONTEXT
 from localmoe.prefetch.registry import POLICIES
 
 STATS_KEYS = {
@@ -38,6 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 LIGHT = """
 import sys
 from localmoe.cli.main import main
+from localmoe.core.config import USUAL_CONTEXT
 assert main(sys.argv[1:]) in (0, 1)
 heavy = {"torch", "transformers"} & set(sys.modules)
 assert not heavy, heavy
@@ -315,7 +316,7 @@ def test_an_unknown_command_lists_those_that_can_be_typed(capsys: pytest.Capture
 
 def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     defaults = {
-        "--context": f"default: {DEFAULT_CONTEXT}, or the model's own limit",
+        "--context": f"default: {USUAL_CONTEXT}, or the model's own limit",
         "--draft-length": "default: auto",
         "--draft-bits": "default: 4",
         "--vram-budget": "default: what is free",
@@ -325,7 +326,7 @@ def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         ("plan", defaults),
         ("serve", answers),
         ("generate", {**answers, "--max-new-tokens": "default: 512"}),
-        ("simulate", {"--context": f"default: {DEFAULT_CONTEXT}", "--max-new-tokens": "default: 128"}),
+        ("simulate", {"--context": f"default: {USUAL_CONTEXT}", "--max-new-tokens": "default: 128"}),
     ):
         code, out, _ = run(capsys, command, "--help")
         options = " ".join(out.partition("\noptions:")[2].split())

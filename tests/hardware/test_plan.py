@@ -17,7 +17,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.core.units import parse_bytes
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.needs import PASS_PADDING, device_needs, kv_positions
-from localmoe.hardware.plan import automatic_budget, plan_memory, size_at_least, size_at_most
+from localmoe.hardware.plan import free_memory, plan_memory, size_at_least, size_at_most
 
 PADDING = PASS_PADDING - 1  # rows that a pass may have beyond its tokens
 
@@ -192,7 +192,9 @@ def test_a_size_to_type_is_never_less_than_asked_and_one_to_stay_under_never_mor
 
 
 def budget_on(machine: Any, model: ModelFootprint = QWEN, device: Any = "cuda", **more: Any) -> int:
-    return automatic_budget(machine, model, device=device, context=4096, drafting=True, **SHAPE, **more)
+    """As where no budget is named."""
+    needs = device_needs(model, context=4096, **SHAPE)
+    return min(free_memory(machine, needs, device=device, **more), needs.most_bytes(drafting=True))
 
 
 @given(model=footprints(), free=st.integers(0, 200 * GIB), ram=st.integers(0, 2000 * GIB))

@@ -19,7 +19,7 @@ from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.packed_weight import PackedWeight
 from localmoe.model.device_linear import KernelMode
 from localmoe.model.device_modules import install
-from localmoe.model.rotary import tabulate
+from localmoe.model.rotary import tabulate, trained_context
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
@@ -398,6 +398,7 @@ def test_angles_up_to_the_original_length_are_those_that_transformers_gives_a_sh
     rotary = PhimoeRotaryEmbedding(config)
     x, positions = torch.empty(1, 9, 4, 32, dtype=torch.float32), torch.arange(40, 49)[None]
     wanted = rotary(x, positions)
+    assert trained_context(nn.ModuleList([rotary])) == 64
     tabulate(rotary, context, torch.float32)
     for mine, theirs in zip(rotary(x, positions), wanted, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6) == same

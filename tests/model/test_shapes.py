@@ -78,11 +78,14 @@ def test_a_shape_has_no_end_tokens_and_its_own_rotary_embeddings(name: str) -> N
     assert kinds == (
         {"sliding_attention": "default", "full_attention": "proportional"} if "gemma" in name else {}
     )
-    assert kinds or not rotary or rotary["rope_type"] == "default"
+    own = "longrope" if name == "phi-3.5-moe" else "default"
+    assert kinds or not rotary or rotary["rope_type"] == own
     assert config.tie_word_embeddings == (name in TIED)
 
 
 def test_what_makes_some_shapes_special_is_there() -> None:
+    phi = skeleton_from_config(shape_config("phi-3.5-moe"), torch.bfloat16, "phi")
+    assert measure_footprint("phi", torch.bfloat16, phi).trained_context == 4096
     oss = shape_config("gpt-oss-20b")
     assert oss.sliding_window == 128 and oss.layer_types[:2] == ["sliding_attention", "full_attention"]
     assert len(oss.layer_types) == 24 and oss.layer_types.count("full_attention") == 12
