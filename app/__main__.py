@@ -135,7 +135,7 @@ def _run(
 ) -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
-        with uncollected():
+        with uncollected(for_good=True):
             import_gradio()  # here, because it takes seconds
             from app.server import serve
 

@@ -64,6 +64,6 @@ def _function(command: str) -> Callable[[argparse.Namespace], None]:
     """What runs a command; imported here so that --help, usage errors and what only looks at files need
     no torch."""
     module, function = _COMMANDS[command]
-    with uncollected():
+    with uncollected(for_good=True):
         run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)
     return run

@@ -37,7 +37,7 @@ def import_all() -> None:
     or transformers at once, each in its own order, one waits for what the other has half imported, and Python
     ends its import as a deadlock, or leaves it with a broken module.
     """
-    with _IMPORTING, uncollected():
+    with _IMPORTING, uncollected(for_good=True):
         for module in iter_modules(__path__):
             import_module(f"{__name__}.{module.name}")
         import_module("localmoe.prefetch.loops")  # policies do when they are made, in whatever thread
