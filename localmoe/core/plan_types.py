@@ -26,6 +26,7 @@ class MemoryPlan:
         host_aside_bytes: of host_bytes, those of keys and values that an answer overwrites on the device.
         in_place: experts are computed where their records lie, so that each has its slot there: slots take no
             memory of the budget.
+        prefill_chunk: tokens of a prompt that the workspace has room for in one pass, where passes run whole.
     """
 
     budget_bytes: int
@@ -44,6 +45,7 @@ class MemoryPlan:
     host_embedding_bytes: int = 0
     host_aside_bytes: int = 0
     in_place: bool = False
+    prefill_chunk: int = 1024
 
     @property
     def total_bytes(self) -> int:

@@ -31,6 +31,7 @@ from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.needs import NeedsOptions, device_needs
 from localmoe.hardware.plan import free_memory, plan_memory
+from localmoe.hardware.prefill_chunk import choose_chunk
 from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.draft_model import DraftModelShape
@@ -175,10 +176,11 @@ def divide_memory(
     held_bytes: int | None = None,
     hardware: Hardware | None = None,
     has_draft: bool = True,
+    prefill_chunk: int | None = None,
 ) -> MemoryPlan:
     """The plan for a budget, with or without a draft. `held_bytes` is what this model holds already of the
     memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look); `has_draft`
-    whether one was made.
+    whether one was made; `prefill_chunk` how long passes of prompts may be (None: as it pays).
 
     Raises:
         BudgetError: it does not fit. DraftingRefusedError: a draft was demanded for a model that cannot
@@ -218,9 +220,13 @@ def divide_memory(
     if budget is None:
         needs = device_needs(footprint, context=context or usual_context(footprint), **options)
         budget = free_memory(hardware, needs, device=device, held_bytes=held_bytes or 0)
+    room = None if host is None else host.room_bytes
     if context is None:
-        room = None if host is None else host.room_bytes
         context = unasked_context(footprint, budget, options, drafting=drafting, host_bytes=room)
+    if prefill_chunk is None and compute.whole_passes:
+        prefill_chunk = choose_chunk(footprint, budget, context, options, drafting=drafting, host_bytes=room)
+    if prefill_chunk is not None:
+        options["prefill_chunk"] = prefill_chunk
     if config.vram_budget_bytes is None:  # with more than this the rest would lie idle
         needs = device_needs(footprint, context=context, **options)
         budget = min(budget, needs.most_bytes(drafting=drafting))
@@ -242,7 +248,7 @@ def is_asked_for(config: EngineConfig) -> bool:
 
 
 def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:
-    """The plan of another budget for a model that is loaded after `old`, whose context and draft stay.
+    """The plan of another budget for a model that is loaded after `old`; context, passes and draft stay.
 
     Args:
         held_bytes: see `divide_memory`.
@@ -257,7 +263,10 @@ def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_
         length = 1  # the loaded draft stays, so the plan must hold it
     config = replace(config, context=old.context, draft_length=length)
     stored_bytes = prepared.source.stored_dtype.itemsize
-    plan = divide_memory(prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes)
+    plan = divide_memory(
+        prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes,
+        prefill_chunk=old.prefill_chunk,
+    )  # fmt: skip
     return replace(plan, drafting_reason=old.drafting_reason)
 
 

@@ -22,6 +22,7 @@ from localmoe.hardware.cards import Card
 from localmoe.hardware.context import check_context, unasked_context
 from localmoe.hardware.needs import NeedsOptions
 from localmoe.hardware.plan import plan_memory
+from localmoe.hardware.prefill_chunk import choose_chunk
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.optimum import optimal_hits
 from localmoe.prefetch.simulator import simulate
@@ -57,10 +58,12 @@ def card_plan(
     )
     if context is None:
         context = unasked_context(footprint, budget, options, drafting=drafting)
+    check_context(context, footprint)
+    options["prefill_chunk"] = choose_chunk(footprint, budget, context, options, drafting=drafting)
     return plan_memory(
         footprint,
         budget_bytes=budget,
-        context=check_context(context, footprint),
+        context=context,
         drafting=drafting,
         drafting_reason="" if drafting else "not asked for",
         **options,

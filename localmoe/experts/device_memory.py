@@ -210,6 +210,11 @@ class DeviceExpertMemory(SlotTable):
         self._queue.drop_prefetches()
         return super().reserve(count)
 
+    def reserve_neighbours(self, count: int) -> range:
+        """As SlotTable's; what waits is withdrawn."""
+        self._queue.drop_prefetches()
+        return super().reserve_neighbours(count)
+
     def abandon_pass(self) -> None:
         """Where passes were opened and not closed, what they put into slots is not known: empty them all."""
         if self._open_passes:

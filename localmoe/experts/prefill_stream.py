@@ -2,14 +2,16 @@
 
 A long prompt asks for nearly every expert, and the order of layers is known, so the copies run ahead of the
 computation without waiting for the router. Experts that a layer has free slots for stay; the others pass
-through a small ring of slots, each of which is overwritten once its reader has been issued. Decides nothing
-else.
+through a small ring of slots, each of which is overwritten once its reader has been issued. The longer a pass
+is the fewer there are, so what experts compute in a long one lies in slots, too. Decides nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
@@ -28,13 +30,21 @@ class ExpertGroup:
 
 class PrefillStream:
     """One pass over all layers. Compute with each group before asking for the next one; `close` at the
-    end."""
+    end.
 
-    def __init__(self, memory: DeviceExpertMemory) -> None:
+    Attributes:
+        lent: uint8, memory of slots for what experts compute; None: none was asked for.
+    """
+
+    def __init__(self, memory: DeviceExpertMemory, lent_bytes: int = 0) -> None:
+        """lent_bytes: of `lent`, at least; slots enough have to be there."""
         self._memory = memory
         memory.transfers.copies_wait_for(memory.transfers.mark_compute())  # slots may still be read
         memory.transfers.compute_waits_for_copies()  # of earlier prefetches
-        slots = memory.slots.num_slots
+        lent = -(-lent_bytes // memory.slots.slot_bytes) if lent_bytes else 0
+        self._lent = memory.reserve_neighbours(lent) if lent else range(0)
+        self.lent = memory.slots.lend(self._lent.start, lent) if lent else None
+        slots = memory.slots.num_slots - lent
         self._ring = memory.reserve(min(RING_SLOTS, max(2, slots // 4))) if memory.may_copy else []
         self._share = (slots - len(self._ring)) // memory.store.num_layers
         self._owner: dict[int, ExpertKey] = {}  # of ring slots
@@ -81,9 +91,11 @@ class PrefillStream:
             self._read.update(dict.fromkeys(slots, mark))
 
     def close(self) -> None:
-        """The ring's slots are free again, but for what a layer may hold by its share: most of them are the
-        last layer's, and passes to come deal free ones to the layers that have fewest."""
-        memory = self._memory
+        """What was lent is free again, and so are the ring's slots, but for what a layer may hold by its
+        share: most of them are the last layer's, and passes to come deal free ones to the layers that have
+        fewest."""
+        memory, self.lent = self._memory, None
+        memory.give_back(list(self._lent))
         share = -(-memory.slots.num_slots // memory.store.num_layers)
         for slot, key in list(self._owner.items()):
             # of what could not be copied the memory has the slot already
@@ -95,6 +107,8 @@ class PrefillStream:
 
 class DryStream:
     """Stands in for a stream where only the launches matter: one expert a layer, in the host's memory."""
+
+    lent: Tensor | None = None
 
     def __init__(self, memory: DeviceExpertMemory) -> None:
         self._memory = memory

@@ -106,6 +106,25 @@ class SlotTable:
             taken.append(self.leave(ExpertKey(*pair)))
         return taken
 
+    def reserve_neighbours(self, count: int) -> range:
+        """`count` slots beside each other, those that are worth least together; who is in them leaves. The
+        caller returns them."""
+        worth = np.full(self.slots.num_slots, np.inf)
+        worth[self._free] = 0
+        layers, experts = np.nonzero(self._slot_of != FREE)
+        scores = self._room()[0][layers, experts]
+        worth[self._slot_of[layers, experts]] = 1 + scores.argsort().argsort()
+        sums = np.convolve(worth, np.ones(count), "valid")
+        first = int(sums.argmin())
+        assert np.isfinite(sums[first]), f"no {count} slots beside each other"
+        run = range(first, first + count)
+        at = self._slot_of[layers, experts]
+        leaving = (at >= run.start) & (at < run.stop)
+        for pair in zip(layers[leaving].tolist(), experts[leaving].tolist(), strict=True):
+            self.leave(ExpertKey(*pair))
+        self._free = [slot for slot in self._free if slot not in run]
+        return run
+
     def free_slot_for(self, layer: int, share: int) -> int | None:
         """A free slot, while the layer holds fewer than `share`."""
         held = np.count_nonzero(self._slot_of[layer] != FREE)

@@ -20,6 +20,11 @@ class DeviceSlots:
         self._arena = torch.empty(num_slots, slot_elements, dtype=dtype, device=device)
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self._arena.shape[1] * self._arena.element_size()
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the arena."""
         return self._arena.numel() * self._arena.element_size()
@@ -36,6 +41,10 @@ class DeviceSlots:
     def address(self, slot: int) -> int:
         """Where a slot begins in device memory."""
         return self._arena.data_ptr() + slot * self._arena.stride(0) * self._arena.element_size()
+
+    def lend(self, first: int, count: int) -> Tensor:
+        """uint8: the memory of neighbouring slots."""
+        return self._arena[first : first + count].view(-1).view(torch.uint8)
 
     def views(self, slot: int, layout: RecordLayout) -> tuple[Tensor, Tensor]:
         """(gate_up, down) of the expert that lies in a slot."""

@@ -10,13 +10,12 @@ from localmoe.core.types import ModelFootprint
 from localmoe.kernels.attention import KV_BLOCK
 
 PREFILL_CHUNK = 256  # tokens of a prompt in one pass, at most
-DEVICE_PREFILL_CHUNK = (
-    1024  # the same where a pass streams all experts over the link: the fewer passes the better
-)
+DEVICE_PREFILL_CHUNK = 1024  # the same where steps run whole on a GPU, at least (see prefill_chunk)
 PASS_PADDING = 80  # rows that the widest pass may be padded to
 _ATTENTION_ROWS = 128  # query rows that attention handles at once
 _FLOAT_BYTES = 4
 _HALF_BYTES = 2
+_ROUTER_BYTES = 8 + 4  # a choice and its weight
 # partial results of attention, or a prompt in latent space
 _KERNEL_ATTENTION_BYTES = 40 << 20
 _FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
@@ -31,6 +30,7 @@ class NeedsOptions(TypedDict):
     library_bytes: NotRequired[int]
     whole_passes: NotRequired[bool]
     in_place: NotRequired[bool]
+    prefill_chunk: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ def kv_positions(context: int) -> int:
     return -(-(context + PASS_PADDING - 1) // KV_BLOCK) * KV_BLOCK
 
 
-def ring_positions(window: int) -> int:
+def ring_positions(window: int, chunk: int) -> int:
     """Positions of a layer whose rows see `window` of them, where steps run whole on a GPU: what a row of a
-    prompt's pass sees, that pass, and as far as drafts and padding may go ahead."""
-    return -(-(window + DEVICE_PREFILL_CHUNK + 2 * PASS_PADDING) // KV_BLOCK) * KV_BLOCK
+    prompt's pass of up to `chunk` sees, that pass, and as far as drafts and padding may go ahead."""
+    return -(-(window + chunk + 2 * PASS_PADDING) // KV_BLOCK) * KV_BLOCK
 
 
-def cache_positions(positions: int, window: int | None) -> int:
+def cache_positions(positions: int, window: int | None, chunk: int) -> int:
     """Positions that a layer keeps there of so many; window: None where its rows see all."""
-    return positions if window is None else min(positions, ring_positions(window))
+    return positions if window is None else min(positions, ring_positions(window, chunk))
 
 
 def device_needs(
@@ -95,6 +95,7 @@ def device_needs(
     library_bytes: int = 0,
     whole_passes: bool = False,
     in_place: bool = False,
+    prefill_chunk: int = DEVICE_PREFILL_CHUNK,
 ) -> DeviceNeeds:
     """Needs for one sequence of `context` tokens.
 
@@ -107,6 +108,7 @@ def device_needs(
             the input embedding lies in host RAM, and the output head may be packed.
         in_place: experts are computed where their host records lie, so a slot takes nothing, and linear
             layers from the checkpoint's dtype, in which the embedding stays too.
+        prefill_chunk: most tokens of a prompt in one of the whole passes.
     """
 
     def on_device(checkpoint_bytes: int) -> int:
@@ -115,7 +117,7 @@ def device_needs(
     positions = kv_positions(context)
     unpacked_bytes = footprint.expert_params * compute_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
-    chunk = DEVICE_PREFILL_CHUNK if whole_passes else PREFILL_CHUNK
+    chunk = prefill_chunk if whole_passes else PREFILL_CHUNK
     tokens = max(min(chunk, context), max_window)
     if whole_passes:
         activations = _kernel_bytes(footprint, tokens)
@@ -138,7 +140,7 @@ def device_needs(
     if whole_passes:
         kv_bytes += footprint.state_bytes
         sliding = on_device(footprint.sliding_kv_bytes_per_token)
-        kept = cache_positions(positions, footprint.sliding_window)
+        kept = cache_positions(positions, footprint.sliding_window, chunk)
         kv_bytes -= sliding * (positions - kept)
         aside_bytes = sliding * kept if kept < positions else 0
         shared_bytes -= footprint.packed_away_bytes
@@ -168,12 +170,19 @@ def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
 
 
 def _kernel_bytes(footprint: ModelFootprint, tokens: int) -> int:
-    """A layer's activations in 16 bits: some sixteen tensors of the hidden size; for each chosen expert the
-    product of gate and up, and the output in float32."""
-    hidden = footprint.hidden_size
-    inner = footprint.inner_size
-    routed = footprint.experts_per_token * (inner * _HALF_BYTES + hidden * _FLOAT_BYTES)
-    return tokens * (16 * hidden * _HALF_BYTES + routed)
+    """A layer's activations in 16 bits, some sixteen tensors of the hidden size; what all routers chose; and
+    what experts compute, but for a pass longer than DEVICE_PREFILL_CHUNK, whose experts compute in slots."""
+    routers = footprint.num_layers * footprint.experts_per_token * _ROUTER_BYTES
+    routed = min(tokens, DEVICE_PREFILL_CHUNK) * expert_row_bytes(footprint)
+    return tokens * (16 * footprint.hidden_size * _HALF_BYTES + routers) + routed
+
+
+def expert_row_bytes(footprint: ModelFootprint) -> int:
+    """What a layer's experts need for a token in kernels: the product of gate and up of each chosen one, and
+    its output in float32."""
+    return footprint.experts_per_token * (
+        footprint.inner_size * _HALF_BYTES + footprint.hidden_size * _FLOAT_BYTES
+    )
 
 
 def _attention_bytes(footprint: ModelFootprint, rows: int, positions: int, kv_layer_floats: int) -> int:

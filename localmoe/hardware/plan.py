@@ -13,7 +13,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import HostRoom, host_room
-from localmoe.hardware.needs import DeviceNeeds, device_needs
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, DeviceNeeds, device_needs
 
 _MIN_CONTEXT = 16
 _VRAM_RESERVE_SHARE = 0.05  # of the device, for libraries, fragmentation and the display
@@ -35,6 +35,7 @@ def plan_memory(
     library_bytes: int = 0,
     whole_passes: bool = False,
     in_place: bool = False,
+    prefill_chunk: int = DEVICE_PREFILL_CHUNK,
 ) -> MemoryPlan:
     """The division of `budget_bytes` for one sequence of `context` tokens.
 
@@ -46,7 +47,7 @@ def plan_memory(
         drafting_required: refuse, rather than plan without a draft, where it does not fit.
         host: RAM for the expert records (and, where it holds them, the slots); None skips the check.
         library_bytes: device memory that the matrix library takes for itself.
-        whole_passes, in_place: see `device_needs`.
+        whole_passes, in_place, prefill_chunk: see `device_needs`.
 
     Raises:
         BudgetError: the device budget or the host RAM is too small; what the message names fits.
@@ -61,6 +62,7 @@ def plan_memory(
         library_bytes=library_bytes,
         whole_passes=whole_passes,
         in_place=in_place,
+        prefill_chunk=prefill_chunk,
     )
     needs = needs_at(context=context)
     if host is not None:
@@ -93,6 +95,7 @@ def plan_memory(
         host_embedding_bytes=needs.embedding_bytes,
         host_aside_bytes=needs.aside_bytes,
         in_place=in_place,
+        prefill_chunk=prefill_chunk,
     )
     if host is not None and host.holds_slots:
         _check_beside_records(footprint, host, plan)

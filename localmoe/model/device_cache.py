@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from localmoe.hardware.needs import PASS_PADDING, cache_positions
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, PASS_PADDING, cache_positions
 from localmoe.kernels.gpu.rope import write_kv
 from localmoe.kernels.gpu.state_places import PROMPT
 from localmoe.model.device_rings import SlidingRings
@@ -96,9 +96,11 @@ class DeviceKVCache(KVCache):
         states: RecurrentStates | None = None,
         kv_bytes: int | None = None,
         windows: Mapping[int, int] | None = None,
+        prefill_chunk: int = DEVICE_PREFILL_CHUNK,
     ) -> None:
         """kv_bytes: of all keys and values, where that is known: layers may differ. windows: positions that
-        a row sees in each layer that sees no others, of a model without recurrent layers."""
+        a row sees in each layer that sees no others, of a model without recurrent layers. prefill_chunk: most
+        tokens of a pass."""
         assert not (states and windows), "a state cannot go back as far as a ring"
         super().__init__(num_layers, capacity)
         self.states = states
@@ -107,7 +109,7 @@ class DeviceKVCache(KVCache):
         self._room = _Room(num_layers - len(stateful), kv_bytes)
         self.layers = []
         for layer in range(num_layers):
-            kept = cache_positions(self._capacity, (windows or {}).get(layer))
+            kept = cache_positions(self._capacity, (windows or {}).get(layer), prefill_chunk)
             self.layers.append(DeviceKVLayer(kept, window, self._room, ring=kept < self._capacity))
         sliding = {layer: seen for layer, seen in (windows or {}).items() if self.layers[layer].ring}
         self.rings = SlidingRings([self.layers[layer] for layer in sliding], list(sliding.values()))

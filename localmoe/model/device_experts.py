@@ -36,6 +36,7 @@ from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
 _STREAM_ROWS = 64  # rows of a tile for a long prompt
+ALIGNED = 256  # bytes, to which parts of lent memory begin
 
 
 @dataclass(slots=True)
@@ -65,12 +66,19 @@ class DevicePassState:
     synthetic: SyntheticModel | None = None
     recorder: RoutingRecorder | None = None
     fused_draft: bool = True  # see core.switches
+    row_bytes: int = 0  # what experts compute of a token of a prompt, see `pair_bytes`
     timeline: Timeline | None = None  # told when things ran, while somebody wants to know
 
     @property
     def lane_is_on(self) -> bool:
         """Whether the window's pass at hand takes the CPU lane."""
         return self.lane is not None and self.lane.on
+
+
+def pair_bytes(shape: ExpertShape) -> int:
+    """What an expert computes of a token of a prompt: the product of gate and up, and its output in
+    float32."""
+    return 2 * shape.inner + 4 * shape.hidden
 
 
 class DeviceRoutedExperts:
@@ -132,8 +140,7 @@ class DeviceRoutedExperts:
         chosen, order = index.reshape(-1).sort(stable=True)
         bounds = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=device)).int()
         pairs = order.int()
-        inner = hidden.new_empty(tokens * top_k, self._shape.inner)
-        out = hidden.new_empty(tokens * top_k, hidden.shape[1], dtype=torch.float32)
+        inner, out = self._room(stream.lent, hidden, tokens * top_k)
         done = self._state.memory.block.done
         begin = 0
         for group in stream.layer(self._layer):
@@ -151,3 +158,14 @@ class DeviceRoutedExperts:
                 self._gate_up_bias, self._down_bias, _STREAM_ROWS,
             )  # fmt: skip
         return combine(out, index, weights, self._state.window.live, num_experts, hidden.dtype)
+
+    def _room(self, lent: Tensor | None, hidden: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+        """For what experts compute of so many pairs of token and expert: (P, I), and float32 (P, H)."""
+        width = hidden.shape[1]
+        if lent is None:
+            out = hidden.new_empty(pairs, width, dtype=torch.float32)
+            return hidden.new_empty(pairs, self._shape.inner), out
+        at, size = 4 * pairs * width, hidden.element_size() * pairs * self._shape.inner
+        out = lent[:at].view(torch.float32).view(pairs, width)
+        begin = -(-at // ALIGNED) * ALIGNED
+        return lent[begin : begin + size].view(hidden.dtype).view(pairs, -1), out

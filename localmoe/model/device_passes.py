@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import Phase
-from localmoe.experts.prefill_stream import DryStream, PrefillStream
 from localmoe.kernels.gpu.state_places import DRAFT, WINDOW
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_choice import DeviceChoice
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_linear import KernelMode
+from localmoe.model.device_prompts import DevicePrompts
 from localmoe.model.forced_routing import ForcedRouting
 from localmoe.model.pass_kinds import WINDOW_BUCKETS, PassKind, likely, serving, visible_for
 from localmoe.model.step_graphs import PassOutput, StepGraphs
@@ -36,9 +37,16 @@ class DevicePasses:
     """The passes of one model over one cache. choice: how they choose tokens. compiled: their kernels are."""
 
     def __init__(
-        self, model: Any, cache: DeviceKVCache, state: DevicePassState, mode: KernelMode, context: int
+        self,
+        model: Any,
+        cache: DeviceKVCache,
+        state: DevicePassState,
+        mode: KernelMode,
+        context: int,
+        prefill_chunk: int,
     ) -> None:
-        """context: positions that live rows may have; the rotary table ends there."""
+        """context: positions that live rows may have; the rotary table ends there. prefill_chunk: rows of a
+        prompt's pass that there is memory for."""
         self._model = model
         self._cache = cache
         self._state = state
@@ -54,6 +62,7 @@ class DevicePasses:
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
         self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
+        self._prompts = DevicePrompts(state, cache, partial(self._forward, keep=1), prefill_chunk)
         self._logits: Tensor | None = None  # (rows, V) of the last window of several rows
 
     def compile(self, stop: threading.Event | None = None) -> None:
@@ -119,7 +128,7 @@ class DevicePasses:
         logits (1, V)."""
         for count in _DRY_PROMPTS:
             count = min(count, self._last_position + 1)
-            logits = self._prompt([0] * count, 0, DryStream(self._state.memory))
+            logits = self._prompts.run_dry(count)
         self._cache.wipe()
         return logits
 
@@ -261,30 +270,14 @@ class DevicePasses:
 
     # -- a long prompt
 
-    def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
-        """A prompt through the target, its experts streamed past; logits (1, V) of its last token, and the
-        experts (L, T, K) that the routers chose."""
-        logits = self._prompt(tokens, start, PrefillStream(self._state.memory))
-        experts: NDArray[np.int32] = torch.stack([index for index, _ in self._routed()]).int().cpu().numpy()
-        return logits, experts
+    @property
+    def prefill_chunk(self) -> int:
+        """Most tokens of a prompt in its next pass."""
+        return self._prompts.chunk
 
-    def _prompt(self, tokens: Sequence[int], start: int, stream: PrefillStream | DryStream) -> Tensor:
-        state, window, count = self._state, self._state.window, len(tokens)
-        window.set(start, count, [])
-        window.at.copy_(window.start)
-        self._cache.begin_prompt(start, count)
-        window.visible = visible_for(start + count, self._cache.capacity)
-        ids = torch.tensor(tokens, pin_memory=self.on_gpu).to(self._device, non_blocking=True)
-        positions = torch.arange(start, start + count, device=self._device)
-        synthetic = state.synthetic
-        forced = None if synthetic is None else synthetic.forced("prefill", start, count)
-        state.forced = None if forced is None else torch.from_numpy(forced).to(self._device)
-        state.phase, state.stream = "prefill", stream
-        try:
-            return self._forward(ids, positions, keep=1)
-        finally:
-            stream.close()
-            state.stream = None
+    def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
+        """See DevicePrompts.run."""
+        return self._prompts.run(tokens, start)
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: int) -> Tensor:
         with self._mode:

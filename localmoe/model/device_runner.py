@@ -16,7 +16,6 @@ from torch import Tensor
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import PassRouted, TokenRouted
 from localmoe.core.types import Phase
-from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
@@ -58,8 +57,8 @@ class DeviceRunner:
 
     @property
     def prefill_chunk(self) -> int:
-        """Most tokens of a prompt in one pass."""
-        return DEVICE_PREFILL_CHUNK
+        """Most tokens of a prompt in the next pass."""
+        return self.issue.prefill_chunk
 
     @property
     def capture_s(self) -> float:

@@ -148,11 +148,12 @@ class SpeculativeLoop:
         """Run what the sequence state does not hold yet; logits (1, V) of the last token, or None when
         stopped."""
         runner = self._runner
-        logits = None
-        for start in range(runner.sequence.length, len(prompt), runner.prefill_chunk):
+        logits, start = None, runner.sequence.length
+        while start < len(prompt):
             if self._stopped():
                 return None
             chunk = prompt[start : start + runner.prefill_chunk]
+            start += len(chunk)
             runner.passes.scheduler.notify(PrefillStarted(len(chunk)))
             started = time.perf_counter()
             logits = runner.run(chunk, "prefill", last_only=True)

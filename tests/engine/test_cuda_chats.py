@@ -22,7 +22,7 @@ from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.hardware import needs
-from localmoe.model import device_runner
+from localmoe.model import device_prompts
 from localmoe.model.device_cache import DeviceKVLayer
 
 pytestmark = pytest.mark.gpu
@@ -124,9 +124,9 @@ def test_a_chat_in_rings_has_the_answers_of_an_engine_that_keeps_all(
     """Rings hold a window, a short prompt's pass and what goes ahead; many answers are longer than that."""
     chance = random.Random(seed)
     model, questions, budgets = model_to_ask(name, tmp_path, chance)
-    monkeypatch.setattr(device_runner, "DEVICE_PREFILL_CHUNK", 128)
+    monkeypatch.setattr(device_prompts, "chunk_for", lambda *room: 128)
     with Engine.load(model, on_gpu()) as fresh:
-        monkeypatch.setattr(needs, "ring_positions", lambda window: 384)
+        monkeypatch.setattr(needs, "ring_positions", lambda window, chunk: 384)
         with Engine.load(model, on_gpu(budgets[2])) as engine:
             used, of_all = (runner_of(part).sequence.num_bytes for part in (engine, fresh))
             assert used < of_all

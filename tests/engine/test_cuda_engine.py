@@ -21,7 +21,10 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import Message
-from localmoe.engine import Engine
+from localmoe.engine import Engine, planning
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.model import device_prompts
 from localmoe.model.runner import ModelRunner
 from localmoe.model.shapes import SHAPES
 from localmoe.model.step_graphs import MAX_GRAPHS
@@ -197,6 +200,33 @@ def test_text_that_is_looked_up_is_the_same_and_takes_fewer_steps() -> None:
             assert stats is not None and (stats.steps < 60 and stats.accepted > 30) == circles
 
 
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_long_pass_leaves_the_bits_of_short_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What experts compute of a prompt longer than 1,024 tokens lies in slots."""
+    lent: list[int] = []
+
+    def watched(memory: DeviceExpertMemory, lent_bytes: int) -> PrefillStream:
+        lent.append(lent_bytes)
+        return PrefillStream(memory, lent_bytes)
+
+    monkeypatch.setattr(device_prompts, "PrefillStream", watched)
+    monkeypatch.setattr(planning, "choose_chunk", lambda *plan, **more: 3072)
+    config = on_gpu(20 * GIB, context=4096, draft_length=0)
+    with Engine.load_shape(shallow(name, 3), config, SyntheticSettings()) as engine:
+        store = engine._loaded.store
+        keep_slots(engine, store.num_layers * store.num_experts // 2)
+        runner, after = runner_of(engine), []
+        tokens = np.random.default_rng(1).integers(0, engine.footprint.vocab_size, 3000).tolist()
+        for width in (1024, 3000, 1700):
+            runner.sequence.truncate(0)
+            lent.clear()
+            for start in range(0, len(tokens), width):
+                runner.run(tokens[start : start + width], "prefill", last_only=True)
+            assert [room > 0 for room in lent] == {1024: [0, 0, 0], 3000: [1], 1700: [1, 1]}[width]
+            after.append(runner.run([7], "verify", last_only=True).clone())
+        assert all(torch.equal(logits, after[0]) for logits in after)
+
+
 def free_for_an_engine() -> int:
     """Bytes in the driver's view, before there is one."""
     torch._C._cuda_clearCublasWorkspaces()  # of other tests' products in this process
@@ -211,7 +241,6 @@ BUDGETED = (
     "qwen1.5-moe-a2.7b", "olmoe-1b-7b", "qwen3.5-35b-a3b", "lfm2-8b-a1b", "nemotron-3-nano",
     "gemma-4-26b-a4b",
 )  # fmt: skip
-SLIDING = ("gemma-4-26b-a4b",)  # which need a longer text for rings
 
 
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
@@ -220,7 +249,7 @@ def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gi
     free_before = free_for_an_engine()
     started = time.perf_counter()
     try:
-        config = on_gpu(gib * GIB, context=8192 if name in SLIDING else 2048)
+        config = on_gpu(gib * GIB, context=min(9000, int(SHAPES[name].dimensions["max_position_embeddings"])))
         engine = Engine.load_shape(name, config, SyntheticSettings())
     except BudgetError as error:
         assert time.perf_counter() - started < 2.0
@@ -228,8 +257,9 @@ def test_a_budget_is_kept_by_the_allocator_and_in_the_drivers_view(name: str, gi
         return
     with engine:
         least_free = torch.cuda.mem_get_info()[0]
-        for request in random_prompts(engine, 1, 1100):
-            for length in (4, 8, 64):
+        longest = min(engine.plan.prefill_chunk, engine.plan.context - 100)
+        for request in (*random_prompts(engine, 1, 1100), *random_prompts(engine, 1, longest)):
+            for length in (4, 8, 64) if len(request.prompt_token_ids or ()) == 1100 else (0,):
                 tokens_of(engine, replace(request, draft_length=length if engine.plan.drafting else 0))
                 while engine.captures.ahead():
                     pass

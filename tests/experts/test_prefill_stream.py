@@ -63,11 +63,16 @@ def read(rig: DeviceRig, layer: int, group: ExpertGroup) -> None:
         assert rig.arrived(K(layer, expert))
 
 
-def whole_pass(rig: DeviceRig) -> None:
-    stream = PrefillStream(rig.memory)
+def whole_pass(rig: DeviceRig, lent: int = 0) -> None:
+    """lent: slots whose memory the pass takes for itself."""
+    num_bytes = max(0, lent * rig.slots.slot_bytes - 3)
+    stream = PrefillStream(rig.memory, num_bytes)
+    assert (stream.lent is None and not lent) or (stream.lent is not None and len(stream.lent) >= num_bytes)
     for layer in range(rig.store.num_layers):
         seen: list[int] = []
         for group in stream.layer(layer):
+            if stream.lent is not None:
+                stream.lent.fill_(255)  # of NaN
             read(rig, layer, group)
             seen += group.experts
         assert sorted(seen) == list(range(rig.store.num_experts))
@@ -75,14 +80,18 @@ def whole_pass(rig: DeviceRig) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, ALL + 3), st.integers(0, ALL), st.integers(0, 99), st.booleans())
-@example(2, 2, 0, True)
-@example(3, 0, 0, False)
-@example(5, 5, 1, True)
-@example(ALL, ALL, 0, False)
+@given(
+    st.integers(1, ALL + 3), st.integers(0, ALL), st.integers(0, 99), st.booleans(), st.floats(0, 0.5)
+)  # fmt: skip
+@example(2, 2, 0, True, 0.0)
+@example(3, 0, 0, False, 0.0)
+@example(5, 5, 1, True, 0.4)
+@example(ALL, ALL, 0, False, 0.25)
 def test_every_expert_is_there_when_it_is_read_and_what_was_not_is_copied_once(
-    num_slots: int, num_warm: int, seed: int, needed: bool
+    num_slots: int, num_warm: int, seed: int, needed: bool, lent_share: float
 ) -> None:
+    """A quarter of the slots is lent at most; here half of them."""
+    lent = int(num_slots * lent_share)
     rig = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
     warm(rig, min(num_warm, num_slots), seed)
     rig.scores[:] = np.random.default_rng(seed).random(rig.scores.shape)
@@ -91,13 +100,13 @@ def test_every_expert_is_there_when_it_is_read_and_what_was_not_is_copied_once(
     for _ in range(2):
         before, copied = rig.memory.counters().h2d_bytes, rig.transfers.issued
         watch = Watch(rig)
-        whole_pass(rig)
+        whole_pass(rig, lent)
         assert all(count == 1 for count in watch.copies.values())
         assert rig.memory.counters().h2d_bytes - before == RECORD_BYTES * watch.copies.total()
         assert rig.transfers.issued - copied == watch.copies.total() >= len(rig.keys) - num_slots
         rig.check()
     ring = min(RING_SLOTS, max(2, num_slots // 4))
-    assert len(rig.resident) >= min(num_slots, ALL) - ring - LAYERS
+    assert len(rig.resident) >= min(num_slots, ALL) - ring - LAYERS - lent
     assert sorted(rig.memory.reserve(num_slots)) == list(range(num_slots))
 
 
@@ -201,4 +210,34 @@ def test_a_prompt_after_late_prefetches_reads_them_only_when_they_are_there() ->
         rig.memory.pump()
     assert torch.isfinite(rig.content(rig.memory.slot_address(K(0, 3)))).all()
     whole_pass(rig)
+    rig.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, ALL + 3), st.integers(0, ALL), st.integers(0, 99), st.integers(1, 8))
+def test_neighbours_that_are_lent_are_those_that_are_worth_least(
+    num_slots: int, num_warm: int, seed: int, count: int
+) -> None:
+    count = min(count, num_slots)
+    rig = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
+    warm(rig, min(num_warm, num_slots), seed)
+    chance = np.random.default_rng(seed)
+    rig.scores[:] = chance.permutation(ALL).reshape(rig.scores.shape)
+    rig.scores[chance.random(rig.scores.shape) < 0.2] = np.inf
+    kept = rig.memory.reserve(int(chance.integers(0, num_slots - count + 1)) // 2)  # in somebody's hands
+    resident = rig.resident
+    ranked = sorted(resident, key=lambda key: rig.scores[key])
+    place = {key: int(rig.memory._slot_of[key]) for key in resident}
+    worth = dict.fromkeys(range(num_slots), 0.0) | {place[key]: 1.0 + ranked.index(key) for key in resident}
+    worth |= dict.fromkeys(kept, np.inf)
+    sums = [sum(worth[slot] for slot in range(at, at + count)) for at in range(num_slots - count + 1)]
+    if not np.isfinite(min(sums)):
+        return
+    run = rig.memory.reserve_neighbours(count)
+    finite = [key for key in resident if np.isfinite(rig.scores[key])]
+    if len(finite) == len(resident):  # those without a score are in no order
+        assert sum(worth[slot] for slot in run) == min(sums)
+    assert rig.resident == {key for key in resident if place[key] not in run}
+    rig.check([*kept, *run])
+    rig.memory.give_back([*kept, *run])
     rig.check()

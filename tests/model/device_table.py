@@ -181,6 +181,8 @@ class TablePasses:
         shaped, (start, live, _, _, *tokens) = experts.reshape(LAYERS, count, TOP_K), window.tolist()
         return WindowReport(log.reshape(LAYERS, EXPERTS), shaped, choices.tolist(), tokens, start, live)
 
+    prefill_chunk = 1024
+
     def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
         self._issue("stream")
         stream = PrefillStream(self.rig.memory)

@@ -41,7 +41,7 @@ def small_model(architecture: str) -> Any:
 @pytest.mark.parametrize("window", [16, 100])
 def test_bits_are_those_of_a_cache_that_keeps_all(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of many and of few rows, round a ring more than twice."""
-    monkeypatch.setattr(needs, "ring_positions", lambda window: RING)
+    monkeypatch.setattr(needs, "ring_positions", lambda window, chunk: RING)
     at = DeviceWindow(8, CPU)
     caches = [DeviceKVCache(1, 900, at, windows=windows) for windows in ({}, {0: window})]
     generator, start = torch.Generator().manual_seed(window), 0
@@ -76,14 +76,15 @@ CONTEXT = 6000
 class Text:
     """What each position of a text holds, beside a cache with rings; every write has a value of its own."""
 
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.cache = DeviceKVCache(2, CONTEXT, DeviceWindow(8, CPU), windows={1: window})
+    def __init__(self, window: int, chunk: int = DEVICE_PREFILL_CHUNK) -> None:
+        self.window, self.chunk = window, chunk
+        at, windows = DeviceWindow(8, CPU), {1: window}
+        self.cache = DeviceKVCache(2, CONTEXT, at, windows=windows, prefill_chunk=chunk)
         zeros = torch.zeros(1, 1, 1, 1)
         with torch.inference_mode():  # as passes do
             for layer in self.cache.layers:
                 layer.lazy_initialization(zeros, zeros)
-        assert self.cache.layers[1].capacity == ring_positions(window) < self.cache.capacity
+        assert self.cache.layers[1].capacity == ring_positions(window, chunk) < self.cache.capacity
         self.held = torch.empty(0)
         self.written = 0
         self.marked: int | None = None
@@ -184,9 +185,10 @@ def test_a_row_sees_its_window_whatever_was_written_and_dropped(
     text.check_ways_back()
 
 
-def test_an_answer_can_be_given_again_and_again_whatever_its_length() -> None:
-    text = Text(128)
-    for count in (DEVICE_PREFILL_CHUNK, 500):
+@pytest.mark.parametrize("chunk", [DEVICE_PREFILL_CHUNK, 2048])
+def test_an_answer_can_be_given_again_and_again_whatever_its_length(chunk: int) -> None:
+    text = Text(128, chunk)
+    for count in (chunk, 500):
         text.prompt(count)
     text.check_ways_back()
     prompt = text.held.clone()
@@ -215,6 +217,7 @@ def test_windows_are_those_that_layers_ask_for(architecture: str) -> None:
 
 
 def test_what_a_layer_keeps_is_planned() -> None:
-    assert cache_positions(5000, None) == 5000
-    assert cache_positions(500, 16) == 500
-    assert cache_positions(5000, 16) == ring_positions(16) >= 16 + DEVICE_PREFILL_CHUNK + 2 * PASS_PADDING
+    for chunk in (DEVICE_PREFILL_CHUNK, 3072):
+        assert cache_positions(5000, None, chunk) == 5000
+        assert cache_positions(500, 16, chunk) == 500
+        assert cache_positions(5000, 16, chunk) == ring_positions(16, chunk) >= 16 + chunk + 2 * PASS_PADDING

@@ -18,7 +18,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.routed_experts import ExpertShape
 from localmoe.model import device_experts
-from localmoe.model.device_experts import DeviceRoutedExperts
+from localmoe.model.device_experts import ALIGNED, DeviceRoutedExperts, pair_bytes
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 32, 48, 7, 2, 9
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,8 +27,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 class Stream:
     """Brings experts in groups of such sizes."""
 
-    def __init__(self, records: Tensor, sizes: list[int]) -> None:
-        self._records, self._sizes = records, sizes
+    def __init__(self, records: Tensor, sizes: list[int], lent: Tensor | None) -> None:
+        self._records, self._sizes, self.lent = records, sizes, lent
 
     def layer(self, layer: int) -> Iterator[ExpertGroup]:
         order = torch.randperm(EXPERTS, generator=torch.Generator().manual_seed(1)).tolist()
@@ -38,20 +38,25 @@ class Stream:
         assert not order
 
 
+@pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("sizes", [[7], [3, 1, 2, 1], [1] * 7, [2, 4, 1]])
 def test_groups_of_any_size_add_up_and_are_launched_alike(
-    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], lends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What experts compute may lie in memory that is lent."""
     chance = torch.Generator().manual_seed(0)
     records = torch.randn(EXPERTS, 3 * HIDDEN * INNER, generator=chance).div(6).to(DEVICE, torch.float16)
     memory = SimpleNamespace(
         store=SimpleNamespace(num_experts=EXPERTS),
         block=SimpleNamespace(done=torch.zeros(1, dtype=torch.int64, device=DEVICE)),
     )
+    shape = ExpertShape(HIDDEN, INNER, False, Activation("relu"))
+    num_bytes = TOKENS * TOP_K * pair_bytes(shape) + ALIGNED
+    lent = torch.full((num_bytes,), 255, dtype=torch.uint8, device=DEVICE) if lends else None  # of NaN
     live = torch.tensor([TOKENS], dtype=torch.int32, device=DEVICE)
     state: Any = SimpleNamespace(
         memory=memory, window=SimpleNamespace(start=live, live=live), forced=None, routed={},
-        phase="prefill", stream=Stream(records, sizes),
+        phase="prefill", stream=Stream(records, sizes, lent),
     )  # fmt: skip
     launched: list[Groups] = []
     run_groups = device_experts.run_groups
@@ -61,7 +66,7 @@ def test_groups_of_any_size_add_up_and_are_launched_alike(
         run_groups(x, groups, *rest)
 
     monkeypatch.setattr(device_experts, "run_groups", watched)
-    layer = DeviceRoutedExperts(0, None, ExpertShape(HIDDEN, INNER, False, Activation("relu")), state)
+    layer = DeviceRoutedExperts(0, None, shape, state)
     x = torch.randn(TOKENS, HIDDEN, generator=chance).to(DEVICE, torch.float16)
     index = torch.rand(TOKENS, EXPERTS, generator=chance).argsort(dim=1)[:, :TOP_K].to(DEVICE)
     weights = torch.rand(TOKENS, TOP_K, generator=chance).to(DEVICE)
@@ -74,6 +79,7 @@ def test_groups_of_any_size_add_up_and_are_launched_alike(
                 gate, up = (gate_up.view(2, INNER, HIDDEN) @ x[token].double()).unbind()
                 wanted[token] += weights[token, k] * (down.view(HIDDEN, INNER) @ (gate.relu() * up))
         assert (found - wanted).norm() < 2e-3 * wanted.norm()
+    assert lent is None or lent.ne(255).sum() > TOKENS * TOP_K * 4 * HIDDEN / 2, "it was not used"
     assert [len(groups.expert) for groups in launched] == 2 * sizes
     # Triton compiles a kernel for each kind of alignment, and a dry run of one group has to meet them all
     assert all(groups.address.data_ptr() % 16 == 0 for groups in launched)

@@ -223,6 +223,19 @@ def test_only_what_the_state_does_not_hold_is_prefilled_in_chunks() -> None:
     assert made.state.tokens == prompt
 
 
+def test_a_prompt_is_run_whole_where_passes_may_be_of_another_length_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where slots come or go meanwhile."""
+    made = TableRunner(Table(seed=6))
+    lengths = iter((7, 3, 20, 4, 100))
+    monkeypatch.setattr(type(made), "prefill_chunk", property(lambda self: next(lengths)), raising=False)
+    prompt = [i % 4 for i in range(40)]
+    list(loop_of(made, 0).run(prompt, 1))
+    assert made.passes_run == [("prefill", count) for count in (7, 3, 20, 4, 6)]
+    assert made.state.tokens == prompt
+
+
 @pytest.mark.parametrize("length", [0, 3])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_closing_the_generator_leaves_exactly_the_emitted_tokens_but_the_last(

@@ -1,0 +1,81 @@
+"""Long prompts on the GPU: passes of many tokens, past which experts are streamed; how many tokens, by what
+is missing. Reads nothing back but what the routers chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.experts.prefill_stream import DryStream, PrefillStream
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
+from localmoe.hardware.prefill_chunk import chunk_for
+from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_experts import ALIGNED, DevicePassState
+from localmoe.model.pass_kinds import visible_for
+
+
+class DevicePrompts:
+    """Of one model over one cache."""
+
+    def __init__(
+        self,
+        state: DevicePassState,
+        cache: DeviceKVCache,
+        forward: Callable[[Tensor, Tensor], Tensor],
+        most_rows: int,
+    ) -> None:
+        """forward: (tokens, positions) -> logits (1, V) of the last one. most_rows: for which there is
+        memory."""
+        self._state, self._cache, self._forward = state, cache, forward
+        self._most_rows = most_rows
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of the next pass."""
+        memory = self._state.memory
+        slots, experts = memory.slots.num_slots, memory.store.num_layers * memory.store.num_experts
+        room = self._state.row_bytes
+        return chunk_for(self._most_rows, room, memory.slots.slot_bytes, slots, experts - slots)
+
+    def run(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
+        """A prompt through the target; logits (1, V) of its last token, and the experts (L, T, K) that the
+        routers chose."""
+        is_long = len(tokens) > DEVICE_PREFILL_CHUNK
+        lent = len(tokens) * self._state.row_bytes + ALIGNED if is_long else 0
+        state = self._state
+        try:
+            logits = self._pass(tokens, start, PrefillStream(state.memory, lent))
+            routed = [state.routed[layer][0] for layer in range(state.memory.store.num_layers)]
+            experts: NDArray[np.int32] = torch.stack(routed).int().cpu().numpy()
+        except BaseException:
+            state.memory.transfers.wait_for_compute()  # slots that it may still read are free
+            raise
+        state.routed.clear()  # of thousands of tokens
+        return logits, experts
+
+    def run_dry(self, count: int) -> Tensor:
+        """What a prompt of so many tokens launches, without its copies; logits (1, V) of no meaning."""
+        return self._pass([0] * count, 0, DryStream(self._state.memory))
+
+    def _pass(self, tokens: Sequence[int], start: int, stream: PrefillStream | DryStream) -> Tensor:
+        state, window, count = self._state, self._state.window, len(tokens)
+        device = window.at.device
+        state.phase, state.stream = "prefill", stream
+        try:
+            window.set(start, count, [])
+            window.at.copy_(window.start)
+            self._cache.begin_prompt(start, count)
+            window.visible = visible_for(start + count, self._cache.capacity)
+            ids = torch.tensor(tokens, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+            positions = torch.arange(start, start + count, device=device)
+            synthetic = state.synthetic
+            forced = None if synthetic is None else synthetic.forced("prefill", start, count)
+            state.forced = None if forced is None else torch.from_numpy(forced).to(device)
+            return self._forward(ids, positions)
+        finally:
+            stream.close()
+            state.stream = None

@@ -1,0 +1,87 @@
+"""How long a prompt's passes are: what their room takes of the memory is little, and it is taken only where
+it spares copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from example_models import GIB, QWEN, footprints
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localmoe.core.errors import BudgetError
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, device_needs, expert_row_bytes
+from localmoe.hardware.plan import plan_memory
+from localmoe.hardware.prefill_chunk import MOST_ROWS, choose_chunk, chunk_for
+
+OPTIONS: Any = {
+    "compute_bytes": 2, "checkpoint_bytes_per_weight": 2, "max_window": 80, "whole_passes": True,
+}  # fmt: skip
+
+
+def plan(
+    model: ModelFootprint, budget: int, context: int, chunk: int, *, drafting: bool
+) -> MemoryPlan | None:
+    options = {**OPTIONS, "prefill_chunk": chunk}
+    try:
+        return plan_memory(model, budget_bytes=budget, context=context, drafting=drafting, **options)
+    except BudgetError:
+        return None
+
+
+@given(
+    model=footprints(), budget=st.integers(1, 2**40), context=st.integers(16, 40_000), drafting=st.booleans(),
+    sliding=st.booleans(),
+)  # fmt: skip
+def test_longer_passes_take_a_48th_of_the_memory_at_most_and_nothing_that_a_draft_would_have(
+    model: ModelFootprint, budget: int, context: int, drafting: bool, sliding: bool
+) -> None:
+    if sliding:
+        model = replace(model, sliding_kv_bytes_per_token=model.kv_bytes_per_token // 2, sliding_window=512)
+    chunk = choose_chunk(model, budget, context, OPTIONS, drafting=drafting)
+    assert chunk % DEVICE_PREFILL_CHUNK == 0 and DEVICE_PREFILL_CHUNK <= chunk <= MOST_ROWS
+    assert chunk < context + DEVICE_PREFILL_CHUNK
+    usual = plan(model, budget, context, DEVICE_PREFILL_CHUNK, drafting=drafting)
+    found = plan(model, budget, context, chunk, drafting=drafting)
+    if usual is None or found is None or usual.num_slots == model.total_experts:
+        assert chunk == DEVICE_PREFILL_CHUNK
+        return
+    assert found.drafting == usual.drafting and found.prefill_chunk == chunk
+    fixed = [made.total_bytes - made.num_slots * made.slot_bytes for made in (usual, found)]
+    assert fixed[1] - fixed[0] <= budget // 48
+    if chunk > DEVICE_PREFILL_CHUNK:  # and what experts compute has room in a quarter of the slots
+        assert 4 * min(chunk, context) * expert_row_bytes(model) <= budget - fixed[1]
+
+
+@pytest.mark.parametrize(("gib", "chunk"), [(8, 3072), (12, 4096), (16, 6144), (40, 1024)])
+def test_passes_are_the_longer_the_more_memory_there_is_until_no_expert_is_missing(
+    gib: int, chunk: int
+) -> None:
+    assert choose_chunk(QWEN, gib * GIB, 8192, OPTIONS, drafting=False) == chunk
+    assert choose_chunk(QWEN, gib * GIB, 1000, OPTIONS, drafting=False) == DEVICE_PREFILL_CHUNK
+
+
+def test_what_rings_overwrite_has_to_have_its_room_in_host_ram() -> None:
+    model = replace(QWEN, sliding_kv_bytes_per_token=1024, sliding_window=512)
+    longer = device_needs(model, context=8192, prefill_chunk=2048, **OPTIONS).host_bytes
+    for host, most in ((longer, 2048), (longer - 1, 1024)):
+        assert choose_chunk(model, 16 * GIB, 8192, OPTIONS, drafting=False, host_bytes=host) == most
+
+
+@given(
+    most=st.integers(1, 8).map(lambda count: count * DEVICE_PREFILL_CHUNK), row=st.integers(1, 10**6),
+    slot=st.integers(1, 10**9), slots=st.integers(2, 5000), missing=st.integers(0, 5000),
+)  # fmt: skip
+def test_a_pass_is_lent_a_quarter_of_the_slots_at_most_and_fewer_than_experts_are_missing(
+    most: int, row: int, slot: int, slots: int, missing: int
+) -> None:
+    rows = chunk_for(most, row, slot, slots, missing)
+    assert DEVICE_PREFILL_CHUNK <= rows <= most and rows % DEVICE_PREFILL_CHUNK == 0
+    if rows > DEVICE_PREFILL_CHUNK:
+        assert -(-rows * row // slot) <= min(slots // 4, missing)
+    if rows < most:
+        assert (rows + DEVICE_PREFILL_CHUNK) * row > min(slots // 4, missing) * slot
