@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -133,17 +134,31 @@ class DeviceExpertMemory(SlotTable):
         """Issue the copy of an expert into a slot that the caller has."""
         times = self.times
         before = None if times is None else times.mark()
-        try:
-            ticket = self.transfers.copy(self.store.record(key), self.slots, slot)
-        except BaseException:
-            self._free.append(slot)
-            raise
-        self._ticket[key] = ticket
-        self._slot_of[key] = slot
-        self._stale = True
-        self._counters.h2d_bytes += int(self._record_bytes[key.layer])
+        self._load([key], [slot])
         if times is not None:
             times.copied(key, int(self._record_bytes[key.layer]), before)
+
+    def load_all(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
+        """The same of several experts of one layer, which are complete together."""
+        if self.times is None:
+            return self._load(keys, slots)
+        for number, (key, slot) in enumerate(zip(keys, slots, strict=True)):  # to know when each copy ran
+            try:
+                self.load(key, slot)
+            except BaseException:
+                self._free.extend(slots[number + 1 :])
+                raise
+
+    def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
+        try:
+            ticket = self.transfers.copy_all([self.store.record(key) for key in keys], self.slots, slots)
+        except BaseException:
+            self._free.extend(slots)
+            raise
+        for key, slot in zip(keys, slots, strict=True):
+            self._ticket[key], self._slot_of[key] = ticket, slot
+        self._stale = True
+        self._counters.h2d_bytes += int(self._record_bytes[keys[0].layer]) * len(keys)
 
     # -- a target pass
 

@@ -17,20 +17,21 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.transfers import Mark
 
-RING_SLOTS = 16
+RING_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """Experts of one layer that can be computed with now, and the addresses of their weights."""
+    """Experts of one layer that can be computed with together, the addresses of their weights, and the slots
+    that these are copied to first; none where all are here."""
 
     experts: list[int]
     addresses: list[int]
+    slots: list[int]
 
 
 class PrefillStream:
-    """One pass over all layers. Compute with each group before asking for the next one; `close` at the
-    end.
+    """One pass over all layers: `plan` and `bring` of each in turn; `close` at the end.
 
     Attributes:
         lent: uint8, memory of slots for what experts compute; None: none was asked for.
@@ -50,38 +51,56 @@ class PrefillStream:
         self._owner: dict[int, ExpertKey] = {}  # of ring slots
         self._read: dict[int, Mark] = {}  # ring slot -> when its last reader was issued
         self._next = 0
+        self._staying: list[int] = []  # slots of the layer at hand that are not in the ring, nor filled yet
 
-    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+    def plan(self, layer: int) -> list[ExpertGroup]:
         """Groups that together hold all experts of a layer: first those that are here."""
         memory = self._memory
         here, missing = memory.split_layer(layer)
+        groups = []
         if here:
-            yield self._group(layer, here)
-            self._mark_readers(layer, here)
+            groups.append(ExpertGroup(here, [memory.slot_address(ExpertKey(layer, e)) for e in here], []))
+        self._staying += memory.take_free(layer, self._share, len(missing))
+        slots = list(self._staying)
+        while len(slots) < len(missing):
+            slots.append(self._ring[self._next])
+            self._next = (self._next + 1) % len(self._ring)
         size = max(1, len(self._ring) // 2)
         for start in range(0, len(missing), size):
-            experts = missing[start : start + size]
-            for expert in experts:
-                self._load(ExpertKey(layer, expert))
-            memory.transfers.compute_waits_for_copies()
-            yield self._group(layer, experts)
-            self._mark_readers(layer, experts)
+            taken = slots[start : start + size]
+            addresses = [memory.slots.address(slot) for slot in taken]
+            groups.append(ExpertGroup(missing[start : start + size], addresses, taken))
+        return groups
 
-    def _load(self, key: ExpertKey) -> None:
-        slot = self._memory.free_slot_for(key.layer, self._share)
-        if slot is None:
-            slot = self._ring[self._next]
-            self._next = (self._next + 1) % len(self._ring)
+    def bring(self, layer: int, groups: list[ExpertGroup]) -> Iterator[ExpertGroup]:
+        """The groups of a layer's plan, each once it is here: compute with it before asking for the next."""
+        for group in groups:
+            if group.slots:
+                self._copy(layer, group)
+                self._memory.transfers.compute_waits_for_copies()
+            yield group
+            self._mark_readers(layer, group.experts)
+
+    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+        """Both."""
+        return self.bring(layer, self.plan(layer))
+
+    def _copy(self, layer: int, group: ExpertGroup) -> None:
+        memory, keys = self._memory, [ExpertKey(layer, expert) for expert in group.experts]
+        readers: dict[int, Mark] = {}
+        for key, slot in zip(keys, group.slots, strict=True):
+            if self._staying:  # these come first
+                self._staying.remove(slot)
+                continue
             if slot in self._owner:
-                self._memory.leave(self._owner[slot])
+                memory.leave(self._owner[slot])
             self._owner[slot] = key
             if slot in self._read:
-                self._memory.transfers.copies_wait_for(self._read.pop(slot))
-        self._memory.load(key, slot)
-
-    def _group(self, layer: int, experts: list[int]) -> ExpertGroup:
-        addresses = [self._memory.slot_address(ExpertKey(layer, expert)) for expert in experts]
-        return ExpertGroup(experts, addresses)
+                mark = self._read.pop(slot)
+                readers[id(mark)] = mark
+        for mark in readers.values():
+            memory.transfers.copies_wait_for(mark)
+        memory.load_all(keys, group.slots)
 
     def _mark_readers(self, layer: int, experts: list[int]) -> None:
         keys = {ExpertKey(layer, expert) for expert in experts}
@@ -95,7 +114,7 @@ class PrefillStream:
         share: most of them are the last layer's, and passes to come deal free ones to the layers that have
         fewest."""
         memory, self.lent = self._memory, None
-        memory.give_back(list(self._lent))
+        memory.give_back([*self._lent, *self._staying])
         share = -(-memory.slots.num_slots // memory.store.num_layers)
         for slot, key in list(self._owner.items()):
             # of what could not be copied the memory has the slot already
@@ -113,9 +132,13 @@ class DryStream:
     def __init__(self, memory: DeviceExpertMemory) -> None:
         self._memory = memory
 
-    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+    def plan(self, layer: int) -> list[ExpertGroup]:
         """The layer's first expert."""
-        yield ExpertGroup([0], [self._memory.store.device_address(ExpertKey(layer, 0))])
+        return [ExpertGroup([0], [self._memory.store.device_address(ExpertKey(layer, 0))], [])]
+
+    def bring(self, layer: int, groups: list[ExpertGroup]) -> Iterator[ExpertGroup]:
+        """The same."""
+        return iter(groups)
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -125,10 +125,11 @@ class SlotTable:
         self._free = [slot for slot in self._free if slot not in run]
         return run
 
-    def free_slot_for(self, layer: int, share: int) -> int | None:
-        """A free slot, while the layer holds fewer than `share`."""
-        held = np.count_nonzero(self._slot_of[layer] != FREE)
-        return self._free.pop() if self._free and held < share else None
+    def take_free(self, layer: int, share: int, count: int) -> list[int]:
+        """Free slots, up to `count`, as far as the layer holds fewer than `share`; for the caller to fill or
+        return."""
+        held = int(np.count_nonzero(self._slot_of[layer] != FREE))
+        return [self._free.pop() for _ in range(min(count, len(self._free), max(0, share - held)))]
 
     def held(self) -> NDArray[np.int64]:
         """(L,): slots of each layer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -31,10 +31,10 @@ class Transfers(Protocol):
 
     @property
     def issued(self) -> int:
-        """Number of the last copy that was asked for; the first is 1."""
+        """Number of the last copies that were asked for; the first is 1."""
 
-    def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
-        """Copy a record into a slot; returns its ticket at once."""
+    def copy_all(self, records: Sequence[Tensor], slots: DeviceSlots, places: Sequence[int]) -> int:
+        """Copy records into slots; returns the ticket of all of them at once."""
 
     def time_mark(self) -> object:
         """A point in the stream of copies whose time can be told later: an event, or a time of the host."""
@@ -74,8 +74,8 @@ class CudaTransfers:
         """Number of the last copy that was asked for."""
         return self._issued
 
-    def copy(self, record: Tensor, slots: DeviceSlots, slot: int) -> int:
-        """Copy a record into a slot; returns its ticket at once.
+    def copy_all(self, records: Sequence[Tensor], slots: DeviceSlots, places: Sequence[int]) -> int:
+        """Copy records into slots; returns the ticket of all of them at once.
 
         Raises:
             TransferError: the driver refuses.
@@ -89,7 +89,8 @@ class CudaTransfers:
             self._stream.synchronize()  # the staged values are used anew
         self._host_values[at] = self._issued
         try:  # the driver itself: the GPU may be waiting for the pass behind these copies
-            copy_to_device(slots.address(slot), record.data_ptr(), record.nbytes, self._handle)
+            for record, place in zip(records, places, strict=True):
+                copy_to_device(slots.address(place), record.data_ptr(), record.nbytes, self._handle)
             copy_to_device(self._done_at, self._values_at + _WORD * at, _WORD, self._handle)
         except DriverCallError as error:
             raise TransferError(f"The GPU did not take a copy of an expert: {error}.") from error
@@ -146,6 +147,10 @@ class HostTransfers:
         else:
             self._finish(record, slots, slot, self._issued)
         return self._issued
+
+    def copy_all(self, records: Sequence[Tensor], slots: DeviceSlots, places: Sequence[int]) -> int:
+        """Copy records into slots; returns the ticket of all of them."""
+        return [self.copy(record, slots, place) for record, place in zip(records, places, strict=True)][-1]
 
     def _finish(self, record: Tensor, slots: DeviceSlots, slot: int, ticket: int) -> None:
         slots.write(slot, record)

@@ -12,7 +12,8 @@ from localmoe.hardware.needs import (
 )
 
 MOST_ROWS = 8192  # beyond which computing takes longer than the link, even of fast GPUs
-_SHARE = 48  # of the memory, a 48th may go to what longer passes need: some 1 % of an answer's speed
+_SHARE = 48  # of the memory, a 48th may go to what longer passes need: some 1 % of an answer's speed;
+_MISSING_SHARE = 32  # but where few experts are missing, no more than makes that many a 32nd more
 _SLOTS_SHARE = 4  # of slots, a quarter may be lent to such a pass
 
 
@@ -44,16 +45,16 @@ def choose_chunk(
     chunk = DEVICE_PREFILL_CHUNK
     usual = needs_with(chunk)
     drafting = drafting and usual.least_bytes(drafting=True) <= budget_bytes
-    if usual.most_bytes(drafting=drafting) <= budget_bytes:
-        return chunk  # no expert is missing
-    allowed = usual.fixed_bytes(drafting=drafting) + budget_bytes // _SHARE
+    missing = max(0, usual.most_bytes(drafting=drafting) - budget_bytes)
+    spare = min(budget_bytes // _SHARE, missing // _MISSING_SHARE)
+    allowed = usual.fixed_bytes(drafting=drafting) + spare
     while chunk < min(MOST_ROWS, context):
         longer = chunk + DEVICE_PREFILL_CHUNK
         needs = needs_with(longer)
         fixed = needs.fixed_bytes(drafting=drafting)
         lent = min(longer, context) * expert_row_bytes(footprint)
         fits = fixed <= allowed and needs.least_bytes(drafting=drafting) <= budget_bytes
-        fits &= lent * _SLOTS_SHARE <= budget_bytes - fixed
+        fits &= lent <= min(missing, (budget_bytes - fixed) // _SLOTS_SHARE)
         fits &= host_bytes is None or needs.host_bytes <= host_bytes
         if not fits:
             break

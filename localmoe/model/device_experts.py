@@ -7,6 +7,7 @@ Takes no part in prefetch or eviction, and never waits for the host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.experts.prefill_stream import DryStream, PrefillStream
+from localmoe.experts.prefill_stream import DryStream, ExpertGroup, PrefillStream
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
@@ -36,6 +37,9 @@ from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
 _STREAM_ROWS = 64  # rows of a tile for a long prompt
+_STREAM_SHARE = 128  # rows that a program takes there
+# words of 32 bits that make whole 16 bytes: for what lies otherwise Triton has another kernel
+_TOGETHER = 4
 ALIGNED = 256  # bytes, to which parts of lent memory begin
 
 
@@ -89,8 +93,9 @@ class DeviceRoutedExperts:
         self._shape = shape
         self._state = state
         self._gate_up_bias, self._down_bias = expert_biases(module)
-        # a streamed prompt's experts and their addresses, group after group
-        self._groups = Mirror(4 * state.memory.store.num_experts, state.window.start.device)
+        # a streamed prompt's experts, group after group, and then their addresses
+        words = 2 * _TOGETHER * state.memory.store.num_experts
+        self._groups = Mirror(words, state.window.start.device)
 
     def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, H), (T, K), (T, K) -> (T, H)."""
@@ -136,28 +141,40 @@ class DeviceRoutedExperts:
     ) -> Tensor:
         tokens, top_k = index.shape
         num_experts = self._state.memory.store.num_experts
-        device = hidden.device
         chosen, order = index.reshape(-1).sort(stable=True)
-        bounds = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=device)).int()
+        bounds = torch.searchsorted(chosen, torch.arange(num_experts + 1, device=hidden.device)).int()
         pairs = order.int()
         inner, out = self._room(stream.lent, hidden, tokens * top_k)
         done = self._state.memory.block.done
-        begin = 0
-        for group in stream.layer(self._layer):
-            count = len(group.experts)
-            room = count + count % 2  # whole 16 bytes: for what lies otherwise Triton has another kernel
-            end = begin + room + count
-            host = self._groups.host[begin:end]
-            host[:count], host[room:] = group.experts, group.addresses
-            words = self._groups.upload(begin, end)
-            begin += 2 * room
-            experts, addresses = words[:count], words[room:]
-            groups = Groups(pairs, bounds[experts], bounds[experts + 1], experts.int(), addresses)
+        planned = stream.plan(self._layer)
+        tiles = self._tiles(planned, bounds)
+        for group, (begin, end, expert, address) in zip(
+            stream.bring(self._layer, planned), tiles, strict=True
+        ):
+            assert len(group.experts) == len(expert)
             run_groups(
-                hidden, groups, top_k, done, self._shape, inner, out,
-                self._gate_up_bias, self._down_bias, _STREAM_ROWS,
+                hidden, Groups(pairs, begin, end, expert, address), top_k, done, self._shape, inner, out,
+                self._gate_up_bias, self._down_bias, _STREAM_ROWS, _STREAM_SHARE,
             )  # fmt: skip
         return combine(out, index, weights, self._state.window.live, num_experts, hidden.dtype)
+
+    def _tiles(self, planned: list[ExpertGroup], bounds: Tensor) -> list[tuple[Tensor, ...]]:
+        """Ranges of pairs, experts and addresses of each group; bounds: int32 (E + 1,) of experts' pairs."""
+        sizes = [len(group.experts) for group in planned]
+        begins = list(accumulate((-(-size // _TOGETHER) * _TOGETHER for size in sizes), initial=0))
+        room = begins[-1]
+        host = self._groups.host
+        host[: 2 * room] = 0
+        for begin, size, group in zip(begins, sizes, planned, strict=False):
+            host[begin : begin + size] = group.experts
+            host[room + begin : room + begin + size] = group.addresses
+        words = self._groups.upload(0, 2 * room)
+        experts, addresses = words[:room], words[room:]
+        of_all = bounds[experts], bounds[experts + 1], experts.int(), addresses
+        return [
+            tuple(words[begin : begin + size] for words in of_all)
+            for begin, size in zip(begins, sizes, strict=False)
+        ]
 
     def _room(self, lent: Tensor | None, hidden: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
         """For what experts compute of so many pairs of token and expert: (P, I), and float32 (P, H)."""

@@ -99,7 +99,7 @@ def test_every_row_of_a_verify_pass_has_the_bits_of_a_pass_of_its_own(slots: int
             sampling = SamplingConfig(temperature=0.9, top_p=0.9, seed=seed)
             one = partial(ask, engine, [Message("user", prompt.text)], 40, sampling=sampling)
             misses += check_rows(engine, one, ("auto", "auto", 1, 4, 8, 16), chance)
-        assert misses > 0
+        assert misses > 0 or slots is None  # all are there from the first prompt on
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))

@@ -19,6 +19,8 @@ from localmoe.core.events import Event, PrefetchRequest, RoomWanted, StepFinishe
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.prefill_stream import PrefillStream
+from localmoe.model import device_prompts
 from localmoe.prefetch.policy import CacheShape, KeepScores, PolicyBase
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +61,7 @@ class ChaosPolicy(PolicyBase):
 @contextmanager
 def delayed_copies(memory: DeviceExpertMemory, seed: int) -> Iterator[list[int]]:
     """Hold the copy stream up before some copies, so that passes meet copies that are still running."""
-    transfers, chance, original = memory.transfers, random.Random(seed), memory.transfers.copy
+    transfers, chance, original = memory.transfers, random.Random(seed), memory.transfers.copy_all
     delays: list[int] = []
 
     def copy(*args: Any) -> int:
@@ -70,7 +72,7 @@ def delayed_copies(memory: DeviceExpertMemory, seed: int) -> Iterator[list[int]]
                 torch.cuda._sleep(cycles)
         return original(*args)
 
-    transfers.copy = copy  # type: ignore[method-assign]
+    transfers.copy_all = copy  # type: ignore[method-assign]
     yield delays
 
 
@@ -123,3 +125,38 @@ def test_no_step_computes_with_a_wrong_or_half_copied_expert(slots: int, tiny16:
     assert torch.equal(given, expected)
     assert found["misses"] > STEPS and (slots == 3 or found["hits"] > STEPS)
     assert len(delays) > STEPS // 4 and found["late"] > 0, "copies were under way during passes"
+
+
+@pytest.mark.parametrize("slots", [9, 12, 20])
+def test_no_prompt_computes_with_a_wrong_or_half_copied_expert(
+    slots: int, tiny16: Tiny16, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where slots are lent to what experts compute, too."""
+    monkeypatch.setattr(device_prompts, "DEVICE_PREFILL_CHUNK", 32)
+    chance = random.Random(slots)
+    prompts = [[chance.randrange(10, 250) for _ in range(chance.randrange(65, 91))] for _ in range(80)]
+
+    def after_each(engine: Engine) -> list[torch.Tensor]:
+        runner, found = runner_of(engine), []
+        for prompt in prompts:
+            runner.sequence.truncate(0)
+            runner.run(prompt, "prefill", last_only=True)
+            found.append(runner.run([7], "verify", last_only=True).clone())
+        return found
+
+    folder = tiny16("qwen2_moe")
+    config = {"device": "cuda", "dtype": "bfloat16", "context": 512, "lanes": "vram+link"}
+    with load_with_slots(folder, 24, **config) as engine:
+        expected = after_each(engine)
+    lent: list[int] = []
+
+    def watched(memory: DeviceExpertMemory, lent_bytes: int) -> PrefillStream:
+        lent.append(lent_bytes // memory.slots.slot_bytes)
+        return PrefillStream(memory, lent_bytes)
+
+    with load_with_slots(folder, slots, **config) as engine:
+        monkeypatch.setattr(device_prompts, "PrefillStream", watched)
+        with delayed_copies(runner_of(engine).passes.memory, seed=slots) as delays:
+            given = after_each(engine)
+    assert all(torch.equal(*pair) for pair in zip(given, expected, strict=True))
+    assert len(delays) > len(prompts) and min(lent) > 0

@@ -30,20 +30,27 @@ class Stream:
     def __init__(self, records: Tensor, sizes: list[int], lent: Tensor | None) -> None:
         self._records, self._sizes, self.lent = records, sizes, lent
 
-    def layer(self, layer: int) -> Iterator[ExpertGroup]:
+    def plan(self, layer: int) -> list[ExpertGroup]:
         order = torch.randperm(EXPERTS, generator=torch.Generator().manual_seed(1)).tolist()
+        groups = []
         for size in self._sizes:
             experts, order = order[:size], order[size:]
-            yield ExpertGroup(experts, [self._records[expert].data_ptr() for expert in experts])
+            groups.append(ExpertGroup(experts, [self._records[e].data_ptr() for e in experts], []))
         assert not order
+        return groups
+
+    def bring(self, layer: int, groups: list[ExpertGroup]) -> Iterator[ExpertGroup]:
+        yield from groups
 
 
-@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize(("lends", "share"), [(False, 128), (True, 4)])
 @pytest.mark.parametrize("sizes", [[7], [3, 1, 2, 1], [1] * 7, [2, 4, 1]])
 def test_groups_of_any_size_add_up_and_are_launched_alike(
-    sizes: list[int], lends: bool, monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], lends: bool, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What experts compute may lie in memory that is lent."""
+    """What experts compute may lie in memory that is lent, and several programs share an expert's rows; a
+    token that chooses an expert twice has it twice."""
+    monkeypatch.setattr(device_experts, "_STREAM_SHARE", share)
     chance = torch.Generator().manual_seed(0)
     records = torch.randn(EXPERTS, 3 * HIDDEN * INNER, generator=chance).div(6).to(DEVICE, torch.float16)
     memory = SimpleNamespace(
@@ -69,6 +76,8 @@ def test_groups_of_any_size_add_up_and_are_launched_alike(
     layer = DeviceRoutedExperts(0, None, shape, state)
     x = torch.randn(TOKENS, HIDDEN, generator=chance).to(DEVICE, torch.float16)
     index = torch.rand(TOKENS, EXPERTS, generator=chance).argsort(dim=1)[:, :TOP_K].to(DEVICE)
+    index[:, 0] = torch.where(torch.arange(TOKENS, device=DEVICE) < 7, 3, index[:, 0])
+    index[0] = 3
     weights = torch.rand(TOKENS, TOP_K, generator=chance).to(DEVICE)
     for _ in range(2):  # words are uploaded by turns
         found = layer(x, index, weights)

@@ -72,13 +72,15 @@ class Launch:
 
 # in BF12: tiles as they lie, so that each load is of whole lines of memory
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
+_TALL_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 3)  # of a prompt's rows, which are more bytes than the codes
+_TALL = 64  # rows
 _STRIPS_AHEAD = 4  # that are copied ahead at a time, so that many bytes are on their way
 
 
 def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
-    """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep)."""
+    """Blocks for gate_up; measured (benchmarks/routed_experts.py --sweep, long_prompts.py)."""
     if shape.bf12:
-        return _STRIP
+        return _TALL_STRIP if rows >= _TALL else _STRIP
     if shape.mxfp4:
         return Launch(32, _coded_block_k(shape.hidden), 2, 5)
     return Launch(32 if shape.hidden % 128 == 0 else 64, _block_k(shape.hidden), 2, 4)
@@ -87,7 +89,7 @@ def gate_up_launch(shape: ExpertShape, rows: int) -> Launch:
 def down_launch(shape: ExpertShape, rows: int) -> Launch:
     """Blocks for down; measured likewise."""
     if shape.bf12:
-        return _STRIP
+        return _TALL_STRIP if rows >= _TALL else _STRIP
     if shape.mxfp4:  # two warps keep tall tiles on the tensor cores' step that short ones take
         return Launch(32, _coded_block_k(shape.inner), 2, 5)
     return Launch(64, _block_k(shape.inner), 4, 4)
@@ -175,10 +177,15 @@ def run_groups(
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     block_rows: int,
+    share: int = 0,
 ) -> None:
     """Both products of the experts in `groups`: out[pair] = expert(x[token of pair]), float32 (P, H);
-    inner is scratch, (P, I). Pairs of other experts are left alone."""
+    inner is scratch, (P, I). Pairs of other experts are left alone. share: rows of an expert that a program
+    takes, as most tokens of a prompt may choose the same; 0: all. Only where nothing is waited for or lands.
+    """
+    assert not share or (groups.ticket is None and groups.landing is None and groups.skipped is None)
     tiles = groups.begin.shape[0]
+    shares = -(-x.shape[0] // share) if share else 1  # a token chooses an expert once, or the last has more
     common = (groups.pairs, groups.begin, groups.end, groups.expert, groups.address, groups.ticket)
     kind, alpha, limit = shape.activation.kind, shape.activation.alpha, shape.activation.limit
     words = None if shape.form is WeightForm.PLAIN else inner.view(torch.int32)
@@ -186,24 +193,24 @@ def run_groups(
     strays, more_strays = (stray_room(size) if shape.bf12 else 0 for size in (shape.hidden, shape.inner))
     blocks = gate_up_launch(shape, block_rows)
     launch(
-        gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n),),
+        gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n), shares),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         words, *_stage_arguments(groups.stage, blocks.block_n),
         TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
         K=top_k, H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, GATED=shape.activation.gated,
         INTERLEAVED=shape.activation.interleaved, KIND=kind, ALPHA=alpha, LIMIT=limit, FORM=form, PTX=ptx,
         STRAYS=strays,
-        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
+        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, SHARE=share, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     blocks = down_launch(shape, block_rows)
     launch(
-        down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n),),
+        down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n), shares),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, GATED=shape.activation.gated, FORM=form,
         PTX=ptx,
         STRAYS=strays, MORE_STRAYS=more_strays,
-        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, **after_previous(x.device),
+        BM=block_rows, BN=blocks.block_n, BK=blocks.block_k, SHARE=share, **after_previous(x.device),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 

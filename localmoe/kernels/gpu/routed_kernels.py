@@ -16,6 +16,16 @@ from localmoe.kernels.gpu.waiting import begin_experts, end_experts
 
 
 @triton.jit
+def _share_of(begin, end, SHARE: tl.constexpr):
+    """A program's rows of a tile; there may be none. The last one has what is left."""
+    if SHARE:
+        begin += tl.program_id(1) * SHARE
+        if tl.program_id(1) + 1 < tl.num_programs(1):
+            end = tl.minimum(end, begin + SHARE)
+    return begin, end
+
+
+@triton.jit
 def gate_up_kernel(
     x, x_stride, pairs, begins, ends, experts, addresses, tickets, landings, skips, done, clock, bias, inner,
     words_at, staged, stage, progress,
@@ -24,18 +34,19 @@ def gate_up_kernel(
     K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     FORM: tl.constexpr, PTX: tl.constexpr, STRAYS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SHARE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """tickets, landings: None where nothing is waited for, or lands. words_at: where records are codes, an
     aligned pointer to words of anything; else None. SHARED: programs that a block of the stage is for. FORM,
-    STRAYS: of the records, see expert_tiles."""
+    STRAYS: of the records, see expert_tiles. SHARE: rows of a tile that a program takes, of which the second
+    dimension of the grid says the number; 0: all."""
     wait_for_previous(DEPENDENT)
     if clock is not None:
         begin_experts(clock)
     blocks: tl.constexpr = (I + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
-    begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    begin, end = _share_of(tl.load(begins + tile), tl.load(ends + tile), SHARE)
     if skips is not None:
         if begin < end:
             if (nb + 1) * BN <= tl.load(skips + tile):
@@ -108,14 +119,14 @@ def down_kernel(
     words_at,
     H: tl.constexpr, I: tl.constexpr, TRANSPOSED: tl.constexpr, GATED: tl.constexpr, FORM: tl.constexpr,
     PTX: tl.constexpr, STRAYS: tl.constexpr, MORE_STRAYS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SHARE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """words_at, FORM, STRAYS: as gate_up's; MORE_STRAYS: see expert_tiles."""
+    """words_at, FORM, STRAYS, SHARE: as gate_up's; MORE_STRAYS: see expert_tiles."""
     wait_for_previous(DEPENDENT)
     blocks: tl.constexpr = (H + BN - 1) // BN
     tile = tl.program_id(0) // blocks
     nb = tl.program_id(0) % blocks
-    begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    begin, end = _share_of(tl.load(begins + tile), tl.load(ends + tile), SHARE)
     if begin < end:  # gate_up has waited for the copy
         address, landing = tl.load(addresses + tile), tl.full([], 0, tl.int64)
         if landings is not None:
