@@ -143,22 +143,21 @@ def make_runner(
         take_over_recurrence(nets, states)
     num_layers = int(skeleton.text_config.num_hidden_layers)
     positions, sliding = kv_positions(context), prepared.footprint.sliding_window
-    chunk = prepared.plan.prefill_chunk
     # of a twin, those of its few layers; all rings are as long as the plan's
     windows = {layer: sliding for layer, shape in enumerate(skeleton.kv_layers) if shape.window}
     kept = [
-        shape.elements * cache_positions(positions, windows.get(layer), chunk)
+        shape.elements * cache_positions(positions, windows.get(layer))
         for layer, shape in enumerate(skeleton.kv_layers)
     ]
     kv_bytes = sum(kept) * prepared.compute.dtype.itemsize or None
-    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes, windows, chunk)
+    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes, windows)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
         synthetic=synthetic, packed=len(skeleton.packed_keys),
     )  # fmt: skip
     passes.row_bytes = skeleton.experts_per_token * max(map(pair_bytes, shapes))
-    issue = DevicePasses(skeleton.model, cache, passes, mode, context, chunk)
+    issue = DevicePasses(skeleton.model, cache, passes, mode, context, prepared.plan.prefill_chunk)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)
 
 

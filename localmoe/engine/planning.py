@@ -224,7 +224,7 @@ def divide_memory(
     if context is None:
         context = unasked_context(footprint, budget, options, drafting=drafting, host_bytes=room)
     if prefill_chunk is None and compute.whole_passes:
-        prefill_chunk = choose_chunk(footprint, budget, context, options, drafting=drafting, host_bytes=room)
+        prefill_chunk = choose_chunk(footprint, budget, context, options, drafting=drafting)
     if prefill_chunk is not None:
         options["prefill_chunk"] = prefill_chunk
     if config.vram_budget_bytes is None:  # with more than this the rest would lie idle

@@ -74,15 +74,16 @@ def kv_positions(context: int) -> int:
     return -(-(context + PASS_PADDING - 1) // KV_BLOCK) * KV_BLOCK
 
 
-def ring_positions(window: int, chunk: int) -> int:
+def ring_positions(window: int) -> int:
     """Positions of a layer whose rows see `window` of them, where steps run whole on a GPU: what a row of a
-    prompt's pass of up to `chunk` sees, that pass, and as far as drafts and padding may go ahead."""
-    return -(-(window + chunk + 2 * PASS_PADDING) // KV_BLOCK) * KV_BLOCK
+    prompt's pass sees, that pass if it is of the usual length, and as far as drafts and padding may go ahead.
+    """
+    return -(-(window + DEVICE_PREFILL_CHUNK + 2 * PASS_PADDING) // KV_BLOCK) * KV_BLOCK
 
 
-def cache_positions(positions: int, window: int | None, chunk: int) -> int:
+def cache_positions(positions: int, window: int | None) -> int:
     """Positions that a layer keeps there of so many; window: None where its rows see all."""
-    return positions if window is None else min(positions, ring_positions(window, chunk))
+    return positions if window is None else min(positions, ring_positions(window))
 
 
 def device_needs(
@@ -140,7 +141,7 @@ def device_needs(
     if whole_passes:
         kv_bytes += footprint.state_bytes
         sliding = on_device(footprint.sliding_kv_bytes_per_token)
-        kept = cache_positions(positions, footprint.sliding_window, chunk)
+        kept = cache_positions(positions, footprint.sliding_window)
         kv_bytes -= sliding * (positions - kept)
         aside_bytes = sliding * kept if kept < positions else 0
         shared_bytes -= footprint.packed_away_bytes

@@ -24,7 +24,6 @@ def choose_chunk(
     options: NeedsOptions,
     *,
     drafting: bool,
-    host_bytes: int | None = None,
 ) -> int:
     """As long passes as cost answers next to no speed, where experts are missing: each pass brings nearly all
     of those over the link, so that a prompt's first token comes the sooner the fewer passes there are.
@@ -34,7 +33,6 @@ def choose_chunk(
         context: tokens; no prompt is longer.
         options: of passes that run whole; their `prefill_chunk` plays no role.
         drafting: whether a draft is wanted; one that fits beside passes of the usual length keeps its place.
-        host_bytes: of host RAM that may be taken; None: enough.
     """
 
     def needs_with(rows: int) -> DeviceNeeds:
@@ -55,7 +53,6 @@ def choose_chunk(
         lent = min(longer, context) * expert_row_bytes(footprint)
         fits = fixed <= allowed and needs.least_bytes(drafting=drafting) <= budget_bytes
         fits &= lent <= min(missing, (budget_bytes - fixed) // _SLOTS_SHARE)
-        fits &= host_bytes is None or needs.host_bytes <= host_bytes
         if not fits:
             break
         chunk = longer

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, PASS_PADDING, cache_positions
+from localmoe.hardware.needs import PASS_PADDING, cache_positions
 from localmoe.kernels.gpu.rope import write_kv
 from localmoe.kernels.gpu.state_places import PROMPT
 from localmoe.model.device_rings import SlidingRings
@@ -73,6 +73,12 @@ class DeviceKVLayer(KVLayer):
         """Write (1, kv_heads, T, head_dim) at the pass's position; return what the pass may look at."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        unrolled = self._window.unrolled
+        if self.ring and unrolled is not None:
+            whole = unrolled.join(self.keys, key_states), unrolled.join(self.values, value_states)
+            keys, values = (states[:, :, -unrolled.kept :] for states in (key_states, value_states))
+            write_kv(keys, values, self.keys, self.values, unrolled.kept_at, ring=True)
+            return whole
         write_kv(key_states, value_states, self.keys, self.values, self._window.at, ring=self.ring)
         if self.ring:
             return self.keys, self.values
@@ -96,20 +102,18 @@ class DeviceKVCache(KVCache):
         states: RecurrentStates | None = None,
         kv_bytes: int | None = None,
         windows: Mapping[int, int] | None = None,
-        prefill_chunk: int = DEVICE_PREFILL_CHUNK,
     ) -> None:
         """kv_bytes: of all keys and values, where that is known: layers may differ. windows: positions that
-        a row sees in each layer that sees no others, of a model without recurrent layers. prefill_chunk: most
-        tokens of a pass."""
+        a row sees in each layer that sees no others, of a model without recurrent layers."""
         assert not (states and windows), "a state cannot go back as far as a ring"
         super().__init__(num_layers, capacity)
-        self.states = states
+        self.states, self._window = states, window
         self._capacity = KVLayer(capacity).capacity
         stateful = () if states is None else states.layers
         self._room = _Room(num_layers - len(stateful), kv_bytes)
         self.layers = []
         for layer in range(num_layers):
-            kept = cache_positions(self._capacity, (windows or {}).get(layer), prefill_chunk)
+            kept = cache_positions(self._capacity, (windows or {}).get(layer))
             self.layers.append(DeviceKVLayer(kept, window, self._room, ring=kept < self._capacity))
         sliding = {layer: seen for layer, seen in (windows or {}).items() if self.layers[layer].ring}
         self.rings = SlidingRings([self.layers[layer] for layer in sliding], list(sliding.values()))
@@ -193,9 +197,14 @@ class DeviceKVCache(KVCache):
         kept aside: the next turn of a chat may have another end there, and no thoughts behind it."""
         self.keep_at(start + count - _BEFORE_THE_END, start)
         self.rings.expect(start, start + count)
+        self._window.unrolled = self.rings.unroll(start, count, self._window.at.device)
         if self.states is not None:
             self.states.begin(PROMPT)
         self._base = self._reach = start + count
+
+    def end_prompt(self) -> None:
+        """All layers of a prompt's pass were issued."""
+        self._window.unrolled = None
 
     def keep_at(self, position: int, start: int) -> None:
         """The pass that is issued next, from `start` on, keeps aside the state of that position, for whoever

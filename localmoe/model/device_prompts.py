@@ -79,3 +79,4 @@ class DevicePrompts:
         finally:
             stream.close()
             state.stream = None
+            self._cache.end_prompt()

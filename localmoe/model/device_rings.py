@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
+from localmoe.kernels.gpu.attention import CHUNK, SECTION
+from localmoe.model.device_window import Unrolled
+
 if TYPE_CHECKING:
     from localmoe.model.device_cache import DeviceKVLayer
 
 _LOG = logging.getLogger(__name__)
+_SECTION = SECTION * CHUNK  # positions, at multiples of which sums of attention begin anew
 
 
 class SlidingRings:
@@ -60,6 +65,20 @@ class SlidingRings:
                 self._put_aside(start)
             self._mark = None
         self._written = max(self._written, end)
+
+    def unroll(self, start: int, count: int, device: torch.device) -> Unrolled | None:
+        """For a prompt's pass, of so many rows; None where rings have room for it."""
+        if count <= DEVICE_PREFILL_CHUNK or not self._sizes:
+            return None
+        ((capacity, window),) = set(self._sizes)
+        base = max(0, start - window + 1) // _SECTION * _SECTION
+        assert start - base <= capacity, f"a ring of {capacity} for a window of {window}"
+        kept = min(count, capacity)
+        start_at, kept_at = (
+            torch.full((1,), place, dtype=torch.int64, device=device)
+            for place in (start - base, start + count - kept)
+        )
+        return Unrolled(base, start - base, start_at, count, kept, kept_at)
 
     # -- going back
 

@@ -58,13 +58,16 @@ def _attention(
             out = latent.attend(query, key, value, window.at, scale, window.visible)
             return out[None], None
         key, value = expanded(module, key, value)
+    start, length, unrolled = window.at, window.visible, window.unrolled
+    if attention_mask.window is not None and unrolled is not None:
+        start, length = unrolled.start, unrolled.length
     out = attention(
         query,
         key,
         value,
-        window.at,
+        start,
         scale=scale,
-        max_length=window.visible,
+        max_length=length,
         window=attention_mask.window,
         softcap=softcap,
         sinks=s_aux,

@@ -4,11 +4,46 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from localmoe.kernels.mirror import Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """A long pass of layers that keep a ring of positions: what its rows see, in order, from `base` on.
+
+    Attributes:
+        base: the first position, at which sections of attention begin.
+        before: positions from there to the pass's first row.
+        start: int64 (1,), the same number.
+        rows: of the pass.
+        kept: of those, the last ones, which the ring keeps.
+        kept_at: int64 (1,), position of the first of them.
+    """
+
+    base: int
+    before: int
+    start: Tensor
+    rows: int
+    kept: int
+    kept_at: Tensor
+
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return self.before + self.rows
+
+    def join(self, ring: Tensor, new: Tensor) -> Tensor:
+        """(1, heads, length, D): a ring (1, heads, C, D) before anything is written, and the pass's rows."""
+        capacity = ring.shape[2]
+        first = self.base % capacity
+        to_the_end = min(self.before, capacity - first)
+        parts = ring[:, :, first : first + to_the_end], ring[:, :, : self.before - to_the_end]
+        return torch.cat((*parts, new), dim=2)
 
 
 class DeviceWindow:
@@ -21,6 +56,8 @@ class DeviceWindow:
         tokens: int64 (rows,), the last accepted token, then the drafted ones.
         at: int64 (1,), position of the first row of the pass that runs.
         visible: cache positions that the pass may look at, a number on the host.
+        unrolled: where layers with a ring find what a prompt's pass sees that is longer than their room; None
+            where they have it.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -29,6 +66,7 @@ class DeviceWindow:
         self.start, self.live, self.cursor, self.tokens = words[0:1], words[1:2], words[2:3], words[3:]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.visible = 0
+        self.unrolled: Unrolled | None = None
         self.rows = rows
 
     def set(self, start: int, live: int, tokens: Sequence[int]) -> None:

@@ -126,7 +126,7 @@ def test_a_chat_in_rings_has_the_answers_of_an_engine_that_keeps_all(
     model, questions, budgets = model_to_ask(name, tmp_path, chance)
     monkeypatch.setattr(device_prompts, "chunk_for", lambda *room: 128)
     with Engine.load(model, on_gpu()) as fresh:
-        monkeypatch.setattr(needs, "ring_positions", lambda window, chunk: 384)
+        monkeypatch.setattr(needs, "ring_positions", lambda window: 384)
         with Engine.load(model, on_gpu(budgets[2])) as engine:
             used, of_all = (runner_of(part).sequence.num_bytes for part in (engine, fresh))
             assert used < of_all

@@ -3,7 +3,6 @@ it spares copies."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
-from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, device_needs, expert_row_bytes
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, expert_row_bytes
 from localmoe.hardware.plan import plan_memory
 from localmoe.hardware.prefill_chunk import MOST_ROWS, choose_chunk, chunk_for
 
@@ -35,13 +34,10 @@ def plan(
 
 @given(
     model=footprints(), budget=st.integers(1, 2**40), context=st.integers(16, 40_000), drafting=st.booleans(),
-    sliding=st.booleans(),
 )  # fmt: skip
 def test_longer_passes_take_little_of_the_memory_and_nothing_that_a_draft_would_have(
-    model: ModelFootprint, budget: int, context: int, drafting: bool, sliding: bool
+    model: ModelFootprint, budget: int, context: int, drafting: bool
 ) -> None:
-    if sliding:
-        model = replace(model, sliding_kv_bytes_per_token=model.kv_bytes_per_token // 2, sliding_window=512)
     chunk = choose_chunk(model, budget, context, OPTIONS, drafting=drafting)
     assert chunk % DEVICE_PREFILL_CHUNK == 0 and DEVICE_PREFILL_CHUNK <= chunk <= MOST_ROWS
     assert chunk < context + DEVICE_PREFILL_CHUNK
@@ -65,13 +61,6 @@ def test_passes_are_the_longer_the_more_memory_there_is_until_no_expert_is_missi
 ) -> None:
     assert choose_chunk(QWEN, gib * GIB, 8192, OPTIONS, drafting=False) == chunk
     assert choose_chunk(QWEN, gib * GIB, 1000, OPTIONS, drafting=False) == DEVICE_PREFILL_CHUNK
-
-
-def test_what_rings_overwrite_has_to_have_its_room_in_host_ram() -> None:
-    model = replace(QWEN, sliding_kv_bytes_per_token=1024, sliding_window=512)
-    longer = device_needs(model, context=8192, prefill_chunk=2048, **OPTIONS).host_bytes
-    for host, most in ((longer, 2048), (longer - 1, 1024)):
-        assert choose_chunk(model, 16 * GIB, 8192, OPTIONS, drafting=False, host_bytes=host) == most
 
 
 @given(

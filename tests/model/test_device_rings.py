@@ -4,6 +4,7 @@ for bit, and a text goes back to wherever it says that it can."""
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ pytest.importorskip("triton")
 from localmoe.hardware import needs
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, PASS_PADDING, cache_positions, ring_positions
 from localmoe.kernels.gpu.attention import attention
+from localmoe.model import device_rings
 from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_takeover import _attention
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_trial import kv_layers
 from localmoe.model.skeleton import skeleton_from_config
@@ -40,24 +43,30 @@ def small_model(architecture: str) -> Any:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("window", [16, 100])
 def test_bits_are_those_of_a_cache_that_keeps_all(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of many and of few rows, round a ring more than twice."""
-    monkeypatch.setattr(needs, "ring_positions", lambda window, chunk: RING)
+    """Passes of many and of few rows, round a ring more than twice, and some that are longer than it has room
+    for, even than it is; attention of the latter begins at any section."""
+    ring = 768
+    monkeypatch.setattr(needs, "ring_positions", lambda window: ring)
+    monkeypatch.setattr(device_rings, "DEVICE_PREFILL_CHUNK", 90)
     at = DeviceWindow(8, CPU)
-    caches = [DeviceKVCache(1, 900, at, windows=windows) for windows in ({}, {0: window})]
+    caches = [DeviceKVCache(1, 2900, at, windows=windows) for windows in ({}, {0: window})]
     generator, start = torch.Generator().manual_seed(window), 0
-    for rows in (90, 90, 3, 90, 1, 72, 17, 90, 90, 5, 90, 1):
+    for rows in (90, 90, 3, 200, 1, 72, 17, 90, 300, 5, 90, 1, 120, 4, 91, 900, 2, 260, 1):
         at.at.fill_(start)
-        at.visible = min(caches[0].capacity, 1024)
+        at.visible = min(caches[0].capacity, 3072)
         query, key, value = torch.randn(3, 1, 2, rows, 16, generator=generator).half()
         results = []
         for cache in caches:
+            cache.begin_prompt(start, rows)
+            assert (at.unrolled is not None) == (rows > 90 and cache is caches[1])
             keys, values = cache.update(key[:, :1], value[:, :1], 0)
-            results.append(
-                attention(query, keys, values, at.at, scale=0.3, max_length=at.visible, window=window)
-            )
+            module, mask = SimpleNamespace(localmoe_window=at), SimpleNamespace(window=window)
+            out, _ = _attention(module, query, keys, values, mask, scaling=0.3)  # type: ignore[arg-type]
+            results.append(out)
+            cache.end_prompt()
         assert torch.equal(*results), f"{rows} rows at {start}"
         start += rows
-    assert caches[0].num_bytes == 4 * caches[1].num_bytes and start > 2 * RING
+    assert caches[0].num_bytes > 3 * caches[1].num_bytes and start > 3 * ring
 
 
 def test_a_ring_too_small_for_what_rows_see_is_refused() -> None:
@@ -76,15 +85,14 @@ CONTEXT = 6000
 class Text:
     """What each position of a text holds, beside a cache with rings; every write has a value of its own."""
 
-    def __init__(self, window: int, chunk: int = DEVICE_PREFILL_CHUNK) -> None:
-        self.window, self.chunk = window, chunk
-        at, windows = DeviceWindow(8, CPU), {1: window}
-        self.cache = DeviceKVCache(2, CONTEXT, at, windows=windows, prefill_chunk=chunk)
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.cache = DeviceKVCache(2, CONTEXT, DeviceWindow(8, CPU), windows={1: window})
         zeros = torch.zeros(1, 1, 1, 1)
         with torch.inference_mode():  # as passes do
             for layer in self.cache.layers:
                 layer.lazy_initialization(zeros, zeros)
-        assert self.cache.layers[1].capacity == ring_positions(window, chunk) < self.cache.capacity
+        assert self.cache.layers[1].capacity == ring_positions(window) < self.cache.capacity
         self.held = torch.empty(0)
         self.written = 0
         self.marked: int | None = None
@@ -185,10 +193,9 @@ def test_a_row_sees_its_window_whatever_was_written_and_dropped(
     text.check_ways_back()
 
 
-@pytest.mark.parametrize("chunk", [DEVICE_PREFILL_CHUNK, 2048])
-def test_an_answer_can_be_given_again_and_again_whatever_its_length(chunk: int) -> None:
-    text = Text(128, chunk)
-    for count in (chunk, 500):
+def test_an_answer_can_be_given_again_and_again_whatever_its_length() -> None:
+    text = Text(128)
+    for count in (DEVICE_PREFILL_CHUNK, 500):
         text.prompt(count)
     text.check_ways_back()
     prompt = text.held.clone()
@@ -217,7 +224,6 @@ def test_windows_are_those_that_layers_ask_for(architecture: str) -> None:
 
 
 def test_what_a_layer_keeps_is_planned() -> None:
-    for chunk in (DEVICE_PREFILL_CHUNK, 3072):
-        assert cache_positions(5000, None, chunk) == 5000
-        assert cache_positions(500, 16, chunk) == 500
-        assert cache_positions(5000, 16, chunk) == ring_positions(16, chunk) >= 16 + chunk + 2 * PASS_PADDING
+    assert cache_positions(5000, None) == 5000
+    assert cache_positions(500, 16) == 500
+    assert cache_positions(5000, 16) == ring_positions(16) >= 16 + DEVICE_PREFILL_CHUNK + 2 * PASS_PADDING
