@@ -36,8 +36,8 @@ from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
-_STREAM_ROWS = 64  # rows of a tile for a long prompt
-_STREAM_SHARE = 128  # rows that a program takes there
+STREAM_ROWS = 64  # rows of a tile for a long prompt
+STREAM_SHARE = 128  # rows that a program takes there
 # words of 32 bits that make whole 16 bytes: for what lies otherwise Triton has another kernel
 _TOGETHER = 4
 ALIGNED = 256  # bytes, to which parts of lent memory begin
@@ -154,7 +154,7 @@ class DeviceRoutedExperts:
             assert len(group.experts) == len(expert)
             run_groups(
                 hidden, Groups(pairs, begin, end, expert, address), top_k, done, self._shape, inner, out,
-                self._gate_up_bias, self._down_bias, _STREAM_ROWS, _STREAM_SHARE,
+                self._gate_up_bias, self._down_bias, STREAM_ROWS, STREAM_SHARE,
             )  # fmt: skip
         return combine(out, index, weights, self._state.window.live, num_experts, hidden.dtype)
 

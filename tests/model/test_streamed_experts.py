@@ -50,7 +50,7 @@ def test_groups_of_any_size_add_up_and_are_launched_alike(
 ) -> None:
     """What experts compute may lie in memory that is lent, and several programs share an expert's rows; a
     token that chooses an expert twice has it twice."""
-    monkeypatch.setattr(device_experts, "_STREAM_SHARE", share)
+    monkeypatch.setattr(device_experts, "STREAM_SHARE", share)
     chance = torch.Generator().manual_seed(0)
     records = torch.randn(EXPERTS, 3 * HIDDEN * INNER, generator=chance).div(6).to(DEVICE, torch.float16)
     memory = SimpleNamespace(

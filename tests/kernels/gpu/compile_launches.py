@@ -46,7 +46,7 @@ from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.packed_linear import packed_linear, packed_row
 from localmoe.kernels.gpu.packed_rows import packed_rows
 from localmoe.kernels.gpu.rope import apply_rope, write_kv
-from localmoe.kernels.gpu.routed_experts import ExpertShape, routed_experts
+from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
 from localmoe.kernels.gpu.router import route
 from localmoe.kernels.gpu.sandwich import enter_feed_forward, leave_feed_forward
 from localmoe.kernels.gpu.scan import scan
@@ -61,6 +61,7 @@ from localmoe.kernels.recurrent_shapes import ConvShape, ScanShape
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import StageView
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.device_experts import STREAM_ROWS, STREAM_SHARE
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
@@ -349,19 +350,19 @@ def routed() -> None:
     copy_ahead(ahead, residency)
     for view, part, rows in ((lane, None, 16), (None, ahead, 16), (None, None, 64)):
         groups = groups_of(index, live, residency, view, part)
-        groups = as_streamed(groups) if rows == 64 else groups
-        routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
+        if rows == 64:
+            stream(x, groups, index, shares, live, packed, 60)
+        else:
+            routed_experts(x, groups, index, shares, live, live, packed, 60, block_rows=rows, lane=view)
     oai = ExpertShape(2880, 2880, True, Activation("swiglu_oai", 1.702, 7.0, interleaved=True))
     x, biases = torch.empty(9, 2880, dtype=torch.bfloat16), torch.empty(32, 5760, dtype=torch.bfloat16)
     groups = groups_of(index, live, residency)
-    for shape, rows in (
-        (oai, 16),
-        (replace(oai, form=WeightForm.MXFP4), 64),
-    ):  # of MXFP4 16 rows are what lanes have
-        routed_experts(
-            x, as_streamed(groups) if rows == 64 else groups, index, shares, live, live, shape, 32,
-            gate_up_bias=biases, down_bias=biases[:, :2880], block_rows=rows,
-        )  # fmt: skip
+    routed_experts(
+        x, groups, index, shares, live, live, oai, 32,
+        gate_up_bias=biases, down_bias=biases[:, :2880],
+    )  # fmt: skip
+    coded = replace(oai, form=WeightForm.MXFP4)  # of which 16 rows are what lanes have
+    stream(x, groups, index, shares, live, coded, 32, biases, biases[:, :2880])
     lane, residency, stage = lane_of(9, 32, 4, OAI, 64)
     copy_ahead(stage, residency)
     for both in ((lane, None), (None, stage)):
@@ -372,6 +373,19 @@ def routed() -> None:
     x, ungated = x[:, :2688], ExpertShape(2688, 1856, False, Activation("relu", gated=False))
     for shape in (ungated, replace(ungated, form=WeightForm.BF12)):
         routed_experts(x, groups_of(index, live, residency), index, shares, live, live, shape, 60)
+
+
+def stream(
+    x: Tensor, groups: Groups, index: Tensor, weights: Tensor, live: Tensor, shape: ExpertShape, experts: int,
+    *biases: Tensor,
+) -> None:  # fmt: skip
+    """What a long prompt launches of a group."""
+    tokens, top_k = index.shape
+    inner = torch.empty(tokens * top_k, shape.inner, dtype=x.dtype)
+    out = torch.empty(tokens * top_k, shape.hidden, dtype=torch.float32)
+    added = biases or (None, None)
+    run_groups(x, as_streamed(groups), top_k, live, shape, inner, out, *added, STREAM_ROWS, STREAM_SHARE)
+    combine(out, index, weights, live, experts, x.dtype)
 
 
 def choices() -> None:
