@@ -81,10 +81,6 @@ class PrefillStream:
             yield group
             self._mark_readers(layer, group.experts)
 
-    def layer(self, layer: int) -> Iterator[ExpertGroup]:
-        """Both."""
-        return self.bring(layer, self.plan(layer))
-
     def _copy(self, layer: int, group: ExpertGroup) -> None:
         memory, keys = self._memory, [ExpertKey(layer, expert) for expert in group.experts]
         readers: dict[int, Mark] = {}

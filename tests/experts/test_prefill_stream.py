@@ -70,7 +70,7 @@ def whole_pass(rig: DeviceRig, lent: int = 0) -> None:
     assert (stream.lent is None and not lent) or (stream.lent is not None and len(stream.lent) >= num_bytes)
     for layer in range(rig.store.num_layers):
         seen: list[int] = []
-        for group in stream.layer(layer):
+        for group in stream.bring(layer, stream.plan(layer)):
             if stream.lent is not None:
                 stream.lent.fill_(255)  # of NaN
             read(rig, layer, group)
@@ -138,7 +138,7 @@ def test_a_slot_is_overwritten_only_behind_the_group_that_read_it(num_slots: int
     in_use: dict[int, int] = {}  # slot -> number of groups issued when it was read
     groups = 0
     for layer in range(LAYERS):
-        for group in stream.layer(layer):
+        for group in stream.bring(layer, stream.plan(layer)):
             events, watch.order = watch.order, []
             waited = max((mark for what, mark in events if what == "wait"), default=0)
             for what, slot in events:
@@ -164,7 +164,7 @@ def test_a_pass_that_ends_early_loses_no_slot(num_slots: int, groups: int, seed:
     stream = PrefillStream(rig.memory)
     left = groups
     for layer in range(LAYERS):
-        for group in stream.layer(layer):
+        for group in stream.bring(layer, stream.plan(layer)):
             if left == 0:
                 break
             left -= 1
@@ -193,7 +193,7 @@ def test_a_copy_that_fails_loses_no_slot(num_slots: int, copies: int) -> None:
     stream = PrefillStream(rig.memory)
     with pytest.raises(RuntimeError) if copies < 3 * ALL else nullcontext():
         for layer in range(LAYERS):
-            for group in stream.layer(layer):
+            for group in stream.bring(layer, stream.plan(layer)):
                 read(rig, layer, group)
     stream.close()
     rig.check()

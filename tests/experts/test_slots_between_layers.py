@@ -37,7 +37,7 @@ def prompt(rig: DeviceRig) -> None:
     """A long one, which asks for every expert."""
     stream = PrefillStream(rig.memory)
     for layer in range(LAYERS):
-        for _ in stream.layer(layer):
+        for _ in stream.bring(layer, stream.plan(layer)):
             pass
     stream.close()
     rig.memory.note_use(np.ones((LAYERS, EXPERTS), dtype=np.bool_))

@@ -188,7 +188,7 @@ class TablePasses:
         stream = PrefillStream(self.rig.memory)
         try:
             for layer in range(LAYERS):
-                for group in stream.layer(layer):
+                for group in stream.bring(layer, stream.plan(layer)):
                     self._issued()
                     assert group.experts
         finally:

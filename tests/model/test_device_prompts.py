@@ -48,7 +48,7 @@ class Prompts:
         assert stream is not None and self.state.phase == "prefill"
         self.lent.append(0 if stream.lent is None else len(stream.lent))
         for layer in range(LAYERS):
-            for group in stream.layer(layer):
+            for group in stream.bring(layer, stream.plan(layer)):
                 for expert, address in zip(group.experts, group.addresses, strict=True):
                     assert self.rig.is_right(ExpertKey(layer, expert), address)
                 if stream.lent is not None:
