@@ -239,7 +239,12 @@ class ChatService:
         status = self.holder.status()
         if status.info is not None and status.info.may_be_in_place and status.plan is not None:
             same = same and status.plan.in_place == (config.vram_budget_bytes is None)
-        return same and has_draft and status.phase == "ready"
+        if not same or not has_draft or status.phase != "ready":
+            return False
+        try:
+            return self.holder.engine().takes_budget(config.vram_budget_bytes)
+        except LocalMoeError:  # as would a load; changing the budget says so and leaves all as it is
+            return True
 
     def _differs_in_better_draft_alone(self, wanted: LoadSettings) -> bool:
         """Whether the switch of the better draft is all that changes in a model that is loaded or loading."""

@@ -30,7 +30,7 @@ def first_token(engine: Engine, ids: tuple[int, ...], rows: int) -> tuple[float,
     runner = engine._loaded.runner
     assert isinstance(runner, DeviceRunner), "steps run whole on the GPU"
     runner.sequence.truncate(0)
-    runner.issue._prompts._most_rows = rows
+    runner.passes.prompt_rows = rows
     before = runner.passes.memory.counters().h2d_bytes
     request = GenerationRequest(prompt_token_ids=ids, max_new_tokens=8, draft_length=0)
     told: list[int] = []

@@ -15,7 +15,8 @@ from localmoe.core.errors import BudgetError, ConfigError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_plan
-from localmoe.engine.planning import replan
+from localmoe.engine.planning import plan_anew, replan
+from localmoe.model.runner import ModelRunner
 
 
 class BudgetKeeper:
@@ -65,20 +66,35 @@ class BudgetKeeper:
                     )
                 return self.plan  # no slots to divide
             config = replace(self.config, vram_budget_bytes=budget)
-            plan = self._divide(config, self.plan)
-            if budget is None and self.plan.draft_aside:  # what is taken has to do for the draft as well
-                with suppress(BudgetError):
-                    whole = self._divide(config, replace(self.plan, draft_aside=False))
-                    plan = self._divide(replace(config, vram_budget_bytes=whole.budget_bytes), self.plan)
-            if self.reserved_bytes:
-                rest = max(1, plan.budget_bytes - self.reserved_bytes)
-                plan = self._divide(replace(config, vram_budget_bytes=rest), self.plan)
+            plan = self._divide_all(config)
             if not self._has_room_for(plan.num_slots):
                 self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "changing the budget")
-            self.config, self.plan = config, plan
+            self.config = config
+            self._follow(plan)
             log_plan(plan, self._parts().prepared.footprint)
             return plan
+
+    def takes(self, budget: int | None) -> bool:
+        """Whether `resize` would divide it. False: what is loaded does not fit, but a load would take it,
+        with a shorter context or without a draft, where neither was asked for. Any thread may ask.
+
+        Raises:
+            BudgetError: nor would a load.
+        """
+        with self._dividing:
+            config = replace(self.config, vram_budget_bytes=budget)
+            try:
+                if not self.plan.in_place:
+                    self._divide_all(config)
+            except BudgetError as refused:
+                prepared = self._parts().prepared
+                try:
+                    plan_anew(prepared, config, self._held())
+                except BudgetError:
+                    raise refused from None
+                return False
+            return True
 
     def check_draft_fits(self) -> None:
         """Raises BudgetError: not into the budget of now, that was given while the draft was aside."""
@@ -95,12 +111,25 @@ class BudgetKeeper:
         """
         with self._dividing:
             before = self.plan.num_slots
-            plan = self.plan = self._divide_same(replace(self.plan, draft_aside=aside))
+            plan = self._divide_same(replace(self.plan, draft_aside=aside))
+            self._follow(plan)
             if not self._has_room_for(plan.num_slots):
                 self._keep_slots(min(before, plan.num_slots))  # never more than the draft leaves room for
                 self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "dividing the budget anew")
             log_plan(plan, self._parts().prepared.footprint)
+
+    def _divide_all(self, config: EngineConfig) -> MemoryPlan:
+        """Its budget, but for what is lent of it."""
+        plan = self._divide(config, self.plan)
+        if config.vram_budget_bytes is None and self.plan.draft_aside:  # it has to do for the draft as well
+            with suppress(BudgetError):
+                whole = self._divide(config, replace(self.plan, draft_aside=False))
+                plan = self._divide(replace(config, vram_budget_bytes=whole.budget_bytes), self.plan)
+        if self.reserved_bytes:
+            rest = max(1, plan.budget_bytes - self.reserved_bytes)
+            plan = self._divide(replace(config, vram_budget_bytes=rest), self.plan)
+        return plan
 
     def _divide_same(self, old: MemoryPlan) -> MemoryPlan:
         """Its budget, with the draft where it has it."""
@@ -108,13 +137,22 @@ class BudgetKeeper:
 
     def _divide(self, config: EngineConfig, old: MemoryPlan) -> MemoryPlan:
         """The plan of a configuration's budget for what is loaded, with the draft where `old` has it."""
-        parts = self._parts()
-        held_bytes = self._held_bytes()
-        if parts.prepared.compute.device.type == "cpu":
-            held_bytes += parts.store.num_bytes
         in_vram = old.drafting and not old.draft_aside
-        plan = replan(parts.prepared, replace(old, drafting=in_vram), config, held_bytes)
+        plan = replan(self._parts().prepared, replace(old, drafting=in_vram), config, self._held())
         return replace(plan, drafting=old.drafting, draft_aside=old.draft_aside)
+
+    def _held(self) -> int:
+        """Bytes of the memory that is divided, as far as this model has them."""
+        parts = self._parts()
+        records = parts.store.num_bytes if parts.prepared.compute.device.type == "cpu" else 0
+        return self._held_bytes() + records
+
+    def _follow(self, plan: MemoryPlan) -> None:
+        """From here on it holds; prompts' passes are as long as it has room for."""
+        self.plan = plan
+        runner = self._parts().runner
+        if not isinstance(runner, ModelRunner):
+            runner.passes.prompt_rows = plan.prefill_chunk
 
     def _fall_back(self) -> None:
         """Empty slots in the memory of those that made room; where others have taken of that, too, half as

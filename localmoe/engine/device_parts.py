@@ -157,7 +157,8 @@ def make_runner(
         synthetic=synthetic, packed=len(skeleton.packed_keys),
     )  # fmt: skip
     passes.row_bytes = skeleton.experts_per_token * max(map(pair_bytes, shapes))
-    issue = DevicePasses(skeleton.model, cache, passes, mode, context, prepared.plan.prefill_chunk)
+    passes.prompt_rows = prepared.plan.prefill_chunk
+    issue = DevicePasses(skeleton.model, cache, passes, mode, context)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)
 
 

@@ -60,6 +60,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._turns = Turns()
         self._policy = config.policy
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
+        self.takes_budget = self._budget.takes  # whether `resize` would, see there
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self.captures = Captures(parts.runner, self._busy, self._turns)
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
@@ -205,8 +206,7 @@ class Engine(AbstractContextManager["Engine"]):
         return sum(self.device_memory().values())
 
     def peak_device_bytes(self) -> int:
-        """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory` (activations are not
-        counted)."""
+        """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory`, no activations."""
         device = self.prepared.compute.device
         return peak_allocated_bytes(device) if device.type == "cuda" else self._held_bytes()
 

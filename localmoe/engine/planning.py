@@ -176,11 +176,10 @@ def divide_memory(
     held_bytes: int | None = None,
     hardware: Hardware | None = None,
     has_draft: bool = True,
-    prefill_chunk: int | None = None,
 ) -> MemoryPlan:
     """The plan for a budget, with or without a draft. `held_bytes` is what this model holds already of the
     memory that is divided (None: nothing is loaded yet); `hardware` what is free (None: look); `has_draft`
-    whether one was made; `prefill_chunk` how long passes of prompts may be (None: as it pays).
+    whether one was made.
 
     Raises:
         BudgetError: it does not fit. DraftingRefusedError: a draft was demanded for a model that cannot
@@ -223,10 +222,8 @@ def divide_memory(
     room = None if host is None else host.room_bytes
     if context is None:
         context = unasked_context(footprint, budget, options, drafting=drafting, host_bytes=room)
-    if prefill_chunk is None and compute.whole_passes:
-        prefill_chunk = choose_chunk(footprint, budget, context, options, drafting=drafting)
-    if prefill_chunk is not None:
-        options["prefill_chunk"] = prefill_chunk
+    if compute.whole_passes:
+        options["prefill_chunk"] = choose_chunk(footprint, budget, context, options, drafting=drafting)
     if config.vram_budget_bytes is None:  # with more than this the rest would lie idle
         needs = device_needs(footprint, context=context, **options)
         budget = min(budget, needs.most_bytes(drafting=drafting))
@@ -248,7 +245,7 @@ def is_asked_for(config: EngineConfig) -> bool:
 
 
 def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:
-    """The plan of another budget for a model that is loaded after `old`; context, passes and draft stay.
+    """The plan of another budget for a model that is loaded after `old`; context and draft stay.
 
     Args:
         held_bytes: see `divide_memory`.
@@ -262,12 +259,19 @@ def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_
     elif length == "auto":
         length = 1  # the loaded draft stays, so the plan must hold it
     config = replace(config, context=old.context, draft_length=length)
-    stored_bytes = prepared.source.stored_dtype.itemsize
-    plan = divide_memory(
-        prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes,
-        prefill_chunk=old.prefill_chunk,
-    )  # fmt: skip
-    return replace(plan, drafting_reason=old.drafting_reason)
+    return replace(plan_anew(prepared, config, held_bytes), drafting_reason=old.drafting_reason)
+
+
+def plan_anew(prepared: PreparedModel, config: EngineConfig, held_bytes: int | None) -> MemoryPlan:
+    """The plan of a configuration, as for a load, but with experts where they lie now; see `divide_memory`.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    stored_bytes, has_draft = prepared.source.stored_dtype.itemsize, prepared.source.has_draft()
+    return divide_memory(
+        prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes, has_draft=has_draft
+    )
 
 
 def plan_model(model: str, config: EngineConfig) -> tuple[ModelFootprint, MemoryPlan]:

@@ -19,6 +19,7 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import Phase
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.prefill_stream import DryStream, ExpertGroup, PrefillStream
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
 from localmoe.kernels.gpu.grouping import Groups, group_pairs
 from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
 from localmoe.kernels.gpu.routed_experts import ExpertShape, combine, routed_experts, run_groups
@@ -71,6 +72,7 @@ class DevicePassState:
     recorder: RoutingRecorder | None = None
     fused_draft: bool = True  # see core.switches
     row_bytes: int = 0  # what experts compute of a token of a prompt, see `pair_bytes`
+    prompt_rows: int = DEVICE_PREFILL_CHUNK  # of a prompt's pass that there is memory for
     timeline: Timeline | None = None  # told when things ran, while somebody wants to know
 
     @property

@@ -43,10 +43,8 @@ class DevicePasses:
         state: DevicePassState,
         mode: KernelMode,
         context: int,
-        prefill_chunk: int,
     ) -> None:
-        """context: positions that live rows may have; the rotary table ends there. prefill_chunk: rows of a
-        prompt's pass that there is memory for."""
+        """context: positions that live rows may have; the rotary table ends there."""
         self._model = model
         self._cache = cache
         self._state = state
@@ -62,7 +60,7 @@ class DevicePasses:
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
         self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
-        self._prompts = DevicePrompts(state, cache, partial(self._forward, keep=1), prefill_chunk)
+        self._prompts = DevicePrompts(state, cache, partial(self._forward, keep=1))
         self._logits: Tensor | None = None  # (rows, V) of the last window of several rows
 
     def compile(self, stop: threading.Event | None = None) -> None:
@@ -241,17 +239,14 @@ class DevicePasses:
         positions = (window.at + self._rows[:rows]).clamp_(max=self._last_position)
         tokens = self.choice.readable(window.tokens[:rows])
         self.choice.note(window.start, tokens, window.live)
-        rests = self._state.rests
-        if rests is not None:
-            rests.begin()
         logits = self._forward(tokens, positions, keep=0)
         block = self._state.memory.block
         numbers = [block.log.flatten(), block.waited_ns(), self._experts(self._routed())]
         numbers += [self.choice.choose(logits, positions).int(), window.numbers(rows)]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())
-        if rests is not None:
-            rests.join()
+        if self._state.rests is not None:
+            self._state.rests.join()
         return PassOutput(self._kept(logits), torch.cat(numbers))
 
     def _kept(self, logits: Tensor) -> Tensor:

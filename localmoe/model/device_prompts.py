@@ -26,20 +26,16 @@ class DevicePrompts:
         state: DevicePassState,
         cache: DeviceKVCache,
         forward: Callable[[Tensor, Tensor], Tensor],
-        most_rows: int,
     ) -> None:
-        """forward: (tokens, positions) -> logits (1, V) of the last one. most_rows: for which there is
-        memory."""
+        """forward: (tokens, positions) -> logits (1, V) of the last one."""
         self._state, self._cache, self._forward = state, cache, forward
-        self._most_rows = most_rows
 
     @property
     def chunk(self) -> int:
         """Most tokens of the next pass."""
-        memory = self._state.memory
+        state, memory = self._state, self._state.memory
         slots, experts = memory.slots.num_slots, memory.store.num_layers * memory.store.num_experts
-        room = self._state.row_bytes
-        return chunk_for(self._most_rows, room, memory.slots.slot_bytes, slots, experts - slots)
+        return chunk_for(state.prompt_rows, state.row_bytes, memory.slots.slot_bytes, slots, experts - slots)
 
     def run(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
         """A prompt through the target; logits (1, V) of its last token, and the experts (L, T, K) that the

@@ -149,6 +149,7 @@ class FakeEngine:
         self.improvements = 0  # builds that were begun
         self.improved = self.answering = self.resizing = False
         self.resize_s = 0.0
+        self.least_loaded = 0  # bytes, below which a budget takes a load, with a shorter context
         self._improving = threading.Lock()  # held while the better draft is built
         self._closing = threading.Event()
         self.requests: list[GenerationRequest] = []
@@ -295,12 +296,17 @@ class FakeEngine:
     def residency(self) -> list[list[int]]:
         return [[1] * EXPERTS for _ in range(LAYERS)]
 
+    def takes_budget(self, budget: int | None) -> bool:
+        return self._plan(budget).budget_bytes >= self.least_loaded
+
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
         if self.answering:
             raise EngineBusyError("An answer is being written: stop it before changing the VRAM budget.")
         self.resizing = True
         try:
             time.sleep(self.resize_s)
+            if not self.takes_budget(vram_budget_bytes):
+                raise BudgetError("The context that is loaded does not fit.")
             self.plan = self._plan(vram_budget_bytes)
             self.config = replace(self.config, vram_budget_bytes=vram_budget_bytes)
             return self.plan

@@ -99,6 +99,24 @@ def test_a_budget_is_applied_live_and_draft_bits_by_a_load(service: ChatService,
     assert loader.engines[1].config.draft_bits == 2 and service.holder.status().load_s > 0
 
 
+def test_a_budget_that_only_a_load_can_keep_takes_one_and_says_so(
+    models: ModelsService, loader: FakeLoader
+) -> None:
+    """The context that nobody asked for was as long as the budget before had room for."""
+    service, now = models.chats, models.chats.load_settings
+    wait_for(lambda: models.fits.hardware() is not None)
+    smaller = replace(now, vram_budget="100MiB")
+    assert "Apply changes this at once" in preview_html(models, smaller, ENGLISH)
+    loader.engines[0].least_loaded = 200 * MIB
+    assert "Apply loads 49.0 MiB again" in preview_html(models, smaller, ENGLISH)
+    with pytest.raises(BudgetError, match="too small"):
+        service.apply_load(replace(now, vram_budget="1MiB"))  # no load would do, so none is begun
+    assert len(loader.engines) == 1 and not loader.engines[0].closed
+    assert service.apply_load(smaller) == ""
+    wait_for(lambda: len(loader.engines) == 2 and service.holder.status().phase == "ready")
+    assert loader.engines[1].config.vram_budget_bytes == 100 * MIB
+
+
 def test_memory_that_runs_out_during_an_answer_offers_a_budget(
     models: ModelsService, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

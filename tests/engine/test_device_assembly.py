@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError, UnsupportedModelError
-from localmoe.engine import device_parts
+from localmoe.engine import device_parts, planning
+from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
@@ -68,6 +69,39 @@ def test_a_model_whose_first_pass_fails_is_refused_with_a_remedy_and_leaves_noth
     left = [tensor() for tensor in made]
     assert len(left) > 5 and all(tensor is None or tensor.is_meta for tensor in left)
     assert told_error.value.__traceback__ is not None, "somebody still holds the error"
+
+
+@pytest.mark.interpreted
+def test_passes_of_prompts_are_as_long_as_the_budget_of_now_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "tiny", tiny_model("mixtral", dtype=torch.float16))
+    config = EngineConfig(device="cpu", context=64, draft_length=0, vram_budget_bytes=96 << 20)
+    prepared = prepare_model(str(folder), config)
+    compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
+    skeleton, plan = prepared.source.skeleton(torch.float16), replace(prepared.plan, prefill_chunk=3072)
+    prepared = replace(prepared, skeleton=skeleton, compute=compute, plan=plan)
+    monkeypatch.setattr(DeviceRunner, "prepare", lambda self: None)
+    monkeypatch.setattr(planning, "choose_chunk", lambda footprint, budget, *rest, **more: budget >> 14)
+    parts = assemble(prepared, config, progress=None, cancel=None)
+    try:
+        assert parts.runner.passes.prompt_rows == 3072  # type: ignore[union-attr]
+        lacking: list[int] = []
+
+        def new_slots(count: int) -> None:
+            if lacking:
+                raise torch.OutOfMemoryError(f"{lacking.pop()} slots in the way")
+
+        keeper = BudgetKeeper(config, lambda: parts, lambda: 0, new_slots)
+        for mebibytes in (76, 90):
+            assert keeper.resize(mebibytes << 20).prefill_chunk == mebibytes << 6
+            assert parts.runner.passes.prompt_rows == mebibytes << 6  # type: ignore[union-attr]
+        lacking.append(3)
+        with pytest.raises(BudgetError):
+            keeper.resize(80 << 20)
+        assert parts.runner.passes.prompt_rows == 90 << 6  # type: ignore[union-attr]
+    finally:
+        parts.close()
 
 
 @pytest.mark.interpreted

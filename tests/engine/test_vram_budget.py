@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from support.engines import (
     load_with_slots,
     memory_of,
 )
-from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE
+from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_model, write_model
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError, EngineBusyError, LocalMoeError
@@ -133,6 +134,39 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(
     assert engine.plan == plan and engine.config.vram_budget_bytes == bounds[1]
     again = ask(engine, PROMPT, draft_length=4)
     assert again.tokens == answer.tokens and again.stats.misses == 0, "what was in slots is still there"
+
+
+@pytest.mark.parametrize("context", [None, 4096])
+@pytest.mark.parametrize("draft_length", ["auto", 0, 2])
+def test_a_budget_is_taken_as_it_is_or_by_a_load_or_not_at_all(
+    context: int | None, draft_length: Any, tmp_path: Path
+) -> None:
+    """What nobody asked for, a long context and a draft, a load may leave out."""
+    folder = str(write_model(tmp_path / "long", tiny_model("mixtral", max_position_embeddings=32768)))
+    config = EngineConfig(device="cpu", draft_length=draft_length, context=context, vram_budget_bytes=1 << 30)
+    with Engine.load(folder, config) as engine:
+        assert engine.plan.context == context or (context is None and engine.plan.context > 4096)
+        assert engine.plan.drafting == (draft_length != 0)
+        low, high = 1000, 1 << 30
+        while high - low > 1000:  # the least that a resize takes
+            middle = (low + high) // 2
+            try:
+                low, high = (low, middle) if engine.takes_budget(middle) else (middle, high)
+            except BudgetError:
+                low = middle
+        plan = engine.plan
+        if context is None or draft_length == "auto":
+            assert not engine.takes_budget(high - 2000)
+            with Engine.load(folder, replace(config, vram_budget_bytes=high - 2000)) as smaller:
+                less = smaller.plan.context < plan.context or smaller.plan.drafting < plan.drafting
+                assert less, "a resize would have kept both"
+        with pytest.raises(BudgetError):
+            engine.resize(high - 2000)
+        for fits_nothing in (2000, 20_000):
+            with pytest.raises(BudgetError, match="too small"):
+                engine.takes_budget(fits_nothing)
+        assert engine.plan == plan and engine.config == config
+        assert engine.resize(high).num_slots >= 2
 
 
 def test_memory_that_runs_out_in_a_resize_leaves_as_many_slots_as_before(

@@ -36,12 +36,12 @@ class Prompts:
         window = DeviceWindow(16, CPU)
         self.state = DevicePassState(
             self.rig.memory, scheduler, LookaheadBuffer(LAYERS), RowPadding(1, 16), window,
-            row_bytes=self.rig.slots.slot_bytes // 8,
+            row_bytes=self.rig.slots.slot_bytes // 8, prompt_rows=most_rows,
         )  # fmt: skip
         self.lent: list[int] = []
         self.fails_in: int | None = None
         cache = DeviceKVCache(1, 512, window)
-        self.prompts = DevicePrompts(self.state, cache, self.forward, most_rows)
+        self.prompts = DevicePrompts(self.state, cache, self.forward)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         stream = self.state.stream
