@@ -51,7 +51,6 @@ class Foresight:
     def begin(self) -> None:
         """A pass begins; the one before may have been interrupted."""
         self._to_copy = None
-        self._side.begin()
 
     def tell(
         self,

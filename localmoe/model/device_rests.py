@@ -18,10 +18,6 @@ class RestCopies:
     def __init__(self, device: torch.device) -> None:
         self._side = SideStream(device)
 
-    def begin(self) -> None:
-        """A pass begins; the one before may have been interrupted."""
-        self._side.begin()
-
     def copy(self, rest: RestView) -> None:
         """A layer has read all that it needs, and its job is known."""
         with self._side:

@@ -8,12 +8,23 @@ all that the first one was given until then.
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 import torch
 
 MOST_BESIDE = 128  # rows; a prompt's would hold memory that the first stream cannot use again
+
+
+class _Forked(threading.local):
+    """Of the thread that issues a pass: what waits for its join."""
+
+    def __init__(self) -> None:
+        self.sides: set[SideStream] = set()
+
+
+_forked = _Forked()
 
 
 def beside(side: SideStream, rows: int) -> AbstractContextManager[object]:
@@ -27,17 +38,11 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._inside: torch.cuda.StreamContext | None = None
-        self._used = False  # since the last join
-
-    def begin(self) -> None:
-        """A pass begins, and the one before, which may have been interrupted, is over: there is nothing to
-        join."""
-        self._used = False
 
     def __enter__(self) -> SideStream:
-        self._used = True
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
+            _forked.sides.add(self)
             self._inside = torch.cuda.stream(self._stream)
             self._inside.__enter__()
         return self
@@ -51,6 +56,13 @@ class SideStream:
 
     def join(self) -> None:
         """What is issued from here on starts after what ran inside, if anything did."""
-        used, self._used = self._used, False
-        if used and self._stream is not None:
+        if self._stream is not None and self in _forked.sides:
+            _forked.sides.remove(self)
             torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def join_forked() -> None:
+    """What a pass began beside, and did not join as it failed. A capture cannot end while a branch of it is
+    open, nor join one that began before it."""
+    for side in list(_forked.sides):
+        side.join()

@@ -13,6 +13,9 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from localmoe.core.uninterrupted import uninterrupted
+from localmoe.model.side_stream import join_forked
+
 Key = TypeVar("Key", bound=Hashable)
 CAPTURE_AT = 4  # the fourth pass of a kind costs as much as capturing it has saved by then
 # a graph of some thousand nodes takes 2 to 6 MiB in the driver, which nothing plans one by one
@@ -101,13 +104,20 @@ class StepGraphs:
         return True
 
     def _capture(self, body: Callable[[], PassOutput]) -> tuple[_Captured, float]:
-        """And the seconds that it took, once the GPU had nothing to do."""
+        """And the seconds that it took, once the GPU had nothing to do. Where `body` fails, its error comes
+        out, and nothing is left of it. Ctrl+C waits for the end: it may strike where no branch can be
+        joined."""
+        join_forked()  # of a pass that failed before
         torch.cuda.synchronize()
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         # what other threads ask of the driver meanwhile, as how much memory is free, must not fail
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = body()
+        with uninterrupted(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            try:
+                output = body()
+            except BaseException:
+                join_forked()  # else ending the capture fails too: PyTorch would go on as if it captured
+                raise
         return (graph, output), time.perf_counter() - started
 
     def clear(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -12,8 +13,10 @@ from support.engines import keep_slots, runner_of
 from support.shapes import random_prompts, shallow
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.engine import Engine
+from localmoe.model import device_experts
 from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = pytest.mark.gpu
@@ -129,3 +132,44 @@ def test_what_other_threads_ask_of_the_driver_meanwhile_is_answered() -> None:
         assert captured >= 11 and not failures
         (request,) = random_prompts(engine, 1, 30)
         assert len(tokens_of(engine, replace(request, draft_length=4, max_new_tokens=20))) == 20
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_capture_that_fails_says_why_and_leaves_nothing(
+    ahead: bool, interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between shared experts, which run beside, and where they are waited for."""
+    expected: type[BaseException] = KeyboardInterrupt if interrupted else torch.OutOfMemoryError
+    failed, plainly = [], device_experts.routed_experts
+
+    def failing(*given: object, **more: object) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing() and len(failed) < 3:
+            failed.append(True)
+            if not interrupted:
+                raise torch.OutOfMemoryError("no room for a branch")
+            signal.raise_signal(signal.SIGINT)
+        return plainly(*given, **more)  # type: ignore[arg-type]
+
+    with load("qwen1.5-moe-a2.7b") as engine:
+        keep_slots(engine, 40)
+        (request,) = random_prompts(engine, 1, 30)
+        asked = replace(request, draft_length=4, max_new_tokens=40)
+        answer = tokens_of(engine, asked)
+        engine.resize(19 * GIB)  # forgets what was captured
+        keep_slots(engine, 40)
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved()
+        monkeypatch.setattr(device_experts, "routed_experts", failing)
+        while len(failed) < 3:
+            with pytest.raises(expected if ahead or interrupted else BudgetError):
+                if ahead:
+                    engine.captures.ahead()
+                else:
+                    tokens_of(engine, asked)
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() <= reserved + (32 << 20)
+        assert tokens_of(engine, asked) == answer
+        while engine.captures.ahead():
+            pass
+        assert tokens_of(engine, asked) == answer

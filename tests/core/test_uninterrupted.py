@@ -1,0 +1,71 @@
+"""Ctrl+C in the middle of work that must not end there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from localmoe.core.uninterrupted import uninterrupted
+
+
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["default", "ignored"])
+def handler(request: pytest.FixtureRequest) -> Any:
+    before = signal.signal(signal.SIGINT, request.param)
+    yield request.param
+    signal.signal(signal.SIGINT, before)
+
+
+def test_it_is_heeded_when_the_block_has_ended(handler: Any) -> None:
+    done = []
+    expected: type[BaseException] = KeyboardInterrupt if callable(handler) else RuntimeError
+    with pytest.raises(expected):
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+        done.append("what follows")
+        raise RuntimeError("nobody was interrupted")
+    assert done == (["all of it"] if callable(handler) else ["all of it", "what follows"])
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_whoever_handles_it_is_asked_once_with_what_python_gives() -> None:
+    asked: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *given: asked.append(given))
+    try:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert not asked
+        assert len(asked) == 1 and asked[0][0] == signal.SIGINT
+        signal.raise_signal(signal.SIGINT)
+        assert len(asked) == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_within_comes_out_where_nobody_interrupts() -> None:
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_may_use_it() -> None:
+    """Only the main thread may say who handles signals."""
+    failures: list[BaseException] = []
+
+    def run(body: Callable[[], object]) -> None:
+        try:
+            with uninterrupted():
+                body()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, args=(lambda: None,))
+    thread.start()
+    thread.join()
+    assert not failures
