@@ -38,6 +38,16 @@ class PassOutput:
 _Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, PassOutput]
 
 
+def _run(body: Callable[[], PassOutput]) -> PassOutput:
+    """As a capture. Where it fails, its branches end: else ending the capture would fail too, which hides why,
+    and PyTorch would go on as if it captured."""
+    try:
+        return body()
+    except BaseException:
+        join_forked()
+        raise
+
+
 class StepGraphs:
     """Runs passes as graphs where that is possible, else as they are.
 
@@ -49,8 +59,8 @@ class StepGraphs:
         self.capture_s = 0.0
         self._wanted: Counter[Hashable] = Counter()
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
-        self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self._enabled = enabled
+        self._new_pool()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -112,17 +122,22 @@ class StepGraphs:
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         # what other threads ask of the driver meanwhile, as how much memory is free, must not fail
-        with uninterrupted(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            try:
-                output = body()
-            except BaseException:
-                join_forked()  # else ending the capture fails too: PyTorch would go on as if it captured
-                raise
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        try:
+            with uninterrupted(), capture:
+                output = _run(body)
+        except BaseException:
+            if not self._graphs:
+                self._new_pool()
+            raise
         return (graph, output), time.perf_counter() - started
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
         self._graphs.clear()
         self._wanted.clear()
-        # a pool goes with its last graph
+        self._new_pool()
+
+    def _new_pool(self) -> None:
+        """As a pool goes with its last graph."""
         self._pool = torch.cuda.graph_pool_handle() if self._enabled else None

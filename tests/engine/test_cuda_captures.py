@@ -140,7 +140,8 @@ def test_a_capture_that_fails_says_why_and_leaves_nothing(
     ahead: bool, interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between shared experts, which run beside, and where they are waited for."""
-    expected: type[BaseException] = KeyboardInterrupt if interrupted else torch.OutOfMemoryError
+    out_of_memory = torch.OutOfMemoryError if ahead else BudgetError
+    expected: type[BaseException] = KeyboardInterrupt if interrupted else out_of_memory
     failed, plainly = [], device_experts.routed_experts
 
     def failing(*given: object, **more: object) -> torch.Tensor:
@@ -161,12 +162,16 @@ def test_a_capture_that_fails_says_why_and_leaves_nothing(
         torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved()
         monkeypatch.setattr(device_experts, "routed_experts", failing)
-        while len(failed) < 3:
-            with pytest.raises(expected if ahead or interrupted else BudgetError):
+        while (before := len(failed)) < 3:
+            try:
                 if ahead:
-                    engine.captures.ahead()
+                    assert engine.captures.ahead()  # a draft's pass has no such experts
                 else:
                     tokens_of(engine, asked)
+            except expected:
+                assert len(failed) > before
+            else:
+                assert ahead and len(failed) == before
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() <= reserved + (32 << 20)
         assert tokens_of(engine, asked) == answer
