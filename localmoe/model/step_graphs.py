@@ -39,8 +39,8 @@ _Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, PassOutput]
 
 
 def _run(body: Callable[[], PassOutput]) -> PassOutput:
-    """As a capture. Where it fails, its branches end: else ending the capture would fail too, which hides why,
-    and PyTorch would go on as if it captured."""
+    """As a capture. Where it fails, its branches end: else ending the capture would fail too, which hides
+    why, and PyTorch would go on as if it captured."""
     try:
         return body()
     except BaseException:
