@@ -3,36 +3,25 @@
 Source: OpenAI's "Harmony response format": an answer is a row of messages
 `<|start|>assistant<|channel|>NAME<|message|>text<|end|>`. The channel `final` is for the user; what is in
 any other (`analysis`, `commentary`) are thoughts. These marks are special tokens, which plain decoding
-would drop, so that channel names and texts would run into each other.
+would drop, so that channel names and texts would run into each other. A message `to=functions.NAME` calls a
+tool with the JSON that is its text.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.reasoning import CLOSE, OPEN, split_reasoning
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_MARKS = (START, CHANNEL, MESSAGE, END, "<|return|>", "<|call|>")
+_CONSTRAIN = "<|constrain|>"
+_MARKS = (START, CHANNEL, MESSAGE, END, _CONSTRAIN, "<|return|>", "<|call|>")
 _FINAL = "final"
-
-
-class TextStream(Protocol):
-    """Turns tokens into text as they come."""
-
-    def add(self, tokens: list[int]) -> str:
-        """New text, possibly empty."""
-
-    def finish(self) -> str:
-        """What was held back."""
-
-
-def text_stream(tokenizer: Any, prompt: Sequence[int]) -> TextStream:
-    """What turns an answer to this prompt into text."""
-    marks = harmony_marks(tokenizer)
-    return HarmonyText(tokenizer, marks, prompt) if marks else Detokeniser(tokenizer)
+_TO_TOOL = "to=functions."
+_CALL_END = "}</tool_call>"
 
 
 def harmony_marks(tokenizer: Any) -> dict[int, str]:
@@ -47,11 +36,17 @@ class HarmonyText:
     """The text of an answer with its thoughts tagged. Begins where the prompt ended: in a message's
     header, or in the middle of a message that is continued."""
 
-    def __init__(self, tokenizer: Any, marks: Mapping[int, str], prompt: Sequence[int]) -> None:
-        self._tokenizer, self._marks = tokenizer, marks
+    def __init__(
+        self, tokenizer: Any, marks: Mapping[int, str], prompt: Sequence[int], *, calls: bool = False
+    ) -> None:
+        """calls: those of tools are written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; else
+        they are thoughts."""
+        self._tokenizer, self._marks, self._calls = tokenizer, marks, calls
         self._text = Detokeniser(tokenizer)
-        self._header: list[int] = []  # tokens of the channel's name
-        self._in_header = self._has_channel = self._thinking = False
+        self._header: list[int] = []  # tokens of the role or the channel's name
+        self._words: list[str] = []  # of what a header has said so far
+        self._channel = 0  # which of them is its name
+        self._in_header = self._has_channel = self._thinking = self._calling = False
         last_start = max(
             (i for i, token in enumerate(prompt) if marks.get(token) == START), default=len(prompt)
         )
@@ -64,7 +59,7 @@ class HarmonyText:
     def _add(self, token: int) -> str:
         mark = self._marks.get(token)
         if mark is not None:
-            return self._take(mark)
+            return "" if mark == _CONSTRAIN and not self._in_header else self._take(mark)
         if self._in_header:
             self._header.append(token)
             return ""
@@ -73,21 +68,37 @@ class HarmonyText:
     def _take(self, mark: str) -> str:
         text = self._text.finish()
         self._text = Detokeniser(self._tokenizer)
+        said = self._tokenizer.decode(self._header, skip_special_tokens=True).split()
+        self._header = []
+        if mark in (CHANNEL, _CONSTRAIN):
+            self._words += said
+            self._in_header, self._has_channel = True, self._has_channel or mark == CHANNEL
+            if mark == CHANNEL:
+                self._channel = len(self._words)
+            return text
         if mark == MESSAGE:
-            name = self._tokenizer.decode(self._header, skip_special_tokens=True).split()
-            self._thinking = self._has_channel and name[:1] != [_FINAL]
-            self._in_header = self._has_channel = False
-            return text + (OPEN if self._thinking else "")
-        self._header, self._in_header = [], True
-        self._has_channel = mark == CHANNEL
-        if mark != CHANNEL and self._thinking:
-            self._thinking = False
-            return text + CLOSE
-        return text
+            return text + self._begin_message([*self._words, *said])
+        self._words, self._in_header, self._has_channel = [], True, False
+        return text + self._end_message()
+
+    def _begin_message(self, words: Sequence[str]) -> str:
+        """words: of its header."""
+        self._thinking = self._has_channel and words[self._channel : self._channel + 1] != [_FINAL]
+        self._words, self._in_header, self._has_channel = [], False, False
+        to = [word.removeprefix(_TO_TOOL) for word in words if word.startswith(_TO_TOOL)]
+        if self._calls and to:
+            self._thinking, self._calling = False, True
+            return f'<tool_call>{{"name": {json.dumps(to[-1])}, "arguments": '
+        return OPEN if self._thinking else ""
+
+    def _end_message(self) -> str:
+        thinking, self._thinking = self._thinking, False
+        calling, self._calling = self._calling, False
+        return _CALL_END if calling else CLOSE if thinking else ""
 
     def finish(self) -> str:
-        """What was held back."""
-        return self._text.finish()
+        """What was held back; a call ends with the answer, as the mark of its end is the answer's too."""
+        return self._text.finish() + (self._end_message() if self._calling else "")
 
 
 def as_messages(answer: str) -> str:

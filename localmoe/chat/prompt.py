@@ -12,9 +12,10 @@ import transformers
 
 from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
-from localmoe.chat.templates import adopt_template, as_parts, takes_parts
+from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, takes_parts
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
+from localmoe.core.tools import Tool
 from localmoe.core.types import Message
 
 _VOCABULARIES = {
@@ -71,6 +72,7 @@ class PromptEncoder:
         self._vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
+        self._knows_tools: bool | None = None  # not looked at yet
 
     @property
     def has_template(self) -> bool:
@@ -81,8 +83,8 @@ class PromptEncoder:
         """Prompt token ids.
 
         Raises:
-            ConfigError: the template does not accept the messages, the prompt is empty, or a token id,
-                given or the tokenizer's, is none of this model's.
+            ConfigError: the template does not accept the messages or knows no tools, the prompt is empty, or
+                a token id, given or the tokenizer's, is none of this model's.
             ContextLengthError: no room is left for an answer.
         """
         if request.prompt_token_ids is not None:
@@ -91,9 +93,9 @@ class PromptEncoder:
         if request.prompt is not None:
             ids = self._raw(request.prompt, context)
         elif request.continue_answer:
-            ids = self._chat(request.messages[:-1], context, request.messages[-1].content)
+            ids = self._chat(request.messages[:-1], context, request.tools, request.messages[-1].content)
         else:
-            ids = self._chat(request.messages, context)
+            ids = self._chat(request.messages, context, request.tools)
         if ids and max(ids) >= self._vocab_size:
             raise ConfigError(
                 f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
@@ -137,26 +139,49 @@ class PromptEncoder:
         found = getattr(config.get_text_config(), "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
-    def _chat(self, messages: Sequence[Message], context: int, answer: str = "") -> list[int]:
+    def _chat(
+        self, messages: Sequence[Message], context: int, tools: Sequence[Tool], answer: str = ""
+    ) -> list[int]:
         """The messages, and the beginning of an answer that is continued.
 
         The latter goes after the prompt that the model had answered, so that it reads what it had written.
         That is what transformers' `continue_final_message` gives where a template leaves answers as they are;
         those of reasoning models change them (thoughts are cut out or given another frame)."""
+        if tools:
+            self._check_tools()
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
-        form: Callable[[str], object] = as_parts if self._parts else str
-        turns = [{"role": message.role, "content": form(message.content)} for message in messages]
-        try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program: it may raise anything
-            raise ConfigError(
-                f"The model's chat template refuses this conversation: {sentence_of(error)}"
-            ) from error
+        text = self._rendered(messages, tools)
         if answer:
             channels = harmony_marks(self.tokenizer)
             text = text + as_messages(answer) if channels else resumed(text, answer)
         return self._tokens(text, context, add_special_tokens=False)
+
+    def _check_tools(self) -> None:
+        if self._knows_tools is None:
+            self._knows_tools = self.has_template and knows_tools(self.tokenizer)
+        if not self._knows_tools:
+            raise ConfigError(
+                "The model's chat template knows no tools: ask without them, or use a model that calls tools."
+            )
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        form: Callable[[str], object] = as_parts if self._parts else str
+        called = any(message.tool_calls for message in messages)
+        refused: Exception | None = None
+        for parsed in (True, False) if called else (True,):  # some templates join arguments to other text
+            try:
+                text: str = self.tokenizer.apply_chat_template(
+                    as_turns(messages, form, parsed=parsed), tools=[tool.as_dict() for tool in tools] or None,
+                    tokenize=False, add_generation_prompt=True,
+                )  # fmt: skip
+                return text
+            except Exception as error:  # a template is a program: it may raise anything
+                refused = refused or error
+        assert refused is not None
+        raise ConfigError(
+            f"The model's chat template refuses this conversation: {sentence_of(refused)}"
+        ) from refused
 
 
 class TokenEncoder:

@@ -1,14 +1,17 @@
-"""A model's chat template: where it lies, and in which of two forms it takes what a message says. Decides no
-wording.
+"""A model's chat template: where it lies, in which of two forms it takes what a message says, whether it
+knows tools, and messages as it takes them. Decides no wording.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
+from localmoe.core.tools import Tool
+from localmoe.core.types import Message
 
 _LEGACY_FILE = "chat_template.json"
 _PROBE = "localmoe-7f3a"  # no template says it by itself
@@ -45,10 +48,52 @@ def as_parts(content: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}]
 
 
-def _shows(tokenizer: Any, content: object) -> bool:
+def knows_tools(tokenizer: Any) -> bool:
+    """Whether its template tells the model of tools."""
+    return _shows(tokenizer, "", [Tool(_PROBE, json.dumps({"name": _PROBE, "description": "", **_NOTHING}))])
+
+
+_NOTHING = {"parameters": {"type": "object", "properties": {}}}
+
+
+def as_turns(
+    messages: Sequence[Message], form: Callable[[str], object], *, parsed: bool = True
+) -> list[dict[str, Any]]:
+    """Messages as templates take them.
+
+    Args:
+        form: of what a message says.
+        parsed: arguments of calls are objects, as most templates want them; else JSON.
+    """
+    return [_turn(message, form, parsed) for message in messages]
+
+
+def _turn(message: Message, form: Callable[[str], object], parsed: bool) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": form(message.content)}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {
+                    "name": call.name,
+                    "arguments": json.loads(call.arguments) if parsed else call.arguments,
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_name:
+        turn["name"] = message.tool_name
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _shows(tokenizer: Any, content: object, tools: Sequence[Tool] = ()) -> bool:
     turns = [{"role": "user", "content": content}]
+    offered = [tool.as_dict() for tool in tools] or None
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(turns, tools=offered, tokenize=False, add_generation_prompt=True)
     except Exception:  # a template is a program: it may raise anything
         return False
     return _PROBE in text

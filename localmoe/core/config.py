@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from localmoe.core.errors import ConfigError
 from localmoe.core.switches import DEFAULT_SWITCHES, Switches
+from localmoe.core.tools import Tool
 from localmoe.core.types import Message
 
 MAX_DRAFT_LENGTH = 64
@@ -176,7 +177,8 @@ class GenerationRequest:
     differ from the engine's. strict: this one without the CPU lane (see EngineConfig). draft_only:
     approximate, all but the prompt by the draft, which nothing verifies. switches: optimisations to do
     without, for measurements. continue_answer: the last message is an unfinished answer of the assistant,
-    and what is generated goes on from its last character."""
+    and what is generated goes on from its last character. tools: what the model is told that it may
+    call; the events' text holds its calls in its own notation."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -189,6 +191,7 @@ class GenerationRequest:
     draft_only: bool = False
     switches: Switches = DEFAULT_SWITCHES
     continue_answer: bool = False
+    tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):

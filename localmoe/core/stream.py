@@ -25,6 +25,8 @@ class StreamEvent:
             none, and the next one both. Text that was held back until the end belongs to the last, or
             stands alone.
         opens_reasoning: the prompt has ended with `<think>`, so the answer begins inside; on the first event.
+        tool_format: in which notation the answer calls tools, see chat.tool_formats; "": in none, or no tools
+            were offered. On the first event.
     """
 
     text: str
@@ -35,3 +37,4 @@ class StreamEvent:
     prompt_token_ids: tuple[int, ...] = ()  # on the first event only
     pieces: tuple[str, ...] = ()
     opens_reasoning: bool = False
+    tool_format: str = ""

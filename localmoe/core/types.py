@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from localmoe.core.tools import ToolCall
+
 Phase = Literal["prefill", "draft", "verify"]
 
 
@@ -183,7 +185,15 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
+    """One chat message.
+
+    Attributes:
+        tool_calls: of the assistant, after what it says.
+        tool_name, tool_call_id: whose result a tool's message is.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str = ""
+    tool_call_id: str = ""

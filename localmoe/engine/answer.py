@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from localmoe.chat.harmony import text_stream
 from localmoe.chat.reasoning import opens_reasoning
 from localmoe.chat.session import Session
+from localmoe.chat.text_stream import text_stream
+from localmoe.chat.tool_formats import find_format
 from localmoe.core.stream import StreamEvent
 from localmoe.engine.log_lines import log_answer
 from localmoe.engine.meter import Meter
@@ -20,10 +21,13 @@ def write_events(
     session: Session | None,
     tokenizer: Any,
     meter: Meter,
+    may_call: bool = False,
 ) -> Iterator[StreamEvent]:
     """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
-    its keys and values are not the target's, so the next turn must not build on them."""
-    told, text = tuple(prompt), text_stream(tokenizer, prompt)
+    its keys and values are not the target's, so the next turn must not build on them. may_call: the prompt
+    offers tools."""
+    calls = find_format(tokenizer) if may_call else ""
+    told, text = tuple(prompt), text_stream(tokenizer, prompt, calls)
     thinks, reason = opens_reasoning(tokenizer, prompt), "its reader went away"
     try:
         for step in steps:
@@ -44,8 +48,9 @@ def write_events(
                 prompt_token_ids=told,
                 pieces=tuple(pieces),
                 opens_reasoning=thinks,
+                tool_format=calls,
             )
-            told, thinks = (), False
+            told, thinks, calls = (), False, ""
     except Exception as error:
         reason = type(error).__name__
         raise

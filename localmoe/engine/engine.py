@@ -163,8 +163,8 @@ class Engine(AbstractContextManager["Engine"]):
         self._draft_place.settle(request, lent=self._improver.running)
         self._use_policy(request.policy or self.config.policy)
         apply_switches(parts, request.switches, self.config)
-        approximate = request.draft_only
-        counters = GenerationCounters(vram_budget_bytes=self._budget.budget_bytes, approximate=approximate)
+        budget_bytes = self._budget.budget_bytes
+        counters = GenerationCounters(vram_budget_bytes=budget_bytes, approximate=request.draft_only)
         governor = self._draft_place.governor(request, counters)
         parts.passes.counters = counters
         parts.passes.lookahead.clear()
@@ -180,8 +180,8 @@ class Engine(AbstractContextManager["Engine"]):
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
-        session = None if approximate else self._session
-        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter)
+        session = None if request.draft_only else self._session
+        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter, bool(request.tools))
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:

@@ -124,7 +124,8 @@ class AnswerDesk:
         events = cast(Generator[StreamEvent], self._engine.stream(order.generation, ticket.stop))
         try:
             with contextlib.closing(events):  # a stop string leaves it unfinished
-                for delta in write_deltas(events, order.stops, split_thoughts=order.kind == "chat"):
+                tools, chat = order.generation.tools, order.kind == "chat"
+                for delta in write_deltas(events, order.stops, split_thoughts=chat, tools=tools):
                     if delta.finish is not None:
                         return _ending() if delta.finish == "cancelled" else delta
                     ticket.deliver(delta)

@@ -3,14 +3,16 @@ Parses no JSON."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError
+from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 from localmoe.server.errors import ApiError
-from localmoe.server.schema import ChatMessage, ChatRequest, CompletionRequest
+from localmoe.server.schema import ChatMessage, ChatRequest, CompletionRequest, ToolField
 
 _COMPLETION_TOKENS = 16  # of a completion that names no number, as in OpenAI's API
 Kind = Literal["chat", "text"]
@@ -45,12 +47,14 @@ def chat_order(body: ChatRequest, model: str, defaults: SamplingConfig) -> Order
     if (body.response_format or {}).get("type", "text") != "text":
         raise _unsupported("response_format", "answers are plain text, in no form that is asked for")
     if body.tool_choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", "the model is offered no tools, so it can be made to use none")
+        raise _unsupported("tool_choice", "the model calls tools as it likes: give 'auto' or 'none'")
     if not body.messages:
         raise ApiError(400, "The field 'messages' is empty: give at least one message.", param="messages")
-    messages = tuple(_message(message, i) for i, message in enumerate(body.messages))
+    called = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
+    messages = tuple(_message(message, i, called) for i, message in enumerate(body.messages))
+    tools = () if body.tool_choice == "none" else tuple(map(_tool, body.tools or ()))
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _order("chat", body, defaults, GenerationRequest(messages=messages), limit)
+    return _order("chat", body, defaults, GenerationRequest(messages=messages, tools=tools), limit)
 
 
 def completion_order(body: CompletionRequest, model: str, defaults: SamplingConfig) -> Order:
@@ -97,18 +101,31 @@ def _unsupported(field: str, reason: str) -> ApiError:
     return ApiError(400, f"The field '{field}' is not supported: {reason}.", param=field)
 
 
-def _message(message: ChatMessage, place: int) -> Message:
+def _tool(field: ToolField) -> Tool:
+    definition: dict[str, object] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    definition |= {name: value for name, value in field.function.items() if value is not None}
+    return Tool(str(field.function["name"]), json.dumps(definition))
+
+
+def _message(message: ChatMessage, place: int, called: dict[str, str]) -> Message:
+    """called: names of tools by the ids of all calls."""
     param = f"messages.{place}"
-    if message.tool_calls:
+    calls = tuple(
+        ToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()
+    )
+    if calls and message.role != "assistant":
         raise ApiError(
-            400,
-            f"Message {place + 1} has tool calls, which are not read: leave it out, or its calls.",
+            400, f"Message {place + 1} has tool calls, but only the assistant calls tools: leave them out.",
             param=f"{param}.tool_calls",
-        )
+        )  # fmt: skip
     if message.content is None and message.role != "assistant":
         raise ApiError(400, f"Message {place + 1} has no content: give a text.", param=f"{param}.content")
     role = "system" if message.role == "developer" else message.role
-    return Message(role, message.content or "")
+    content = message.content or ""
+    if role != "tool":
+        return Message(role, content, calls)
+    call_id = message.tool_call_id or ""
+    return Message(role, content, tool_name=message.name or called.get(call_id, ""), tool_call_id=call_id)
 
 
 def _order(

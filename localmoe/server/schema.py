@@ -3,6 +3,7 @@ ignored; what a value means for the engine is decided in `localmoe.server.reques
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -55,6 +56,31 @@ def _prompt(value: object) -> object:
     raise _refuse("it has to be one prompt, as a text or as a list of token ids")
 
 
+def _name(value: object) -> object:
+    if not isinstance(value, str) or not value or any(letter.isspace() for letter in value):
+        raise _refuse("a tool needs a name without spaces")
+    return value
+
+
+def _function(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _refuse('it has to be {"name": "...", "description": "...", "parameters": {...}}')
+    _name(value.get("name"))
+    if not isinstance(value.get("parameters") or {}, dict):
+        raise _refuse("its parameters have to be a JSON schema")
+    return value
+
+
+def _arguments(value: object) -> object:
+    try:
+        found = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _refuse("it has to be the JSON of an object, as a text")
+    return value
+
+
 def _draft_length(value: object) -> object:
     if value is None or value == "auto" or type(value) is int:
         return value
@@ -67,12 +93,35 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
+class ToolField(_Lenient):
+    """A tool that is offered; what its definition says beside the name goes to the model as it is."""
+
+    type: Literal["function"]
+    function: Annotated[dict[str, object], BeforeValidator(_function)]
+
+
+class CalledFunction(_Lenient):
+    """What was called. arguments: JSON of an object."""
+
+    name: Annotated[str, BeforeValidator(_name)]
+    arguments: Annotated[str, BeforeValidator(_arguments)] = "{}"
+
+
+class CallField(_Lenient):
+    """A call that an earlier answer had."""
+
+    id: str = ""
+    function: CalledFunction
+
+
 class ChatMessage(_Lenient):
-    """One message. developer: OpenAI's newer name of system."""
+    """One message. developer: OpenAI's newer name of system; name: of the tool whose result it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content)] = None
-    tool_calls: list[object] | None = None
+    tool_calls: list[CallField] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class StreamOptions(_Lenient):
@@ -112,6 +161,7 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     response_format: dict[str, object] | None = None
+    tools: list[ToolField] | None = None
     tool_choice: str | dict[str, object] | None = None
 
 

@@ -34,7 +34,12 @@ class Form:
         if self.kind == "text":
             choice["text"] = text
         else:
-            message = {"role": "assistant", "content": text}
+            calls = [call for delta in deltas for call in _calls(delta)]
+            message: Json = {"role": "assistant", "content": text if text or not calls else None}
+            if calls:
+                message["tool_calls"] = [
+                    {name: value for name, value in call.items() if name != "index"} for call in calls
+                ]
             if thoughts := "".join(delta.thoughts for delta in deltas):
                 message["reasoning_content"] = thoughts
             choice["message"] = message
@@ -61,6 +66,7 @@ class Form:
             for name, text in (("reasoning_content", delta.thoughts), ("content", delta.text)):
                 if text:
                     found.append(self._chunk({"delta": {name: text}}, None))
+            found += [self._chunk({"delta": {"tool_calls": [call]}}, None) for call in _calls(delta)]
         if delta.finish is not None:
             empty: Json = {"text": ""} if self.kind == "text" else {"delta": {}}
             found.append({**self._chunk(empty, delta.finish), "localmoe": delta.stats.as_dict()})
@@ -79,6 +85,17 @@ class Form:
         if streamed and self.kind == "chat":
             name += ".chunk"
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+
+
+def _calls(delta: Delta) -> list[Json]:
+    """A delta's calls of tools, each whole."""
+    return [
+        {
+            "index": index, "id": call.id, "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for index, call in enumerate(delta.calls, delta.calls_before)
+    ]  # fmt: skip
 
 
 def new_form(kind: Kind, model: str) -> Form:

@@ -18,6 +18,7 @@ from localmoe.chat import prompt
 from localmoe.chat.prompt import PromptEncoder, TokenEncoder
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
+from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 
 CHAT = (
@@ -26,6 +27,45 @@ CHAT = (
     Message("assistant", "Hi!"),
     Message("user", "?"),
 )
+
+
+TOOLS = (Tool("now", '{"name": "now", "description": "Time.", "parameters": {}}'),)
+CALLED = (
+    Message("user", "when?"), Message("assistant", "", (ToolCall("now", '{"zone": "CET"}', "abc123def"),)),
+    Message("tool", "12:00", tool_name="now", tool_call_id="abc123def"),
+)  # fmt: skip
+# in the manner of Qwen3's, and of DeepSeek's, which joins arguments to other text
+OBJECTS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}[{{ m.role }}]"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} "
+    "{{ c.function.arguments.zone }}{{ c.id }}</tool_call>{% endfor %}{{ m.name }}{{ m.tool_call_id }}"
+    "{% endfor %}"
+)
+JOINED = OBJECTS.replace("c.function.arguments.zone", "c.function.arguments + ' '")
+
+
+@pytest.mark.parametrize(("template", "shown"), [(OBJECTS, "CET"), (JOINED, '{"zone": "CET"} ')])
+def test_tools_and_calls_are_told_as_the_template_wants_them(
+    template: str, shown: str, tmp_path: Path
+) -> None:
+    encoder = with_template(tmp_path, template)
+    ids = encoder.encode(GenerationRequest(messages=CALLED, tools=TOOLS), 4096)
+    text = encoder.tokenizer.decode(ids)
+    offered, _, rest = text.partition("\n")
+    assert json.loads(offered) == {"type": "function", "function": json.loads(TOOLS[0].definition)}
+    call = f"<tool_call>now {shown}abc123def</tool_call>"
+    assert rest == f"[user]when?[assistant]{call}[tool]12:00nowabc123def"
+    without = encoder.encode(GenerationRequest(messages=CALLED), 4096)
+    assert encoder.tokenizer.decode(without) == rest
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_tools_for_a_model_that_knows_none_are_refused(template: str | None, tmp_path: Path) -> None:
+    encoder = with_template(tmp_path, template)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="knows no tools"):
+            encoder.encode(GenerationRequest(messages=CALLED[:1], tools=TOOLS), 4096)
+    assert encoder.encode(GenerationRequest(messages=CALLED[:1]), 4096)
 
 
 @pytest.fixture(scope="module")

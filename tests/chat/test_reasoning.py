@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_level
 
 from localmoe.chat.detokenise import Detokeniser
-from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks, text_stream
+from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks
 from localmoe.chat.reasoning import Reasoning, opens_reasoning, resumed, split_reasoning
+from localmoe.chat.text_stream import text_stream
 
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
-LETTERS = "abcdefghijklmnopqrstuvwxyz <>/\n"
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+LETTERS = "abcdefghijklmnopqrstuvwxyz <>/\n=._{}:0123456789"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,8 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def stream(text: str, prompt: str) -> str:
-    made = text_stream(channels(), encode(prompt))
+def stream(text: str, prompt: str, tool_format: str = "") -> str:
+    made = text_stream(channels(), encode(prompt), tool_format)
     assert isinstance(made, HarmonyText)
     return "".join([*(made.add([token]) for token in encode(text)), made.finish()])
 
@@ -91,6 +92,35 @@ PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 )  # fmt: skip
 def test_channels_become_tagged_thoughts(written: str, text: str) -> None:
     assert stream(written, PROMPT) == text
+
+
+CALL = '<tool_call>{"name": "get_weather", "arguments": {a:1}}</tool_call>'
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|><|start|>assistant", ""])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        "<|channel|>commentary to=functions.get_weather<|constrain|>json",
+        " to=functions.get_weather<|channel|>commentary json",
+        "<|channel|>analysis to=functions.get_weather code",
+    ],
+)
+def test_a_message_to_a_tool_is_a_call_of_it_where_tools_may_be_called(header: str, end: str) -> None:
+    thought = "<|channel|>analysis<|message|>a<|end|><|start|>assistant"
+    written = f"{thought}{header}<|message|>{{a:1}}{end}"
+    assert stream(written, PROMPT, "json") == f"<think>a</think>{CALL}"
+    closed = "</think>" if end else ""
+    assert stream(written, PROMPT) == f"<think>a</think><think>{{a:1}}{closed}"
+    final = f"{written}<|channel|>final<|message|>b"
+    if end and "start" in end:
+        assert stream(final, PROMPT, "json") == f"<think>a</think>{CALL}b"
+
+
+def test_messages_to_other_places_than_functions_are_thoughts_and_marks_in_texts_are_dropped() -> None:
+    written = "<|channel|>analysis to=browser.open code<|message|>a<|constrain|>b<|call|>"
+    assert stream(written, PROMPT, "json") == "<think>ab</think>"
 
 
 plain = st.text(st.sampled_from("abc \n"), min_size=1, max_size=12).map(str.strip).filter(bool)

@@ -24,12 +24,14 @@ from localmoe.speculative.loop import StepResult
 TOKENIZER = transformers.AutoTokenizer.from_pretrained(demo_folder())
 
 
-def events_of(steps: Sequence[Sequence[int]], prompt: Sequence[int]) -> list[StreamEvent]:
+def events_of(
+    steps: Sequence[Sequence[int]], prompt: Sequence[int], may_call: bool = False
+) -> list[StreamEvent]:
     """A scripted answer that ends with its last step."""
     results = [StepResult(list(step), max(0, len(step) - 1), None) for step in steps]
     results.append(StepResult([], 0, "cancelled"))
     meter = Meter(GenerationCounters(), TransferCounters, lambda: 0, 0.0)
-    return list(write_events(results, prompt, None, TOKENIZER, meter))
+    return list(write_events(results, prompt, None, TOKENIZER, meter, may_call))
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 6), max_size=20), st.integers(0, 3))
@@ -52,6 +54,12 @@ def test_the_pieces_of_a_step_are_its_tokens_texts(text: str, sizes: list[int], 
         if not settled.endswith("\N{REPLACEMENT CHARACTER}"):
             pieces = [piece for event in events for piece in event.pieces]
             assert "".join(pieces[: place + 1]) == settled
+
+
+def test_an_answer_that_may_call_tools_says_in_which_notation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ tools }}<|tool_call>call:{{ messages }}")
+    assert [event.tool_format for event in events_of([[300], [301]], [1], True)] == ["gemma", "", ""]
+    assert not any(event.tool_format for event in events_of([[300], [301]], [1]))
 
 
 def test_an_answer_that_begins_in_thoughts_says_so_once() -> None:

@@ -86,9 +86,11 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     raise AssertionError(f"waited {timeout_s} s in vain")
 
 
-def event(text: str = "", finish: Any = None, *, opens: bool = False, tokens: int = 1) -> StreamEvent:
+def event(
+    text: str = "", finish: Any = None, *, opens: bool = False, tokens: int = 1, tool_format: str = ""
+) -> StreamEvent:
     stats = GenerationCounters(prompt_tokens=3, new_tokens=tokens).freeze()
-    return StreamEvent(text, (1,), 0, finish, stats, opens_reasoning=opens)
+    return StreamEvent(text, (1,), 0, finish, stats, opens_reasoning=opens, tool_format=tool_format)
 
 
 class ScriptedEngine:

@@ -145,6 +145,17 @@ def test_completions_go_on_from_text_or_tokens(client: openai.OpenAI, engine: En
     assert outside.status_code == 400 and "vocabulary" in outside.json()["error"]["message"]
 
 
+def test_tools_for_a_model_that_knows_none_are_refused(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "now"}}]
+    asked: Any = [{"role": "user", "content": "hello"}]
+    with pytest.raises(openai.BadRequestError, match="knows no tools"):
+        client.chat.completions.create(model="demo", messages=asked, tools=tools)
+    answer = client.chat.completions.create(
+        model="demo", messages=asked, tools=tools, tool_choice="none", max_tokens=2
+    )
+    assert answer.choices[0].message.content
+
+
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "localmoe"

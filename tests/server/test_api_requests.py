@@ -25,7 +25,7 @@ def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
     assert api.post(temperature=None, stop=None, n=1, draft_length=None).status_code == 200
     assert engine.last == GenerationRequest(messages=message, sampling=DEFAULTS)
     given = {"strict": True, "policy": "sp-moe", "draft_length": "auto", "max_tokens": 7, "temperature": 0}
-    assert api.post(**given, seed=2, user="me", tools=[{}], tool_choice="auto").status_code == 200
+    assert api.post(**given, seed=2, user="me", tools=[], tool_choice="auto").status_code == 200
     assert engine.last == GenerationRequest(
         messages=message, sampling=SamplingConfig(temperature=0, top_k=7, seed=2), max_new_tokens=7,
         draft_length="auto", policy="sp-moe", strict=True,

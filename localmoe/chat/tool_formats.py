@@ -1,0 +1,225 @@
+"""The notations in which models call tools, and which of them a model has. Reads whole calls; where they
+begin and end in a text that still comes in is for `localmoe.chat.tool_stream`.
+
+Sources: the models' chat templates, which show their own calls to them in the same notation.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localmoe.chat.gemma_values import read_gemma_object
+from localmoe.chat.harmony import harmony_marks
+from localmoe.core.tools import Tool, ToolCall
+
+Texts = Mapping[str, frozenset[str]]  # tool -> its parameters that are texts
+_NAME = re.compile(r"[^\s<>{}]+")
+_JSON = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One notation.
+
+    Attributes:
+        frames: what a block of calls begins and ends with; an end of "" is that of the answer.
+        read: the calls of a block, or ValueError.
+        sign: what only templates with this notation have in them.
+        marks: further special tokens in a block.
+    """
+
+    frames: tuple[tuple[str, str], ...]
+    read: Callable[[str, Texts], list[ToolCall]]
+    sign: str
+    marks: tuple[str, ...] = ()
+
+    def special(self) -> set[str]:
+        """Tokens that have to be in the text, though they are special."""
+        return {mark for frame in self.frames for mark in frame if mark} | set(self.marks)
+
+
+def texts_of(tools: Sequence[Tool]) -> Texts:
+    """For a format's `read`."""
+    return {tool.name: tool.texts for tool in tools}
+
+
+def find_format(tokenizer: Any) -> str:
+    """The name of the notation in which a tokenizer's chat template has calls; "": it is none of FORMATS."""
+    if harmony_marks(tokenizer):
+        return "json"  # which is how HarmonyText writes its calls
+    template = getattr(tokenizer, "chat_template", None)
+    text = "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
+    return next((name for name, one in FORMATS.items() if one.sign in text), "")
+
+
+def _call(name: Any, arguments: Any) -> ToolCall:
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments or "{}")
+    if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or not isinstance(arguments, dict):
+        raise ValueError("no call of a tool")
+    return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))
+
+
+def _object(found: Any) -> ToolCall:
+    if not isinstance(found, dict):
+        raise ValueError("no call of a tool")
+    found = found.get("function", found) if isinstance(found.get("function"), dict) else found
+    return _call(found.get("name"), found.get("arguments", found.get("parameters", {})))
+
+
+def _objects(text: str) -> list[ToolCall]:
+    found = _JSON.decode(text.strip())
+    return [_object(one) for one in (found if isinstance(found, list) else [found])]
+
+
+def _typed(value: str, is_text: bool) -> Any:
+    """A value that is written without quotes."""
+    if is_text:
+        return value
+    try:
+        return _JSON.decode(value.strip())
+    except ValueError:
+        return value
+
+
+def _inside(block: str, opening: str, closing: str) -> str:
+    return block.removeprefix(opening).removesuffix(closing)
+
+
+def _read_json(block: str, texts: Texts) -> list[ToolCall]:
+    return _objects(_inside(block, "<tool_call>", "</tool_call>"))
+
+
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)",
+    re.DOTALL,
+)
+
+
+def _read_functions(block: str, texts: Texts) -> list[ToolCall]:
+    """Qwen3-Coder's, Qwen3.5's and Nemotron 3's."""
+    return _some([_with_pairs(name, body, _PARAMETER, texts) for name, body in _FUNCTION.findall(block)])
+
+
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _read_arguments(block: str, texts: Texts) -> list[ToolCall]:
+    """GLM's, since 4.5."""
+    inside = _inside(block, "<tool_call>", "</tool_call>")
+    name, key, rest = inside.partition("<arg_key>")
+    return [_with_pairs(name, key + rest, _ARGUMENT, texts)]
+
+
+_INVOKE = re.compile(r"<invoke name=\"?([^\">\n]+)\"?>(.*?)</invoke>", re.DOTALL)
+_NAMED = re.compile(r"<parameter name=\"?([^\">\n]+)\"?>(.*?)</parameter>\s*(?=<parameter |\Z)", re.DOTALL)
+
+
+def _read_invokes(block: str, texts: Texts) -> list[ToolCall]:
+    """MiniMax M2's."""
+    return _some([_with_pairs(name, body, _NAMED, texts) for name, body in _INVOKE.findall(block)])
+
+
+def _with_pairs(name: str, body: str, pair: re.Pattern[str], texts: Texts) -> ToolCall:
+    """A call whose body consists of pairs of a name and a value without quotes."""
+    name, body = name.strip(), body.strip()
+    if pair.sub("", body).strip():  # one that has not ended, or more than pairs
+        raise ValueError("no call of a tool")
+    kept = texts.get(name, frozenset())
+    return _call(name, {key.strip(): _typed(value, key.strip() in kept) for key, value in pair.findall(body)})
+
+
+def _some(calls: list[ToolCall]) -> list[ToolCall]:
+    if not calls:
+        raise ValueError("no call of a tool")
+    return calls
+
+
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _AsPython(ast.NodeTransformer):
+    """JSON's words as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+
+
+def _read_python(block: str, texts: Texts) -> list[ToolCall]:
+    """LFM2's: a list of calls in Python, or of objects in JSON."""
+    inside = _inside(block, "<|tool_call_start|>", "<|tool_call_end|>").strip()
+    try:
+        return _objects(inside)
+    except ValueError:
+        pass
+    try:
+        tree = ast.parse(inside, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("no calls in Python") from error
+    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+    calls = []
+    for node in nodes:
+        if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
+            raise ValueError("no call with named arguments")
+        values = {str(word.arg): ast.literal_eval(_AsPython().visit(word.value)) for word in node.keywords}
+        calls.append(_call(ast.unparse(node.func), values))
+    return _some(calls)
+
+
+_GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
+
+
+def _read_gemma(block: str, texts: Texts) -> list[ToolCall]:
+    """Gemma 4's."""
+    inside = _inside(block, "<|tool_call>", "<tool_call|>")
+    found = _GEMMA.match(inside)
+    if found is None:
+        raise ValueError("no call of a tool")
+    return [_call(found[1], read_gemma_object(inside[found.end() :].strip()))]
+
+
+_MISTRAL = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*")
+
+
+def _read_mistral(block: str, texts: Texts) -> list[ToolCall]:
+    """Mistral's: a list of objects, or since 2025 names and arguments in turn."""
+    calls = []
+    for part in block.split("[TOOL_CALLS]")[1:]:
+        if part.lstrip().startswith("["):
+            calls += _objects(part)
+            continue
+        while part.strip():
+            head = _MISTRAL.match(part)
+            if head is None:
+                raise ValueError("no call of a tool")
+            arguments, end = _JSON.raw_decode(part, head.end())
+            calls.append(_call(head[1], arguments))
+            part = part[end:]
+    return _some(calls)
+
+
+# the first whose sign is in a template: those that share marks with others come before them
+FORMATS: dict[str, ToolFormat] = {
+    "functions": ToolFormat(
+        (("<tool_call>", "</tool_call>"), ("<function=", "</function>")), _read_functions, "<function="
+    ),
+    "arguments": ToolFormat(
+        (("<tool_call>", "</tool_call>"),), _read_arguments, "<arg_key>",
+        ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    "invokes": ToolFormat(
+        (("<minimax:tool_call>", "</minimax:tool_call>"),), _read_invokes, "minimax:tool_call"
+    ),
+    "python": ToolFormat(
+        (("<|tool_call_start|>", "<|tool_call_end|>"),), _read_python, "<|tool_call_start|>"
+    ),
+    "gemma": ToolFormat((("<|tool_call>", "<tool_call|>"),), _read_gemma, "<|tool_call>", ('<|"|>',)),
+    "mistral": ToolFormat((("[TOOL_CALLS]", ""),), _read_mistral, "[TOOL_CALLS]", ("[ARGS]", "[CALL_ID]")),
+    "json": ToolFormat((("<tool_call>", "</tool_call>"),), _read_json, "<tool_call>"),
+}  # fmt: skip

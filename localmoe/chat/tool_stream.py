@@ -1,0 +1,103 @@
+"""Calls of tools and the rest of an answer apart while the text still comes in. How a call is read is for
+`localmoe.chat.tool_formats`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localmoe.chat.thought_stream import held_back
+from localmoe.chat.tool_formats import ToolFormat, texts_of
+from localmoe.core.tools import Tool, ToolCall
+
+
+class Found(NamedTuple):
+    """New text without calls, and new calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+class ToolStream:
+    """Nothing is lost: what looks like a call but cannot be read is text, at the latest when the answer has
+    ended. White space between text and a call, and between calls, is dropped."""
+
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool]) -> None:
+        self._form, self._texts = form, texts_of(tools)
+        self._held = ""
+        self._space = ""  # before a block that has begun
+        self._frame: tuple[str, str] | None = None  # of that block
+        self._called = self._cut = False
+
+    def add(self, text: str) -> Found:
+        """What the text adds, as far as no later text can change it."""
+        self._held += text
+        return self._go_on(ended=False)
+
+    def finish(self, *, cut: bool = False) -> Found:
+        """What was held back. cut: the answer was not ended by the model, so that a call without an end may
+        lack arguments."""
+        self._cut = cut
+        found = self._go_on(ended=True)
+        rest, self._held = self._held, ""
+        return Found(found.text + ("" if self._called and not rest.strip() else rest), found.calls)
+
+    def _go_on(self, *, ended: bool) -> Found:
+        text = ""
+        calls: list[ToolCall] = []
+        while True:
+            if self._frame is None:
+                sure, begun = self._before_block()
+                text += sure
+                if not begun:
+                    return Found(text, tuple(calls))
+            block = self._block(ended=ended)
+            if block is not None:
+                calls += block
+                self._called, self._frame, self._space = True, None, ""
+            elif ended:  # it is text, and a block may begin behind its mark
+                assert self._frame is not None
+                mark = self._frame[0]
+                text += self._space + mark
+                self._held, self._frame, self._space = self._held.removeprefix(mark), None, ""
+            else:
+                return Found(text, tuple(calls))
+
+    def _before_block(self) -> tuple[str, bool]:
+        """Text that belongs to no call; whether a block begins behind it, with which `held` begins then."""
+        openings = [(at, frame) for frame in self._form.frames if (at := self._held.find(frame[0])) >= 0]
+        if openings:
+            at, self._frame = min(openings)
+            before, self._held = self._held[:at], self._held[at:]
+            sure = before.rstrip()
+            self._space = before[len(sure) :]
+            return sure, True
+        unsure = max(held_back(self._held, opening) for opening, _ in self._form.frames)
+        sure = self._held[: len(self._held) - unsure].rstrip()
+        self._held = self._held[len(sure) :]
+        return sure, False
+
+    def _block(self, *, ended: bool) -> list[ToolCall] | None:
+        """The calls of the block that `held` begins with, which is taken from it; None while it has no end,
+        or cannot be read. What it says may hold what ends a block."""
+        assert self._frame is not None
+        opening, closing = self._frame
+        end = len(opening)
+        while closing and (end := self._held.find(closing, end)) >= 0:
+            end += len(closing)
+            calls = self._read(self._held[:end])
+            if calls is not None:
+                self._held = self._held[end:]
+                return calls
+        if not ended or self._cut:
+            return None
+        calls = self._read(self._held + closing)  # some models end without it
+        if calls is not None:
+            self._held = ""
+        return calls
+
+    def _read(self, block: str) -> list[ToolCall] | None:
+        try:
+            return self._form.read(block, self._texts)
+        except (ValueError, RecursionError):  # the latter of what is nested too deep
+            return None

@@ -1,0 +1,123 @@
+"""Tools over the API, asked for by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from api_rig import Api, ScriptedEngine, event, running
+
+from localmoe.core.config import GenerationRequest
+from localmoe.core.stream import StreamEvent
+from localmoe.core.tools import ToolCall
+from localmoe.core.types import Message
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather", "description": "What it is like.", "strict": True,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}  # fmt: skip
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def script(request: GenerationRequest) -> Iterator[StreamEvent]:
+    """What the message says, a letter a step; calls in JSON where tools are offered."""
+    *pieces, last = request.messages[-1].content or "none"
+    form = "json" if request.tools else ""
+    for number, piece in enumerate(pieces):
+        yield event(piece, tokens=number + 1, tool_format="" if number else form)
+    yield event(last, "length" if last == "…" else "stop", tool_format="" if pieces else form)
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    made = ScriptedEngine(script)
+    made.open.set()
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(engine: ScriptedEngine) -> Iterator[Api]:
+    with running(engine) as api:
+        yield api
+
+
+@pytest.fixture
+def client(server: Api) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-", max_retries=0) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="scripted", messages=messages, tools=[WEATHER], **more)
+
+
+def test_a_call_comes_apart_from_thoughts_and_text(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    (choice,) = ask(client, f"<think>Use <tool_call>.</think>I look.\n{CALL}\n{CALL}").choices
+    assert choice.finish_reason == "tool_calls"
+    message = choice.message
+    assert (message.content, message.reasoning_content) == ("I look.", "Use <tool_call>.")
+    first, second = message.tool_calls
+    assert (first.type, first.function.name) == ("function", "weather")
+    assert json.loads(first.function.arguments) == {"city": "Paris"}
+    assert first.id != second.id and len(first.id) == 9 and first.id.isalnum()
+    assert engine.last is not None
+    (tool,) = engine.last.tools
+    assert tool.name == "weather" and tool.as_dict() == WEATHER
+
+
+def test_a_call_alone_has_no_content(client: openai.OpenAI) -> None:
+    (choice,) = ask(client, CALL).choices
+    assert choice.message.content is None and len(choice.message.tool_calls) == 1
+
+
+def test_a_stream_has_whole_calls_with_their_numbers(client: openai.OpenAI) -> None:
+    chunks = [chunk.choices[0] for chunk in ask(client, f"I look.\n{CALL}{CALL}", stream=True)]
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0, 1] and len({call.id for call in calls}) == 2
+    assert all(json.loads(call.function.arguments) == {"city": "Paris"} for call in calls)
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "I look."
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "finish", "content"),
+    [
+        (CALL, {"tool_choice": "none"}, "stop", CALL),  # the model was told of no tools
+        ("just text", {}, "stop", "just text"),
+        ("<tool_call>{…", {}, "length", "<tool_call>{…"),  # cut short: what there is of it
+        (f"a STOP {CALL}", {"stop": ["STOP"]}, "stop", "a "),
+    ],
+)
+def test_where_no_tool_is_called_it_is_an_answer_like_any_other(
+    text: str, more: Any, finish: str, content: str, client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    (choice,) = ask(client, text, **more).choices
+    assert (choice.finish_reason, choice.message.content) == (finish, content)
+    assert not choice.message.tool_calls
+    assert engine.last is not None and bool(engine.last.tools) == ("tool_choice" not in more)
+
+
+def test_results_go_back_with_the_names_of_what_was_called(
+    client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    (choice,) = ask(client, CALL).choices
+    call = choice.message.tool_calls[0]
+    messages: Any = [
+        {"role": "user", "content": "How is Paris?"},
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "Sunny."},
+    ]
+    client.chat.completions.create(model="scripted", messages=messages, tools=[WEATHER])
+    assert engine.last is not None
+    assert engine.last.messages == (
+        Message("user", "How is Paris?"),
+        Message("assistant", "", (ToolCall("weather", '{"city": "Paris"}', call.id),)),
+        Message("tool", "Sunny.", tool_name="weather", tool_call_id=call.id),
+    )
