@@ -39,6 +39,7 @@ def make_request(
         strict=settings.strict,
         draft_only=settings.approximate,
         continue_answer=before is not None,
+        thinking=settings.thinking,
     )
 
 

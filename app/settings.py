@@ -14,10 +14,12 @@ from app.form_values import integral, number, switch, whole
 from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
+    THINKING,
     DraftLength,
     EngineConfig,
     Lanes,
     SamplingConfig,
+    Thinking,
     parse_draft_length,
 )
 from localmoe.core.errors import ConfigError, LocalMoeError
@@ -90,6 +92,7 @@ class AnswerSettings:
     show_drafted: bool = False  # colour what was accepted from the draft
     approximate: bool = False  # by the draft alone, which nothing verifies
     own_sampling: bool = True  # in place of the numbers, what the model's makers recommend
+    thinking: Thinking = "auto"  # before an answer, as far as the model lets one choose
 
     def sampling(self, own: SamplingConfig | None = None) -> SamplingConfig:
         """How tokens are chosen; raises ConfigError when a number is out of range. own: what the makers of
@@ -116,6 +119,13 @@ def _lanes(text: str) -> Lanes:
         if lanes == text.strip().lower():
             return lanes
     raise ConfigError(f"Lanes '{text}' are not known: use one of {', '.join(LANES)}.")
+
+
+def _thinking(text: str) -> Thinking:
+    for thinking in THINKING:
+        if thinking == text:
+            return thinking
+    raise ConfigError(f"Thinking '{text}' is not known: use one of {', '.join(THINKING)}.")
 
 
 def _parse_context(text: str) -> int | None:
@@ -156,6 +166,7 @@ def check_answers(values: Mapping[str, object]) -> AnswerSettings:
         show_drafted=bool(values.get("show_drafted", base.show_drafted)),
         approximate=bool(values.get("approximate", base.approximate)),
         own_sampling=bool(values.get("own_sampling", base.own_sampling)),
+        thinking=_thinking(str(values.get("thinking", base.thinking))),
     )
     settings.sampling()
     if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:

@@ -106,6 +106,8 @@ def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH
         (t("Context"), t("{count} tokens", count=f"{info.context:,}")),
         (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)), (t("Lanes"), t(info.lanes)),
     ]  # fmt: skip
+    if info.thinking:
+        facts.append((t("Thinking"), ", ".join(t(words.THINKING[choice]) for choice in info.thinking)))
     if not info.has_chat_template:
         facts.append((t("Chat template"), t("none: messages are given to the model as plain text")))
     improvement = words.improvement(status, answering, t)

@@ -7,12 +7,16 @@ from typing import Any
 
 from app.engine_status import EngineStatus
 from app.texts import ENGLISH, Texts
-from localmoe.core.config import SamplingConfig
+from localmoe.core.config import SamplingConfig, Thinking
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
 from localmoe.core.units import format_bytes, format_seconds
 
 NONE = "—"  # nothing ran that could be measured
+THINKING: dict[Thinking, str] = {
+    "auto": "As the model does it", "off": "Off", "on": "On", "low": "Low effort",
+    "medium": "Medium effort", "high": "High effort",
+}  # fmt: skip
 
 
 def percent(ratio: float | None) -> str:

@@ -65,6 +65,16 @@ SETTINGS = {
     "An answer ends here at the latest": "回答最晚在此结束",
     "Repetition penalty": "重复惩罚",
     "Seed": "随机种子",
+    "Thinking": "思考",
+    "Whether, or how much, a reasoning model thinks before it answers, as far as it lets one choose. "
+    "Without thoughts an answer comes sooner.": (
+        "推理模型回答前是否思考、思考多少（在模型允许选择的范围内）。不思考则回答来得更快。"
+    ),
+    "As the model does it": "由模型决定",
+    "On": "开启",
+    "Low effort": "少量思考",
+    "Medium effort": "中等思考",
+    "High effort": "深入思考",
     "Empty: another one every time": "留空：每次都不同",
     "Prefetch policy": "预取策略",
     "Which experts are fetched, and when. It changes the speed, never the answer.": (

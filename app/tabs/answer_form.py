@@ -16,6 +16,7 @@ from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row
 from app.tabs.sampling_row import Held, SamplingRow, create_sampling_row, held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View, in_sight
+from app.words import THINKING
 from localmoe.core.config import MAX_DRAFT_LENGTH
 from localmoe.core.errors import LocalMoeError
 from localmoe.prefetch.registry import POLICIES
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _DRAFT_CHOICES = [("Auto", "auto"), ("Off", "off"), ("Fixed", "fixed")]
+_THINKING_CHOICES = [(label, thinking) for thinking, label in THINKING.items()]
 _USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
 
 
@@ -34,6 +36,7 @@ class AnswerForm:
     system_prompt: gr.Textbox
     draft_mode: gr.Radio
     draft_length: gr.Number
+    thinking: gr.Dropdown
     sampling: SamplingRow
     policy: gr.Dropdown
     strict: gr.Checkbox
@@ -57,6 +60,7 @@ class AnswerForm:
         )  # fmt: skip
         return {
             "system_prompt": self.system_prompt,
+            "thinking": self.thinking,
             **{name: getattr(self.sampling, name) for name in sampling},
             **{name: getattr(self, name) for name in ("policy", "strict", "show_drafted", "approximate")},
         }
@@ -76,6 +80,11 @@ def create_answer_form() -> AnswerForm:
         system_prompt = gr.Textbox(
             "", label="System prompt", lines=2, max_lines=8, elem_id="lm-system",
             info="Given to the model before every chat. Empty: none.",
+        )  # fmt: skip
+        thinking = gr.Dropdown(
+            _THINKING_CHOICES, value="auto", label="Thinking", elem_id="lm-thinking",
+            info="Whether, or how much, a reasoning model thinks before it answers, as far as it lets one "
+            "choose. Without thoughts an answer comes sooner.",
         )  # fmt: skip
         with gr.Row():
             draft_mode = gr.Radio(
@@ -110,8 +119,8 @@ def create_answer_form() -> AnswerForm:
             )  # fmt: skip
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
     return AnswerForm(
-        system_prompt, draft_mode, draft_length, sampling, policy, strict, show_drafted, approximate,
-        prompts, samplings, saved,
+        system_prompt, draft_mode, draft_length, thinking, sampling, policy, strict, show_drafted,
+        approximate, prompts, samplings, saved,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ prompt, ids as they are. Decides no truncation: a prompt that does not fit is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import transformers
 from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, takes_parts
+from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.tools import Tool
@@ -43,6 +44,10 @@ class Encoder(Protocol):
     def has_template(self) -> bool:
         """Whether messages are wrapped in a chat template."""
 
+    @property
+    def thinking(self) -> ThinkingWays:
+        """What one may choose of how it thinks."""
+
     def encode(self, request: GenerationRequest, context: int) -> list[int]:
         """Prompt token ids; raises ConfigError or ContextLengthError."""
 
@@ -51,7 +56,13 @@ class Encoder(Protocol):
 
 
 class PromptEncoder:
-    """A model's tokenizer and chat template."""
+    """A model's tokenizer and chat template.
+
+    Attributes:
+        thinking: what one may choose of how the model thinks.
+    """
+
+    thinking: ThinkingWays
 
     def __init__(self, folder: Path, vocab_size: int | None = None) -> None:
         """vocab_size: of the model, which may be padded; None: as large as the tokenizer's."""
@@ -73,6 +84,7 @@ class PromptEncoder:
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
         self._knows_tools: bool | None = None  # not looked at yet
+        self.thinking = find_ways(self.tokenizer)
 
     @property
     def has_template(self) -> bool:
@@ -93,9 +105,9 @@ class PromptEncoder:
         if request.prompt is not None:
             ids = self._raw(request.prompt, context)
         elif request.continue_answer:
-            ids = self._chat(request.messages[:-1], context, request.tools, request.messages[-1].content)
+            ids = self._chat(request, request.messages[:-1], context, request.messages[-1].content)
         else:
-            ids = self._chat(request.messages, context, request.tools)
+            ids = self._chat(request, request.messages, context)
         if ids and max(ids) >= self._vocab_size:
             raise ConfigError(
                 f"The tokenizer in {self._folder} writes token {max(ids)}, but this model has only 0 to "
@@ -140,18 +152,18 @@ class PromptEncoder:
         return found if isinstance(found, int) else None
 
     def _chat(
-        self, messages: Sequence[Message], context: int, tools: Sequence[Tool], answer: str = ""
+        self, request: GenerationRequest, messages: Sequence[Message], context: int, answer: str = ""
     ) -> list[int]:
         """The messages, and the beginning of an answer that is continued.
 
         The latter goes after the prompt that the model had answered, so that it reads what it had written.
         That is what transformers' `continue_final_message` gives where a template leaves answers as they are;
         those of reasoning models change them (thoughts are cut out or given another frame)."""
-        if tools:
+        if request.tools:
             self._check_tools()
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
-        text = self._rendered(messages, tools)
+        text = self._rendered(messages, request.tools, self.thinking.variables(request.thinking))
         if answer:
             channels = harmony_marks(self.tokenizer)
             text = text + as_messages(answer) if channels else resumed(text, answer)
@@ -165,7 +177,9 @@ class PromptEncoder:
                 "The model's chat template knows no tools: ask without them, or use a model that calls tools."
             )
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
+    ) -> str:
         form: Callable[[str], object] = as_parts if self._parts else str
         called = any(message.tool_calls for message in messages)
         refused: Exception | None = None
@@ -173,7 +187,7 @@ class PromptEncoder:
             try:
                 text: str = self.tokenizer.apply_chat_template(
                     as_turns(messages, form, parsed=parsed), tools=[tool.as_dict() for tool in tools] or None,
-                    tokenize=False, add_generation_prompt=True,
+                    tokenize=False, add_generation_prompt=True, **variables,
                 )  # fmt: skip
                 return text
             except Exception as error:  # a template is a program: it may raise anything
@@ -190,6 +204,7 @@ class TokenEncoder:
     def __init__(self, vocab_size: int) -> None:
         self.tokenizer = _Wordless()
         self.has_template = False
+        self.thinking = NO_WAYS
         self._vocab_size = vocab_size
 
     def encode(self, request: GenerationRequest, context: int) -> list[int]:

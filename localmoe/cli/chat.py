@@ -38,7 +38,7 @@ def run_chat(args: argparse.Namespace) -> None:
     opening = (Message("system", args.system),) if (args.system or "").strip() else ()
     usual = GenerationRequest(
         messages=(*opening, Message("user", "")), sampling=sampling_config(args),
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=args.max_new_tokens, thinking=args.thinking,
     )  # fmt: skip
     config = engine_config(args, policy=args.policy)
     with ProgressBars() as progress:

@@ -56,7 +56,8 @@ def run_generate(args: argparse.Namespace) -> None:
 
 def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:
     settings: dict[str, Any] = {
-        "max_new_tokens": args.max_new_tokens, "sampling": sampling, "draft_only": args.draft_only
+        "max_new_tokens": args.max_new_tokens, "sampling": sampling, "draft_only": args.draft_only,
+        "thinking": args.thinking,
     }  # fmt: skip
     if args.raw:
         return GenerationRequest(prompt=prompt.text, **settings)

@@ -1,4 +1,5 @@
-"""Options of how tokens are chosen, and the SamplingConfig that they describe. Chooses none."""
+"""Options of how tokens are chosen, and of thoughts before an answer; and the SamplingConfig that they
+describe. Chooses none."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localmoe.cli.output import note
-from localmoe.core.config import SamplingConfig
+from localmoe.core.config import THINKING, SamplingConfig
 
 if TYPE_CHECKING:
     from localmoe.engine import Engine
@@ -31,6 +32,11 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty", type=float, help=f"1 is off; default: {_GREEDY.repetition_penalty:g}"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="default: another one every time")
+    parser.add_argument(
+        "--thinking", choices=THINKING, default="auto",
+        help="whether, or how long, a reasoning model thinks before it answers, as far as its chat template "
+        "lets one choose; auto: as the template has it",
+    )  # fmt: skip
 
 
 def sampling_config(args: argparse.Namespace, own: SamplingConfig | None = None) -> SamplingConfig:
@@ -44,7 +50,12 @@ def sampling_config(args: argparse.Namespace, own: SamplingConfig | None = None)
 
 
 def loaded_sampling(args: argparse.Namespace, engine: Engine) -> SamplingConfig:
-    """The same for a loaded model, whose own holds if that is wished for; says it where there is none."""
+    """The same for a loaded model, whose own holds if that is wished for; says where it has none, and where
+    its thoughts are none to choose."""
+    choices = engine.info().thinking
+    if args.thinking not in ("auto", *choices):
+        known = f"knows {', '.join(choices)}" if choices else "leaves no choice"
+        note(f"--thinking {args.thinking}: the model's chat template {known}; the nearest to it holds.")
     if not args.own_sampling:
         return sampling_config(args)
     info = engine.info()

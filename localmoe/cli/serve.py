@@ -35,7 +35,7 @@ def run_serve(args: argparse.Namespace) -> None:
     from localmoe.server.serving import check_reach, serve
 
     key = os.environ.get(_KEY_VARIABLE) if args.api_key is None else args.api_key
-    settings = ServerSettings(key, tuple(args.cors), args.max_waiting, sampling_config(args))
+    settings = ServerSettings(key, tuple(args.cors), args.max_waiting, sampling_config(args), args.thinking)
     config = engine_config(args, policy=args.policy)
     with bind(args.host, args.port) as sock:  # before the load, which may take minutes
         check_reach(sock, settings)

@@ -18,6 +18,8 @@ MAX_CPU_THREADS = 512
 USUAL_CONTEXT = 4096  # tokens where none are named, if the model was made for as many
 LONGEST_UNASKED = 32_768  # and where that takes little of the memory
 LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
+Thinking = Literal["auto", "off", "on", "low", "medium", "high"]
+THINKING: tuple[Thinking, ...] = get_args(Thinking)
 DraftLength = int | Literal["auto"]
 Lanes = Literal["auto", "all", "vram+link", "vram+cpu"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -178,7 +180,8 @@ class GenerationRequest:
     approximate, all but the prompt by the draft, which nothing verifies. switches: optimisations to do
     without, for measurements. continue_answer: the last message is an unfinished answer of the assistant,
     and what is generated goes on from its last character. tools: what the model is told that it may
-    call; the events' text holds its calls in its own notation."""
+    call; the events' text holds its calls in its own notation. thinking: before it answers, as far as its
+    chat template lets one choose; auto: as the template has it."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -192,6 +195,7 @@ class GenerationRequest:
     switches: Switches = DEFAULT_SWITCHES
     continue_answer: bool = False
     tools: tuple[Tool, ...] = ()
+    thinking: Thinking = "auto"
 
     def __post_init__(self) -> None:
         if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):

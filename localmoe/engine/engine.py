@@ -213,8 +213,7 @@ class Engine(AbstractContextManager["Engine"]):
     def info(self) -> EngineInfo:
         """A description for people."""
         return describe(
-            self._loaded, self.config, self.plan, self._policy, self._draft_place.rates,
-            has_template=self._encoder.has_template,
+            self._loaded, self.config, self.plan, self._policy, self._draft_place.rates, self._encoder
         )  # fmt: skip
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, SamplingConfig
+from localmoe.chat.prompt import Encoder
+from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, SamplingConfig, Thinking
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
@@ -29,6 +30,7 @@ class EngineInfo:
             change from one to the other takes a load.
         looks_up: tokens are proposed by looking up in the text (speculative.prompt_lookup).
         own_sampling: how the model's makers recommend to choose tokens; None: they do not.
+        thinking: what one may choose of how it thinks before it answers; () if nothing.
     """
 
     name: str
@@ -47,12 +49,14 @@ class EngineInfo:
     may_be_in_place: bool = False
     looks_up: bool = False
     own_sampling: SamplingConfig | None = None
+    thinking: tuple[Thinking, ...] = ()
 
 
 def describe(
-    parts: EngineParts, config: EngineConfig, plan: MemoryPlan, policy: str, rates: str, *, has_template: bool
+    parts: EngineParts, config: EngineConfig, plan: MemoryPlan, policy: str, rates: str, encoder: Encoder
 ) -> EngineInfo:
-    """What the parts are, under the settings of now. rates: why the draft is laid aside, if it is."""
+    """What the parts are, under the settings of now. rates: why the draft is laid aside, if it is.
+    encoder: of their prompts."""
     prepared = parts.prepared
     device = prepared.compute.device
     return EngineInfo(
@@ -64,7 +68,7 @@ def describe(
         draft=_describe_draft(parts, config, plan, rates),
         link=describe_link(config, prepared.compute),
         context=plan.context,
-        has_chat_template=has_template,
+        has_chat_template=encoder.has_template,
         exactness=describe_exactness(parts.row_padding, cpu_sums=uses_cpu(parts), in_place=plan.in_place),
         passes=describe_passes(prepared.compute) + _what_is_left_of(policy, prepared),
         lanes=describe_lanes(parts),
@@ -72,6 +76,7 @@ def describe(
         may_be_in_place=prepared.may_be_in_place,
         looks_up=looks_up(parts, config),
         own_sampling=prepared.source.own_sampling,
+        thinking=encoder.thinking.choices,
     )
 
 

@@ -7,13 +7,17 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.config import GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 from localmoe.server.errors import ApiError
 from localmoe.server.schema import ChatMessage, ChatRequest, CompletionRequest, ToolField
+from localmoe.server.settings import ServerSettings
 
+_EFFORTS: dict[str, Thinking] = {
+    "none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
+}  # fmt: skip
 _COMPLETION_TOKENS = 16  # of a completion that names no number, as in OpenAI's API
 Kind = Literal["chat", "text"]
 
@@ -35,8 +39,8 @@ class Order:
     usage_asked: bool
 
 
-def chat_order(body: ChatRequest, model: str, defaults: SamplingConfig) -> Order:
-    """The order of a chat request to the model of this name.
+def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order:
+    """The order of a chat request to the model of this name; `settings` hold where it says nothing.
 
     Raises:
         ApiError: it asks for what the engine does not do, or for another model.
@@ -54,7 +58,10 @@ def chat_order(body: ChatRequest, model: str, defaults: SamplingConfig) -> Order
     messages = tuple(_message(message, i, called) for i, message in enumerate(body.messages))
     tools = () if body.tool_choice == "none" else tuple(map(_tool, body.tools or ()))
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _order("chat", body, defaults, GenerationRequest(messages=messages, tools=tools), limit)
+    generation = GenerationRequest(
+        messages=messages, tools=tools, thinking=_thinking(body, settings.thinking)
+    )
+    return _order("chat", body, settings.sampling, generation, limit)
 
 
 def completion_order(body: CompletionRequest, model: str, defaults: SamplingConfig) -> Order:
@@ -99,6 +106,13 @@ def _check(body: ChatRequest | CompletionRequest, model: str) -> None:
 
 def _unsupported(field: str, reason: str) -> ApiError:
     return ApiError(400, f"The field '{field}' is not supported: {reason}.", param=field)
+
+
+def _thinking(body: ChatRequest, usual: Thinking) -> Thinking:
+    fields = body.chat_template_kwargs
+    if fields is not None and (fields.enable_thinking, fields.thinking) != (None, None):
+        return "on" if fields.enable_thinking or fields.thinking else "off"
+    return usual if body.reasoning_effort is None else _EFFORTS[body.reasoning_effort]
 
 
 def _tool(field: ToolField) -> Tool:

@@ -51,7 +51,7 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = parse(ChatRequest, await _body(request))
-        return AnswerResponse(desk, chat_order(body, model.name, settings.sampling), model.name)
+        return AnswerResponse(desk, chat_order(body, model.name, settings), model.name)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:

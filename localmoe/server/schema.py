@@ -130,6 +130,13 @@ class StreamOptions(_Lenient):
     include_usage: bool | None = None
 
 
+class TemplateFields(_Lenient):
+    """Variables of chat templates that are known here."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class _Request(_Lenient):
     """What both kinds of request have. None: the server's default."""
 
@@ -163,6 +170,8 @@ class ChatRequest(_Request):
     response_format: dict[str, object] | None = None
     tools: list[ToolField] | None = None
     tool_choice: str | dict[str, object] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: TemplateFields | None = None
 
 
 class CompletionRequest(_Request):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from localmoe.core.config import SamplingConfig
+from localmoe.core.config import SamplingConfig, Thinking
 from localmoe.core.errors import ConfigError
 
 DEFAULT_PORT = 8080
@@ -24,13 +24,14 @@ class ServerSettings:
         api_key: what they have to know; None lets in every program of this computer.
         cors: origins of pages that may ask from a browser; "*" is any.
         max_waiting: requests that wait beside the one that is answered.
-        sampling: what holds where a request says nothing.
+        sampling, thinking: what holds where a request says nothing.
     """
 
     api_key: str | None = field(default=None, repr=False)
     cors: tuple[str, ...] = ()
     max_waiting: int = DEFAULT_MAX_WAITING
     sampling: SamplingConfig = DEFAULT_SAMPLING
+    thinking: Thinking = "auto"
 
     def __post_init__(self) -> None:
         if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):

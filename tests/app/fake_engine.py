@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import (
     BudgetError,
     DraftError,
@@ -72,6 +72,7 @@ class FakeInfo:
     may_be_in_place: bool = False
     looks_up: bool = False
     own_sampling: SamplingConfig | None = None
+    thinking: tuple[Thinking, ...] = ("off", "on")
 
 
 def answer_to(text: str) -> str:

@@ -181,6 +181,8 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.wait_text("#lm-saved", "Temperature 99.0 is out of range")
     wait_for(lambda: not page.page.is_checked(OWN_SAMPLING), 5, "the user's own number to win")
     page.fill("lm-temperature", "0.25")
+    page.page.click("#lm-thinking input")
+    page.page.click("#lm-thinking [role=option]:has-text('Low effort')")
     page.fill("lm-max", "5")
     page.choose_draft("Fixed")
     page.fill("lm-draft-length", "65")
@@ -189,7 +191,7 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.wait_text("#lm-saved", "Saved")
     kept = json.loads((server.home / "settings.json").read_text())["answers"]
     assert (kept["temperature"], kept["max_new_tokens"], kept["draft_length"]) == (0.25, 5, 6)
-    assert kept["own_sampling"] is False
+    assert (kept["own_sampling"], kept["thinking"]) == (False, "low")
     page.chat()
     page.send("hello")
     page.wait_idle()

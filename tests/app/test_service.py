@@ -345,6 +345,7 @@ def test_settings_hold_from_the_next_answer_on(service: ChatService, loader: Fak
             "seed": "9",
             "system_prompt": "Be brief.",
             "strict": True,
+            "thinking": "off",
         }
     )
     chat_id = service.send(None, "hello")
@@ -356,8 +357,9 @@ def test_settings_hold_from_the_next_answer_on(service: ChatService, loader: Fak
         request.max_new_tokens,
         request.sampling.seed,
         request.strict,
+        request.thinking,
     )
-    assert given == (3, "on-demand", 5, 9, True)
+    assert given == (3, "on-demand", 5, 9, True, "off")
     assert request.messages == (Message("system", "Be brief."), Message("user", "hello"))
     assert service.chats.get(chat_id).messages[1].finish == "length"
 

@@ -38,7 +38,8 @@ OWN = SamplingConfig(1.0, 0.95, 64)  # recommended by a model's makers
         ("draft_length", 65, "Draft length"),
         ("draft_length", 2.5, "Draft length"), ("draft_length", None, "Draft length"),
         ("draft_length", math.inf, "Draft length"),
-        ("policy", "magic", "policy"), ("system_prompt", "x" * 20_001, "system prompt"),
+        ("thinking", "loud", "Thinking"), ("policy", "magic", "policy"),
+        ("system_prompt", "x" * 20_001, "system prompt"),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_in_one_sentence(name: str, value: Any, word: str) -> None:

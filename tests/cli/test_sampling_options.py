@@ -1,4 +1,4 @@
-"""--own-sampling: what the model's makers recommend, under the options that are given."""
+"""--own-sampling: what the model's makers recommend, under the options that are given; and --thinking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from localmoe.cli.main import main
-from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.config import GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.engine import Engine
@@ -29,6 +29,7 @@ class Recorder:
     def __init__(self, own: SamplingConfig | None) -> None:
         self.own = own
         self.asked: list[SamplingConfig] = []
+        self.thoughts: list[Thinking] = []
         self.captures = SimpleNamespace(begin=lambda sampling=None: None)
 
     def __enter__(self) -> Recorder:
@@ -38,28 +39,32 @@ class Recorder:
         pass
 
     def info(self) -> Any:
-        return SimpleNamespace(name="scripted", link="memory copy", context=64, own_sampling=self.own)
+        return SimpleNamespace(
+            name="scripted", link="memory copy", context=64, own_sampling=self.own, thinking=("off", "on")
+        )
 
     def stream(self, request: GenerationRequest, stop: object = None) -> Iterator[StreamEvent]:
         self.asked.append(request.sampling)
+        self.thoughts.append(request.thinking)
         yield StreamEvent("", (1,), 0, "stop", GenerationCounters(prompt_tokens=3, new_tokens=1).freeze())
 
 
 def asked(
     monkeypatch: pytest.MonkeyPatch, command: str, own: SamplingConfig | None, *options: str
-) -> list[SamplingConfig]:
-    """How every answer of this command would be chosen (of serve: the defaults of its requests)."""
+) -> Recorder:
+    """How every answer of this command would be asked for (of serve: the defaults of its requests)."""
     recorder = Recorder(own)
     monkeypatch.setattr(Engine, "load", lambda *_, **__: recorder)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/new\nHello again\n"))
 
     def serve(engine: Recorder, sock: object, settings: ServerSettings, ready: object) -> None:
         engine.asked.append(settings.sampling)
+        engine.thoughts.append(settings.thinking)
 
     monkeypatch.setattr(serving, "serve", serve)
     more = {"generate": ("--prompt", "Hello"), "serve": ("--port", "0")}
     assert main([command, "scripted", *more.get(command, ()), *options]) == 0
-    return recorder.asked
+    return recorder
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
@@ -87,10 +92,22 @@ def test_the_makers_own_sampling_holds_where_it_is_wished_for_and_no_option_is_g
     command: str, own: SamplingConfig | None, options: tuple[str, ...], wanted: SamplingConfig,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    found = asked(monkeypatch, command, own, *options)
+    found = asked(monkeypatch, command, own, *options).asked
     assert found == [wanted] * (2 if command == "chat" else 1)
     said = [line for line in capsys.readouterr().err.splitlines() if "recommends" in line]
     assert said == ([NOTHING] if own is None else [])
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+@pytest.mark.parametrize("thinking", ["auto", "off", "high"])
+def test_thoughts_are_asked_for_as_wished_and_what_the_model_does_not_know_is_said(
+    command: str, thinking: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = () if thinking == "auto" else ("--thinking", thinking)
+    found = asked(monkeypatch, command, None, *options).thoughts
+    assert found == [thinking] * (2 if command == "chat" else 1)
+    said = [line for line in capsys.readouterr().err.splitlines() if "--thinking" in line]
+    assert [("high" in line, "off, on" in line) for line in said] == [(True, True)] * (thinking == "high")
 
 
 def test_the_embedded_models_own_sampling_gives_what_its_numbers_give(

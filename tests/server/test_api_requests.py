@@ -32,6 +32,30 @@ def test_what_a_request_leaves_out_is_the_servers_and_what_it_says_is_its_own(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "thinking"),
+    [
+        ({}, "auto"), ({"reasoning_effort": None}, "auto"), ({"reasoning_effort": "none"}, "off"),
+        ({"reasoning_effort": "minimal"}, "low"), ({"reasoning_effort": "medium"}, "medium"),
+        ({"reasoning_effort": "xhigh"}, "high"), ({"chat_template_kwargs": {"other": 1}}, "auto"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "off"),
+        ({"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"}, "on"),
+    ],
+)  # fmt: skip
+def test_thoughts_are_chosen_as_clients_do_it(
+    body: dict[str, object], thinking: str, api: Api, engine: ScriptedEngine
+) -> None:
+    assert api.post(**body).status_code == 200
+    assert engine.last is not None and engine.last.thinking == thinking
+
+
+def test_where_a_request_says_nothing_of_thoughts_the_servers_choice_holds(engine: ScriptedEngine) -> None:
+    with running(engine, ServerSettings(thinking="off")) as api:
+        for body, thinking in (({}, "off"), ({"reasoning_effort": "high"}, "high")):
+            assert api.post(**body).status_code == 200
+            assert engine.last is not None and engine.last.thinking == thinking
+
+
 def test_requests_are_answered_in_order_and_refused_when_too_many_wait(
     api: Api, engine: ScriptedEngine
 ) -> None:
