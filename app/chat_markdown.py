@@ -57,6 +57,7 @@ def read_markdown(text: str, now: float) -> dict[str, Any]:
     """
     begin, *marked = re.split(r"^(?=<!-- localmoe:)", text.replace("\r\n", "\n"), flags=re.MULTILINE)
     messages: list[dict[str, Any]] = []
+    texts: list[list[str]] = []  # of each message, joined at the end: a file may have many parts of one
     for part in marked:
         found = _MARK.match(part)
         if found is None:
@@ -65,21 +66,21 @@ def read_markdown(text: str, now: float) -> dict[str, Any]:
         if name in ("user", "assistant"):
             _, _, content = rest.partition("\n")  # its heading
             finish = None if name == "user" else "stop"
-            messages.append(
-                {"role": name, "content": "", "created": now, "finish": finish, "error": "", "stats": {}}
-            )
-            messages[-1]["content"] = _plain(content)
+            messages.append({"role": name, "created": now, "finish": finish, "error": "", "stats": {}})
+            texts.append([_plain(content)])
         elif not messages or messages[-1]["role"] == "user":
             raise ValueError("a part of no answer")
         elif name == "thoughts":
             thoughts = "\n".join(line.removeprefix(">").removeprefix(" ") for line in rest.split("\n"))
-            messages[-1]["content"] = f"{OPEN}{thoughts}{CLOSE}\n\n"
+            texts[-1] = [f"{OPEN}{thoughts}{CLOSE}\n\n"]
         elif name == "answer":
-            messages[-1]["content"] += _plain(rest)
+            texts[-1].append(_plain(rest))
         else:
             messages[-1] |= {"error": _plain(rest)[1:-1], "finish": "error"}  # between asterisks
     if not messages:
         raise ValueError("no messages")
+    for message, parts in zip(messages, texts, strict=True):
+        message["content"] = "".join(parts)
     return {
         "schema": 1, "title": begin.strip().removeprefix("#"), "created": now, "updated": now,
         "messages": messages,

@@ -57,7 +57,7 @@ def context_use(chat: Chat | None, context: int, typed: Typed = NOTHING) -> Cont
 def has_room_to_continue(chat: Chat, context: int) -> bool:
     """Whether the last answer of the shown branch did not end because the context was full."""
     stats = chat.messages[-1].stats if chat.messages else {}
-    used = stats.get("prompt_tokens", 0) + stats.get("new_tokens", 0)
+    used = (stats.get("prompt_tokens") or 0) + (stats.get("new_tokens") or 0)
     return bool(used + 1 < context)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from app.chat_markdown import export_markdown
 from app.chat_search import ChatSearch
 from app.chat_transfer import MAX_BYTES, MAX_MESSAGES, ChatImportError, export_json, import_chat
 from app.chat_tree import ChatMessage, MessageTree
+from app.context_meter import NOTHING, ContextUse, context_use, has_room_to_continue, meter_html
+from app.messages import history_entries, split_turns, turn_entries
 from app.models.service import ModelsService
 from app.server import make_app
 from app.service import ChatService
@@ -160,6 +163,37 @@ def test_any_json_is_taken_or_refused_and_nothing_else(changed: dict[str, object
     except ChatImportError:
         return
     assert import_chat(export_json(chat).encode()).tree == chat.tree
+
+
+numbers = st.none() | st.booleans() | st.integers(-5, 10**17) | st.floats(-1e17, 1e17)
+NAMED = (
+    "prompt_tokens", "new_tokens", "earlier_tokens", "tokens_per_s", "ttft_s", "hit_rate", "drafted",
+    "acceptance_rate", "draft_aside", "approximate", "link",
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(NAMED), numbers), st.sampled_from(["stop", "length", None, "other"]))
+@example({"prompt_tokens": None, "new_tokens": 5}, "length")
+@settings(deadline=None, max_examples=100)
+def test_a_page_shows_a_chat_whatever_its_statistics_are(
+    stats: dict[str, object], finish: str | None
+) -> None:
+    answer = {**TURN, "role": "assistant", "content": "<think>a</think>b", "stats": stats, "finish": finish}
+    turns = [{**turn, "parent": i - 1} for i, turn in enumerate((TURN, answer, TURN, answer))]
+    chat = import_chat(file_with(messages=turns, shown=3))
+    for t in (ENGLISH, IN_CHINESE):
+        history, turn = split_turns(chat)
+        assert len(history_entries(history, t) + turn_entries(turn, None, t)) == 4
+        assert meter_html(context_use(chat, 4096) or ContextUse(0, 4096, False, NOTHING), 100, t)
+    assert has_room_to_continue(chat, 4096) in (True, False)
+
+
+def test_a_markdown_file_of_the_largest_size_is_read_within_seconds() -> None:
+    """Whatever it consists of."""
+    part, began = "<!-- localmoe:answer -->\n" + "y" * 40 + "\n", time.process_time()
+    text = "# t\n\n<!-- localmoe:assistant -->\n## Answer\n" + part * (MAX_BYTES // len(part) - 1)
+    assert len(import_chat(text.encode()).messages[0].content) > MAX_BYTES // 2
+    assert time.process_time() - began < 30
 
 
 @pytest.fixture(scope="module")
