@@ -5,6 +5,7 @@ prompt, ids as they are. Decides no truncation: a prompt that does not fit is re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
+from localmoe.chat.tokenizer_errors import reading_tokenizer
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
 from localmoe.core.tools import Tool
@@ -73,13 +75,9 @@ class PromptEncoder:
             raise CheckpointError(
                 f"There is no tokenizer in {folder}: download the model's tokenizer.json too."
             )
-        try:
+        with reading_tokenizer(folder):
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             self.tokenizer("")  # its first use may change its settings, which no two threads may do at once
-        except Exception as error:  # tokenizers raises plain Exception; all of it means an unreadable file
-            raise CheckpointError(
-                f"The tokenizer in {folder} cannot be read: {sentence_of(error)}"
-            ) from error
         self._vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
@@ -98,6 +96,7 @@ class PromptEncoder:
             ConfigError: the template does not accept the messages or knows no tools, the prompt is empty, or
                 a token id, given or the tokenizer's, is none of this model's.
             ContextLengthError: no room is left for an answer.
+            CheckpointError: the tokenizer is damaged in a way that shows with this text.
         """
         if request.prompt_token_ids is not None:
             ids = _known(request.prompt_token_ids, self._vocab_size)
@@ -119,7 +118,7 @@ class PromptEncoder:
         """Tokens of a text by itself, without a template around it. Any thread may ask.
 
         Raises:
-            ConfigError: the text is no valid Unicode.
+            ConfigError: the text is no valid Unicode. CheckpointError: the tokenizer is damaged.
         """
         return len(self._tokens(text, None, add_special_tokens=False, verbose=False))
 
@@ -136,10 +135,14 @@ class PromptEncoder:
                 f"The prompt holds {text[error.start]!a}, which is no valid Unicode: write it in UTF-8."
             ) from None
         if context is not None and len(text) > _LOOKED_AT * context:
-            begun = len(self.tokenizer(text[: _LOOKED_AT * context], **options)["input_ids"])
+            begun = len(self._ids(text[: _LOOKED_AT * context], options))
             if begun >= 2 * context:  # twice: where a text is cut, its tokens may be others
                 raise _too_long(begun, context, self._max_context, counted=False)
-        ids: list[int] = self.tokenizer(text, **options)["input_ids"]
+        return self._ids(text, options)
+
+    def _ids(self, text: str, options: Mapping[str, bool]) -> list[int]:
+        with reading_tokenizer(self._folder):
+            ids: list[int] = self.tokenizer(text, **options)["input_ids"]
         return ids
 
     def _max_context(self) -> int | None:
@@ -234,11 +237,15 @@ class _Wordless:
 
 def _known(ids: Sequence[int], vocab_size: int) -> Sequence[int]:
     """Ids that a user gave, if all are in the vocabulary."""
-    if not all(0 <= token < vocab_size for token in ids):
+    if not all(_is_whole(token) and 0 <= token < vocab_size for token in ids):
         raise ConfigError(
             f"A prompt token id lies outside of 0 to {vocab_size - 1}, this model's vocabulary."
         )
     return ids
+
+
+def _is_whole(token: object) -> bool:
+    return isinstance(token, Integral) and not isinstance(token, bool)
 
 
 def _fitting(

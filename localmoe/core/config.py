@@ -17,6 +17,7 @@ MAX_DRAFT_LENGTH = 64
 MAX_CPU_THREADS = 512
 USUAL_CONTEXT = 4096  # tokens where none are named, if the model was made for as many
 LONGEST_UNASKED = 32_768  # and where that takes little of the memory
+LEAST_LINK = 1.0  # bytes/s; with less a copy would end later than clocks can say
 LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
 Thinking = Literal["auto", "off", "on", "low", "medium", "high"]
 THINKING: tuple[Thinking, ...] = get_args(Thinking)
@@ -104,6 +105,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_draft_length(self.draft_length)
+        for name in ("vram_budget_bytes", "context", "cpu_threads", "draft_bits"):
+            _check_whole(name.replace("_", " ").capitalize(), getattr(self, name))
+        for name, known_names in (("device", DeviceName), ("dtype", DtypeName)):
+            if getattr(self, name) not in get_args(known_names):
+                choices = ", ".join(get_args(known_names))
+                raise ConfigError(f"There is no {name} '{getattr(self, name)}': choose one of {choices}.")
+        if self.draft_dir is not None and not isinstance(self.draft_dir, Path):
+            raise ConfigError(f"The draft folder {self.draft_dir!r} is no path: give a pathlib.Path.")
         if self.drafter not in get_args(DrafterName):
             names = ", ".join(get_args(DrafterName))
             raise ConfigError(f"There is no drafter '{self.drafter}': choose one of {names}.")
@@ -130,9 +139,9 @@ class EngineConfig:
         if self.cpu_threads is not None and not 1 <= self.cpu_threads <= MAX_CPU_THREADS:
             raise ConfigError(f"{self.cpu_threads} CPU threads are out of range: use 1 to {MAX_CPU_THREADS}.")
         link = self.emulated_link_bytes_per_s
-        if link is not None and not (math.isfinite(link) and link > 0):
+        if link is not None and not LEAST_LINK <= link < math.inf:
             raise ConfigError(
-                f"Emulated link speed {link} is out of range: give a positive rate such as 2GB/s."
+                f"Emulated link speed {link} is out of range: give a rate such as 2GB/s, of at least 1B/s."
             )
 
 
@@ -153,10 +162,12 @@ class SamplingConfig:
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ConfigError(f"Temperature {self.temperature} is out of range: use 0, or at least 0.001.")
         _check("Top-p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_whole("Top-k", self.top_k)
         _check("Top-k", self.top_k, 0, 1_000_000)
         _check("Min-p", self.min_p, 0.0, 1.0)
         _check("Repetition penalty", self.repetition_penalty, 0.1, 10.0)
         if self.seed is not None:
+            _check_whole("Seed", self.seed)
             _check("Seed", self.seed, 0, 2**63 - 1)
 
     @property
@@ -165,7 +176,15 @@ class SamplingConfig:
         return self.temperature == 0.0
 
 
+def _check_whole(name: str, value: object) -> None:
+    """None too, where that stands for something."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(f"{name} {value!r} is no whole number: give one.")
+
+
 def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} {value!r} is no number: give one.")
     # comparing before converting: an int may be too large for a float; NaN fails every comparison
     if not low <= value <= high or (low_open and value == low):
         above = "above" if low_open else "at least"
@@ -205,7 +224,10 @@ class GenerationRequest:
             raise ConfigError(
                 "A request needs either messages or a prompt (as text or as token ids), and not both."
             )
+        if self.thinking not in THINKING:
+            raise ConfigError(f"Thinking '{self.thinking}' is not known: use one of {', '.join(THINKING)}.")
         if self.draft_length is not None:
             check_draft_length(self.draft_length)
+        _check_whole("Max new tokens", self.max_new_tokens)
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"Max new tokens {self.max_new_tokens} is out of range: give at least 1.")

@@ -33,6 +33,7 @@ from localmoe.model.packed_head import PackedHead
 from localmoe.model.parallel_reader import AnyPiece, split_blocks, split_packed, split_read
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import tied_weights
+from localmoe.model.weight_reader import check_kind
 from localmoe.quant.mxfp4 import check_layout, parameter_of, scales_of
 
 _EXPERT_INDEX = re.compile(r"experts\.(\d+)\.")
@@ -148,6 +149,7 @@ class Placement:
             self._place_blocks(parameter_of(key), header, tensors.get(scales_of(header.name)))
         if key not in self._meta:
             return
+        check_kind(header, self._meta[key])
         if pattern is not None:
             self._place_converted(key, header, pattern)
             return

@@ -177,7 +177,7 @@ def skeleton_from_config(config: Any, dtype: torch.dtype, what: str) -> Skeleton
         config=config,
         experts=experts,
         num_experts=int(str(experts[0].module.num_experts)),
-        experts_per_token=_experts_per_token(text),
+        experts_per_token=_experts_per_token(text, int(str(experts[0].module.num_experts))),
         can_rollback=can_roll_back(text),
     )
 
@@ -228,12 +228,17 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
     return tuple(found)
 
 
-def _experts_per_token(text_config: Any) -> int:
+def _experts_per_token(text_config: Any, num_experts: int) -> int:
     for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
         value = getattr(text_config, name, None)
         if isinstance(value, list) and len(set(value)) == 1:  # of each layer
             value = value[0]
         if isinstance(value, int):
+            if not 1 <= value <= num_experts:
+                raise UnsupportedModelError(
+                    f"The config of this {text_config.model_type} model says that a token uses {value} of "
+                    f"{num_experts} experts ({name}): it is damaged, so download the model again."
+                )
             return value
     raise UnsupportedModelError(
         f"The config of this {text_config.model_type} model does not say how many experts a token uses in "

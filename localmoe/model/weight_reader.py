@@ -40,6 +40,18 @@ def stored_dtype(header: TensorHeader) -> torch.dtype:
     return DTYPES[header.dtype]
 
 
+def check_kind(header: TensorHeader, wanted: Tensor) -> None:
+    """
+    Raises:
+        CheckpointError: whole numbers are stored where a model has floats.
+    """
+    if wanted.is_floating_point() and not stored_dtype(header).is_floating_point:
+        raise CheckpointError(
+            f"Tensor {header.name} in {header.file.name} holds whole numbers ({header.dtype}) where the model "
+            "has floats: it is quantised in a way that its config does not say; use the original."
+        )
+
+
 class WeightReader:
     """Keeps one file open at a time; a context manager, for one thread."""
 

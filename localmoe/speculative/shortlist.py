@@ -28,6 +28,8 @@ def cut_shortlist(logits: Tensor, length: int, config: SamplingConfig) -> Tensor
         if config.top_k >= length:
             return None
         alive &= best >= best[config.top_k - 1]  # its equals stay too
+        if alive[-1]:  # of which more may lie beyond: what top-p leaves depends on how many
+            return None
         whole = best[alive].logsumexp(0)
     p = (best - whole).exp()
     if config.top_p < 1:

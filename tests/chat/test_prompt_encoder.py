@@ -296,6 +296,9 @@ def test_token_ids_are_the_models_whatever_the_tokenizer_knows(encoder: PromptEn
     words = len(encoder.tokenizer)
     padded, short = PromptEncoder(DEMO, words + 8), PromptEncoder(DEMO, words - 8)
     assert padded.encode(GenerationRequest(prompt_token_ids=(words, words + 7)), 64) == [words, words + 7]
+    for no_ids in ((1.5, 2.0), ("a",), (True,), (None,)):
+        with pytest.raises(ConfigError, match="outside of 0"):
+            encoder.encode(GenerationRequest(prompt_token_ids=no_ids), 64)  # type: ignore[arg-type]
     for one, first in ((encoder, words), (padded, words + 8), (short, words - 8)):
         with pytest.raises(ConfigError, match=f"outside of 0 to {first - 1}, this model's vocabulary"):
             one.encode(GenerationRequest(prompt_token_ids=(1, first)), 64)
@@ -342,6 +345,37 @@ def test_the_reason_that_a_template_gives_reaches_the_user(tmp_path: Path) -> No
 
 def write(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def no_capitals(content: dict[str, Any]) -> None:
+    model = content["model"]
+    model["vocab"] = {piece: token for piece, token in model["vocab"].items() if "H" not in piece}
+    model["merges"] = [pair for pair in model["merges"] if "H" not in "".join(pair)]
+    model["unk_token"] = "<unk>"
+
+
+# what shows with a text, some of it as a panic of the library, which is no Exception
+LATENT_DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a mark that is gone": edit_json(
+        "tokenizer.json",
+        lambda content: content["post_processor"].update(
+            type="TemplateProcessing", special_tokens={}, pair=[], processors=[],
+            single=[{"SpecialToken": {"id": "gone", "type_id": 0}}],
+        ),
+    ),
+    "pieces of no length": edit_json(
+        "tokenizer.json", lambda content: content.update(pre_tokenizer={"type": "FixedLength", "length": 0})
+    ),
+    "letters that are gone": edit_json("tokenizer.json", no_capitals),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", LATENT_DAMAGE)
+def test_damage_that_a_text_brings_to_light_is_one_sentence_too(tmp_path: Path, damage: str) -> None:
+    LATENT_DAMAGE[damage](copy_tokenizer(tmp_path))
+    with pytest.raises(CheckpointError, match=r"tokenizer in .* cannot be read") as caught:
+        PromptEncoder(tmp_path).encode(GenerationRequest(prompt="Hi"), 64)
+    assert "\n" not in str(caught.value) and isinstance(caught.value, LocalMoeError)
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {

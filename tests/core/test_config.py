@@ -52,6 +52,28 @@ def test_a_typed_draft_length_that_is_none_is_refused_in_one_sentence(text: str)
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((EngineConfig, {name: value}) for value in (2.5, True, math.nan, "8", 16.0)
+          for name in ("vram_budget_bytes", "context", "cpu_threads", "draft_bits")),
+        *((SamplingConfig, {name: value}) for value in (2.5, True, "1", 1.0) for name in ("top_k", "seed")),
+        *((SamplingConfig, {name: value}) for value in (None, True, "0.5")
+          for name in ("temperature", "top_p", "min_p", "repetition_penalty")),
+        *((GenerationRequest, {"messages": HELLO, "max_new_tokens": value})
+          for value in (2.5, True, math.nan, "5")),
+        (EngineConfig, {"device": "tpu"}), (EngineConfig, {"dtype": "float16"}),
+        (EngineConfig, {"draft_dir": "/tmp"}), (EngineConfig, {"emulated_link_bytes_per_s": 1e-300}),
+        (GenerationRequest, {"messages": HELLO, "thinking": "loud"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_where_it_is_given(kind: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(**options)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"vram_budget_bytes": 0},

@@ -143,6 +143,8 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "."),
         ({"num_experts": 0}, "."),
         ({"num_experts_per_tok": 99}, "."),
+        ({"num_experts_per_tok": 0}, r"uses 0 of 8 experts \(num_experts_per_tok\)"),
+        ({"num_experts_per_tok": -1}, "uses -1 of 8 experts"),
         ({"hidden_act": "no_such_function"}, "."),
     ],
     ids=lambda value: str(value)[:40],

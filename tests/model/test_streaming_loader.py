@@ -250,6 +250,28 @@ def test_a_weight_of_another_shape_is_refused_before_anything_is_read(
         load(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.bool])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", "model.norm.weight",
+        "model.layers.2.mlp.experts.0.down_proj.weight", "model.layers.0.mlp.experts.5.up_proj.weight",
+    ],
+)  # fmt: skip
+def test_whole_numbers_in_the_place_of_floats_are_refused_before_anything_is_read(
+    name: str, dtype: torch.dtype, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of a quantised model whose config does not say so: as floats they would answer nonsense."""
+
+    def round_off(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = (100 * tensors[name]).to(dtype)
+
+    folder = rewrite(tmp_path / "rounded", tiny("qwen2_moe")[0], round_off)
+    monkeypatch.setattr(WeightReader, "read_part", never_read)
+    with pytest.raises(CheckpointError, match=f"{name} in .* holds whole numbers"):
+        load(folder)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_needs_transformers_own_converters_goes_through_them(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

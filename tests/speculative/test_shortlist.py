@@ -93,3 +93,13 @@ def test_draws_from_a_large_vocabulary_are_what_they_should_be_and_repeat() -> N
     assert drawn == [second.draw(second.distribution(logits, [])) for _ in range(1500)]
     share = drawn.count(149_999) / len(drawn)
     assert set(drawn) == {149_999, 3} and share == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.05)
+
+
+def test_how_many_equals_lie_beyond_the_shortlist_counts_for_top_p_too() -> None:
+    logits = torch.full((9000,), -50.0)
+    logits[:40], logits[40:2040] = torch.linspace(8, 4, 40), 3.0
+    config = SamplingConfig(temperature=1.0, top_k=50, top_p=0.9)
+    for length in SHORTLISTS:
+        short = cut_shortlist(logits, length, config)
+        assert (short is None) == (length < 2040)
+        assert short is None or torch.allclose(short, whole(logits, config), rtol=1e-4)
