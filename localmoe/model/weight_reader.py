@@ -47,8 +47,8 @@ def check_kind(header: TensorHeader, wanted: Tensor) -> None:
     """
     if wanted.is_floating_point() and not stored_dtype(header).is_floating_point:
         raise CheckpointError(
-            f"Tensor {header.name} in {header.file.name} holds whole numbers ({header.dtype}) where the model "
-            "has floats: it is quantised in a way that its config does not say; use the original."
+            f"Tensor {header.name} in {header.file.name} holds whole numbers ({header.dtype}), where the "
+            "model has floats: it is quantised in a way that its config does not say; use the original."
         )
 
 
