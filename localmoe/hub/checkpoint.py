@@ -4,14 +4,16 @@ is an expert, and loads no weights."""
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from localmoe.core.errors import CheckpointError
+from localmoe.hub.download_record import snapshot_revision
+from localmoe.hub.file_version import open_again
 from localmoe.hub.safetensors_header import FileHeader, TensorHeader, read_file_header, shown
 from localmoe.hub.weight_files import find_weights, read_config
 
@@ -29,6 +31,7 @@ class Checkpoint:
         tensors: every tensor of the weight files, by name.
         files: the weight files, in name order.
         total_bytes: bytes of all tensors.
+        revision: of the Hub, when it was opened; "" if unknown.
     """
 
     folder: Path
@@ -37,6 +40,8 @@ class Checkpoint:
     files: tuple[Path, ...]
     total_bytes: int
     _headers: tuple[FileHeader, ...]
+    revision: str = ""
+    _fingerprint: list[str] = field(default_factory=list, repr=False, compare=False)  # one, once it is known
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -45,30 +50,53 @@ class Checkpoint:
         Raises:
             ModelNotFoundError: the folder is missing, empty or no model.
             UnsupportedModelError: the weights are not safetensors.
-            CheckpointError: a file is missing, damaged or truncated.
+            CheckpointError: a file is missing, damaged or truncated, or another revision was put in place
+                meanwhile.
         """
-        config = read_config(folder)
+        revision, config = snapshot_revision(folder), read_config(folder)
         files, index = find_weights(folder)
         headers = tuple(read_file_header(file) for file in files)
         tensors = _merge(headers)
         _check_index(index, tensors)
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-        return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers)
+        if (snapshot_revision(folder), read_config(folder)) != (revision, config):  # of which headers may be
+            raise CheckpointError(f"Model folder {folder} has changed while it was opened: load it again.")
+        return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over each weight file's name, size, header and the first and last 64 KiB of its
-        data: tells models apart without reading gigabytes; it is no proof against forgery.
+        data: tells models apart without reading gigabytes; it is no proof against forgery. It is read once
+        and then kept, so that it stays that of the weights that were loaded.
 
         Raises:
-            CheckpointError: a file is gone or has another size than when it was opened.
+            CheckpointError: a file is gone or has changed since it was opened.
         """
+        if self._fingerprint:
+            return self._fingerprint[0]
         digest = hashlib.sha256()
         for header in self._headers:
             name = header.file.name.encode("utf-8", "surrogateescape")
             digest.update(len(name).to_bytes(8, "little") + name)
             digest.update(header.num_bytes.to_bytes(8, "little"))
             _hash_edges(digest.update, header)
-        return digest.hexdigest()
+        self._fingerprint.append(digest.hexdigest())
+        return self._fingerprint[0]
+
+    def check_unchanged(self) -> None:
+        """See that the folder holds what it held when it was opened.
+
+        Raises:
+            CheckpointError: a file is gone or has changed, or the files are another revision's.
+        """
+        for header in self._headers:
+            try:
+                open_again(header.file, header.version).close()
+            except OSError as error:
+                raise _unreadable(header.file, error) from error
+        if snapshot_revision(self.folder) != self.revision:
+            raise CheckpointError(
+                f"Model folder {self.folder} has changed since it was opened: load the model again."
+            )
 
 
 def _merge(headers: tuple[FileHeader, ...]) -> dict[str, TensorHeader]:
@@ -97,15 +125,13 @@ def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorHeader]) 
 def _hash_edges(update: Callable[[bytes], None], header: FileHeader) -> None:
     """Header, first and last data bytes of one file; edges that meet are hashed once."""
     try:
-        with header.file.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_size != header.num_bytes:
-                raise CheckpointError(
-                    f"Weight file {header.file} has changed since it was opened: load the model again."
-                )
+        with io.BufferedReader(open_again(header.file, header.version)) as stream:
             update(stream.read(header.data_start + FINGERPRINT_EDGE_BYTES))
             stream.seek(max(stream.tell(), header.num_bytes - FINGERPRINT_EDGE_BYTES))
             update(stream.read(FINGERPRINT_EDGE_BYTES))
     except OSError as error:
-        raise CheckpointError(
-            f"Weight file {header.file} cannot be read: {error.strerror or error}."
-        ) from error
+        raise _unreadable(header.file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"Weight file {file} cannot be read: {error.strerror or error}.")

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from localmoe.core.errors import DiskFullError, DownloadError, LocalMoeError
@@ -16,30 +16,13 @@ from localmoe.core.units import format_bytes
 from localmoe.core.whole_file import sync_folder
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.disk import free_disk_bytes, is_full
+from localmoe.hub.download_record import RECORD_FILE, DownloadRecord
 from localmoe.hub.local_models import models_folder
 from localmoe.hub.names import safe_name
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.unfinished import PENDING_FILE, Pending
 
-RECORD_FILE = "localmoe_download.json"
 _MARGIN_BYTES = 64 << 20  # that a download leaves free, for the file system and others
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadRecord:
-    """What RECORD_FILE says of a model: the repo and the commit hash that it was downloaded from."""
-
-    repo_id: str
-    revision: str
-
-    @classmethod
-    def read(cls, folder: Path) -> DownloadRecord | None:
-        """None: this folder was not downloaded by localmoe, or the record is damaged."""
-        try:
-            values = json.loads((folder / RECORD_FILE).read_text("utf-8"))
-            return cls(str(values["repo_id"]), str(values["revision"]))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
 
 
 @contextmanager

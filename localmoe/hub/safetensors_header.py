@@ -4,13 +4,13 @@ not decide which files make up a model."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from localmoe.core.errors import CheckpointError
+from localmoe.hub.file_version import FileVersion
 
 PREFIX_BYTES = 8  # header length, unsigned little-endian
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -27,7 +27,8 @@ _AGAIN = "download the file again"
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
     """One tensor of a weight file. `dtype` is the format's name ("BF16"); `offset` is where its
-    `num_bytes` bytes begin, counted from the start of the file."""
+    `num_bytes` bytes begin, counted from the start of the file, which they are read from if it is still of
+    `version`."""
 
     name: str
     file: Path
@@ -35,16 +36,22 @@ class TensorHeader:
     shape: tuple[int, ...]
     num_bytes: int
     offset: int
+    version: FileVersion
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """One checked file: `data_start` is the first byte after the header, `num_bytes` the whole file."""
+    """One checked file: `data_start` is the first byte after the header; `version` what the file was then."""
 
     file: Path
     data_start: int
-    num_bytes: int
+    version: FileVersion
     tensors: tuple[TensorHeader, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole file."""
+        return self.version.num_bytes
 
 
 def shown(name: str) -> str:
@@ -60,15 +67,15 @@ def read_file_header(file: Path) -> FileHeader:
     """
     try:
         with file.open("rb") as stream:
-            file_bytes = os.fstat(stream.fileno()).st_size
-            raw = _read_raw_header(file, stream, file_bytes)
+            version = FileVersion.of(stream.fileno())
+            raw = _read_raw_header(file, stream, version.num_bytes)
     except OSError as error:
         raise CheckpointError(f"Weight file {file} cannot be read: {error.strerror or error}.") from error
     data_start = PREFIX_BYTES + len(raw)
     entries = _parse_entries(file, raw)
-    tensors = tuple(_parse_tensor(file, name, entry, data_start) for name, entry in entries.items())
-    _check_coverage(file, tensors, data_start, file_bytes)
-    return FileHeader(file, data_start, file_bytes, tensors)
+    tensors = tuple(_parse_tensor(file, name, entry, data_start, version) for name, entry in entries.items())
+    _check_coverage(file, tensors, data_start, version.num_bytes)
+    return FileHeader(file, data_start, version, tensors)
 
 
 def _fail(file: Path, what: str) -> NoReturn:
@@ -116,7 +123,9 @@ def _parse_entries(file: Path, raw: bytes) -> dict[str, Any]:
     return entries
 
 
-def _parse_tensor(file: Path, name: str, entry: object, data_start: int) -> TensorHeader:
+def _parse_tensor(
+    file: Path, name: str, entry: object, data_start: int, version: FileVersion
+) -> TensorHeader:
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         _fail(file, f"tensor {shown(name)} lacks its dtype, shape or data offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -136,7 +145,7 @@ def _parse_tensor(file: Path, name: str, entry: object, data_start: int) -> Tens
     if total_bits != num_bytes * 8:
         needed = (total_bits + 7) // 8
         _fail(file, f"tensor {shown(name)} needs {needed} bytes by its shape, {num_bytes} by its offsets")
-    return TensorHeader(name, file, dtype, tuple(shape), num_bytes, data_start + offsets[0])
+    return TensorHeader(name, file, dtype, tuple(shape), num_bytes, data_start + offsets[0], version)
 
 
 def _are_counts(values: object) -> bool:

@@ -44,6 +44,7 @@ class DraftModelShape:
     num_params: int
     buffer_bytes: int
     kv_elements_per_token: int
+    checkpoint: Checkpoint
 
     @classmethod
     def read(cls, name: str, folder: Path) -> DraftModelShape:
@@ -73,6 +74,7 @@ class DraftModelShape:
             num_params=sum(p.numel() for p in model.parameters()),
             buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
             kv_elements_per_token=kv_elements_per_token(model, can_rollback=True),
+            checkpoint=checkpoint,
         )
 
 
@@ -95,7 +97,7 @@ class DraftModel:
         """Read the weights onto the device.
 
         Raises:
-            CheckpointError: weights are missing or do not fit the config.
+            CheckpointError: weights are missing, do not fit the config, or were replaced meanwhile.
         """
         bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
@@ -113,6 +115,7 @@ class DraftModel:
         finally:
             if bars:
                 transformers_logging.enable_progress_bar()
+        shape.checkpoint.check_unchanged()  # transformers opened the files by their names
         kept = model.state_dict()
         number = sum(key in kept for key in found["missing_keys"]) + len(found["mismatched_keys"])
         if number:

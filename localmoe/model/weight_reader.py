@@ -17,6 +17,7 @@ from torch import Tensor
 
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.hub.file_version import FileVersion, open_again
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -56,17 +57,17 @@ class WeightReader:
     """Keeps one file open at a time; a context manager, for one thread."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
+        self._held: tuple[Path, FileVersion] | None = None
         self._file: io.FileIO | None = None
 
     def read_part(self, header: TensorHeader, first_element: int, out: Tensor) -> None:
         """Fill a contiguous tensor of the stored dtype with stored elements from `first_element` on.
 
         Raises:
-            CheckpointError: the file ends early or cannot be read.
+            CheckpointError: the file is not the one of the header any more, ends early or cannot be read.
         """
         assert out.is_contiguous() and out.dtype == stored_dtype(header)
-        file = self._open(header.file)
+        file = self._open(header)
         target = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
         try:
@@ -81,21 +82,22 @@ class WeightReader:
         except OSError as error:
             raise CheckpointError(f"Reading {header.file} failed: {error.strerror}.") from error
 
-    def _open(self, path: Path) -> io.FileIO:
-        if self._file is None or self._path != path:
+    def _open(self, header: TensorHeader) -> io.FileIO:
+        wanted = header.file, header.version
+        if self._file is None or self._held != wanted:
             self.close()
             try:
-                self._file = io.FileIO(path, "r")
+                self._file = open_again(*wanted)
             except OSError as error:
-                raise CheckpointError(f"Opening {path} failed: {error.strerror}.") from error
-            self._path = path
+                raise CheckpointError(f"Opening {header.file} failed: {error.strerror}.") from error
+            self._held = wanted
         return self._file
 
     def close(self) -> None:
         """Close the open file, if any."""
         if self._file is not None:
             self._file.close()
-        self._path, self._file = None, None
+        self._held, self._file = None, None
 
     def __enter__(self) -> WeightReader:
         return self

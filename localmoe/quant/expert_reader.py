@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from localmoe.core.draft_config import DraftForm
-from localmoe.core.errors import DraftError
+from localmoe.core.errors import CheckpointError, DraftError
+from localmoe.hub.file_version import FileVersion, open_again
 from localmoe.hub.safetensors_header import TensorHeader
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.quant.expert_names import ExpertNaming, Projection
@@ -160,7 +161,7 @@ class OpenFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path: Path | None = None
+        self._held: tuple[Path, FileVersion] | None = None
         self._stream: io.FileIO | None = None
 
     def __enter__(self) -> OpenFile:
@@ -175,15 +176,19 @@ class OpenFile:
         """The tensor's bytes.
 
         Raises:
-            DraftError: the file cannot be read, or ends early.
+            DraftError: the file is not the one of the header any more, cannot be read, or ends early.
         """
         data = bytearray(header.num_bytes)
         view, count = memoryview(data), 0
         try:
-            stream = self._open(header.file)
+            stream = self._open(header)
             stream.seek(header.offset)
             while count < len(data) and (read := stream.readinto(view[count:])):
                 count += read
+        except CheckpointError:
+            raise DraftError(
+                f"The draft's file {header.file} has changed since it was opened: load the draft again."
+            ) from None
         except OSError as error:
             raise DraftError(
                 f"The draft's file {header.file} cannot be read: {error.strerror or error}."
@@ -192,10 +197,11 @@ class OpenFile:
             raise damaged(self._folder, f"{header.file.name} has become shorter since it was opened")
         return data
 
-    def _open(self, path: Path) -> io.FileIO:
-        if self._stream is None or self._path != path:
+    def _open(self, header: TensorHeader) -> io.FileIO:
+        wanted = header.file, header.version
+        if self._stream is None or self._held != wanted:
             self._close()
-            self._stream, self._path = io.FileIO(path), path
+            self._stream, self._held = open_again(*wanted), wanted
         return self._stream
 
     def _close(self) -> None:

@@ -167,11 +167,14 @@ def test_where_it_cannot_be_remembered_nothing_is_packed(
 
 
 def prepared_for_kernels(
-    folder: Path, architecture: str, draft_length: int = 0, **changes: Any
+    folder: Path, architecture: str, draft_length: int = 0, *rare: str, **changes: Any
 ) -> PreparedModel:
-    """As if passes ran whole on a GPU."""
+    """As if passes ran whole on a GPU. rare: what cannot be packed."""
     config = EngineConfig(device="cpu", context=160, draft_length=draft_length)
-    prepared = prepare_model(str(write(folder, architecture, num_hidden_layers=2, **changes)), config)
+    model = write(folder, architecture, num_hidden_layers=2, **changes)
+    if rare:
+        with_rare_exponents(model, *rare)
+    prepared = prepare_model(str(model), config)
     skeleton = with_records(prepared.source.skeleton(BF16), prepared.skeleton.experts[0].layout.form)
     skeleton = replace(
         skeleton, host_embedding=prepared.skeleton.host_embedding, packed_head=own_head(skeleton.model),
@@ -235,8 +238,7 @@ def test_a_load_that_its_head_ends_gives_its_memory_back_though_the_error_is_hel
         return weight
 
     monkeypatch.setattr(PackedWeight, "empty", noted)
-    prepared = prepared_for_kernels(tmp_path, "mixtral")
-    with_rare_exponents(tmp_path / "mixtral", "lm_head")
+    prepared = prepared_for_kernels(tmp_path, "mixtral", 0, "lm_head")
     with pytest.raises(UnpackableHeadError) as refused:
         assemble(prepared, EngineConfig(draft_length=0), progress=None, cancel=None)
     gc.collect()

@@ -19,7 +19,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import DraftError
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
-from localmoe.engine.drafts import snapshot_revision
+from localmoe.hub.download_record import snapshot_revision
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.quant.packing import pack_matrix
 

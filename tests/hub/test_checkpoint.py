@@ -18,7 +18,9 @@ from safetensors_files import (
 )
 
 from localmoe.core.errors import CheckpointError, LocalMoeError, ModelNotFoundError, UnsupportedModelError
+from localmoe.hub import checkpoint as checkpoints
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.safetensors_header import FileHeader, read_file_header
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -242,7 +244,7 @@ def test_a_changed_byte_at_either_edge_of_the_data_changes_the_fingerprint(
     start = checkpoint.tensors["a"].offset
     raw[start + position if position >= 0 else position] ^= 1
     checkpoint.files[0].write_bytes(raw)
-    assert checkpoint.fingerprint() != before
+    assert Checkpoint.open(tmp_path / "m").fingerprint() != before
 
 
 def test_other_names_shapes_and_files_change_the_fingerprint(tmp_path: Path) -> None:
@@ -265,3 +267,64 @@ def test_a_file_that_changed_its_size_since_opening_has_no_fingerprint(tmp_path:
     checkpoint.files[0].unlink()
     with pytest.raises(LocalMoeError, match="cannot be read"):
         checkpoint.fingerprint()
+
+
+def test_a_file_of_the_same_size_in_its_place_has_no_fingerprint_and_a_known_one_stays(
+    tmp_path: Path,
+) -> None:
+    write_large_model(tmp_path / "m")
+    known, unread = (Checkpoint.open(tmp_path / "m") for _ in range(2))
+    before = known.fingerprint()
+    known.check_unchanged()
+    replace_file(known.files[0])
+    changed = r"has changed since it was opened: load the model again\.$"
+    with pytest.raises(CheckpointError, match=changed):
+        unread.fingerprint()
+    with pytest.raises(CheckpointError, match=changed):
+        known.check_unchanged()
+    assert known.fingerprint() == before, "it is that of the weights that were opened"
+    assert Checkpoint.open(tmp_path / "m").fingerprint() != before
+
+
+def test_another_file_behind_the_link_of_a_snapshot_is_seen_and_other_links_to_it_are_not(
+    tmp_path: Path,
+) -> None:
+    checkpoint = Checkpoint.open(write_snapshot(tmp_path, "org/moe"))
+    assert checkpoint.revision == "abc123"
+    blob = checkpoint.files[0].resolve()
+    os.link(blob, tmp_path / "elsewhere")
+    checkpoint.check_unchanged()
+    replace_file(blob)
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        checkpoint.check_unchanged()
+
+
+@pytest.mark.parametrize("what", ["config", "revision"])
+def test_a_folder_in_which_another_model_appears_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    folder = write_model(tmp_path / "m")
+
+    def changing(file: Path) -> FileHeader:
+        if what == "config":
+            (folder / "config.json").write_text(json.dumps({**MOE_CONFIG, "rope_theta": 5.0}))
+        else:
+            record = {"repo_id": "org/moe", "revision": "b" * 40}
+            (folder / "localmoe_download.json").write_text(json.dumps(record))
+        return read_file_header(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "read_file_header", changing)
+        with pytest.raises(CheckpointError, match="has changed while it was opened: load it again"):
+            Checkpoint.open(folder)
+    assert Checkpoint.open(folder).revision == ("" if what == "config" else "b" * 40)
+
+
+def replace_file(path: Path) -> None:
+    """Another file of the same size, later, and of the same header."""
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.with_suffix(".new").write_bytes(raw)
+    later = path.stat().st_mtime_ns + 1_000_000
+    os.utime(path.with_suffix(".new"), ns=(later, later))
+    path.with_suffix(".new").replace(path)

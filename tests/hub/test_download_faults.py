@@ -19,7 +19,7 @@ from support.hub_server import Fault, HubServer
 
 from localmoe.core.errors import DownloadError
 from localmoe.core.types import Progress
-from localmoe.hub.download_folder import DownloadRecord
+from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.downloads import DownloadOptions, download_model
 from localmoe.hub.http_files import Patience
 from localmoe.hub.part_file import PartFile

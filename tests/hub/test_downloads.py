@@ -13,7 +13,7 @@ from localmoe.core.errors import DownloadError, UnsupportedModelError
 from localmoe.core.types import Progress
 from localmoe.hub import download_folder
 from localmoe.hub.catalogue import list_models, resolve_model
-from localmoe.hub.download_folder import DownloadRecord
+from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.downloads import download_model
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from localmoe.core.errors import CheckpointError, LoadCancelledError
 from localmoe.hub.checkpoint import TensorHeader
+from localmoe.hub.file_version import FileVersion
 from localmoe.model import parallel_reader
 from localmoe.model.parallel_reader import Piece, num_threads, read_pieces, split_read
 from localmoe.model.weight_reader import WeightReader
@@ -33,15 +35,20 @@ def no_thread_is_left() -> Iterator[None]:
 
 def write(path: Path, tensors: list[Tensor]) -> list[TensorHeader]:
     """Raw tensors one after another, from byte 13 on."""
-    headers, end = [], 13
-    with path.open("wb") as file:
-        file.write(b"x" * end)
-        for i, tensor in enumerate(tensors):
-            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            shape = tuple(tensor.shape)
-            headers.append(TensorHeader(f"t{i}", path, NAMES[tensor.dtype], shape, tensor.nbytes, end))
-            end += tensor.nbytes
+    start = 13
+    parts = [tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    path.write_bytes(b"x" * start + b"".join(parts))
+    version, headers = version_of(path), []
+    for i, tensor in enumerate(tensors):
+        dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
+        headers.append(TensorHeader(f"t{i}", path, dtype, shape, tensor.nbytes, start, version))
+        start += tensor.nbytes
     return headers
+
+
+def version_of(path: Path) -> FileVersion:
+    with path.open("rb") as file:
+        return FileVersion.of(file.fileno())
 
 
 @st.composite
@@ -108,7 +115,7 @@ def test_part_of_a_tensor_is_read_from_its_first_element_on(tmp_path: Path) -> N
 
 
 def test_large_reads_are_split_at_the_limits(tmp_path: Path) -> None:
-    header = TensorHeader("t", tmp_path, "BF16", (1000, 50_000), 100_000_000, 0)
+    header = TensorHeader("t", tmp_path, "BF16", (1000, 50_000), 100_000_000, 0, FileVersion(100_000_000, 0))
     direct = list(split_read(header, torch.empty(1000, 50_000, dtype=torch.bfloat16)))
     staged = list(split_read(header, torch.empty(50_000, 1000, dtype=torch.bfloat16).t()))
     assert all(piece.num_bytes <= parallel_reader.PIECE_BYTES for piece in direct) and len(direct) == 6
@@ -151,6 +158,10 @@ def test_a_file_that_ends_early_is_the_same_one_sentence_from_any_thread(tmp_pat
     _, pieces = many(tmp_path)
     with (tmp_path / "many").open("r+b") as file:
         file.truncate(13 + 20 * 256)
+    with pytest.raises(CheckpointError, match=r"many has changed since it was opened: load the model again"):
+        read_pieces(pieces)
+    version = version_of(tmp_path / "many")
+    pieces = [replace(piece, header=replace(piece.header, version=version)) for piece in pieces]
     with pytest.raises(CheckpointError, match=r"many ends too early: download the model again\.$"):
         read_pieces(pieces)
 
@@ -194,5 +205,5 @@ def test_there_are_at_least_two_readers_and_not_more_than_help(monkeypatch: pyte
 
 def test_nothing_to_read_is_read_at_once() -> None:
     read_pieces([])
-    empty = TensorHeader("t", Path("missing"), "F32", (0, 4), 0, 0)
+    empty = TensorHeader("t", Path("missing"), "F32", (0, 4), 0, 0, FileVersion(0, 0))
     assert list(split_read(empty, torch.empty(0, 4))) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import BITS, quantize_rtn
 from localmoe.kernels.cpu.rounding import round_bfloat16
 from localmoe.quant import DraftCheckpoint, DraftProvenance, DraftWriter, ExpertNaming
+from localmoe.quant.expert_reader import OpenFile
 from localmoe.quant.packing import pack_matrix
 
 UP_SHAPE = (INTERMEDIATE, HIDDEN)
@@ -95,14 +98,21 @@ def test_a_truncated_file_is_noticed_on_opening(draft: Path, kept: int) -> None:
     assert "download" not in str(error.value)
 
 
-def test_a_file_that_shrinks_after_opening_is_noticed(draft: Path) -> None:
+def test_a_file_that_shrinks_after_opening_is_noticed(draft: Path, tmp_path: Path) -> None:
+    whole = Path(shutil.copytree(draft, tmp_path / "whole"))
     checkpoint = DraftCheckpoint.open(draft)
     with (first_shard(draft)).open("r+b") as stream:
         stream.truncate(
             checkpoint._checkpoint.tensors["model.layers.1.mlp.experts.0.up_proj.qweight"].offset + 5
         )
-    with pytest.raises(DraftError, match="shorter"):
+    with pytest.raises(DraftError, match="has changed since it was opened: load"):
         checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
+    later = DraftCheckpoint.open(whole)._checkpoint.tensors
+    with OpenFile(whole) as file:
+        file.read(later["model.layers.1.mlp.experts.0.gate_proj.qweight"])
+        os.truncate(first_shard(whole), later["model.layers.1.mlp.experts.0.up_proj.qweight"].offset + 5)
+        with pytest.raises(DraftError, match="shorter"):
+            file.read(later["model.layers.1.mlp.experts.0.up_proj.qweight"])
     (first_shard(draft)).unlink()
     with pytest.raises(DraftError, match="cannot be read"):
         checkpoint.matrix(NAMING, 1, 0, "up", UP_SHAPE)
