@@ -20,7 +20,7 @@ from localmoe.hub.draft_places import NF4_KIND
 from localmoe.quant.draft_checkpoint import DraftCheckpoint
 
 
-def default_form(model: LocalModel, checkpoint: Checkpoint, revision: str, bits: int) -> DraftForm:
+def default_form(model: LocalModel, checkpoint: Checkpoint, bits: int) -> DraftForm:
     """Of the best whole draft of so many bits, by its headers; integers in groups of 128 where there is none
     yet."""
     if bits != NF4_BITS or not any(path.name == NF4_KIND for path in model.drafts):
@@ -29,7 +29,7 @@ def default_form(model: LocalModel, checkpoint: Checkpoint, revision: str, bits:
     for method in METHODS:
         with suppress(DraftError):
             draft = DraftCheckpoint.open(_place(model, method, bits, fingerprint))
-            draft.check_base(fingerprint, model.name, revision)
+            draft.check_base(fingerprint, model.name, checkpoint.revision)
             return draft.form
     return DraftForm(bits)
 

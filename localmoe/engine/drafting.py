@@ -14,9 +14,9 @@ from torch import Tensor
 
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.core.draft_config import DraftSettings, GptqSettings
-from localmoe.core.errors import DraftError
+from localmoe.core.errors import CheckpointError, DraftError
 from localmoe.core.types import ProgressCallback
-from localmoe.engine.drafts import HostExpertSource, expert_naming, snapshot_revision
+from localmoe.engine.drafts import HostExpertSource, expert_naming
 from localmoe.engine.settings import choose_compute
 from localmoe.experts.host_store import HostStore
 from localmoe.hardware.host_room import host_room
@@ -109,7 +109,17 @@ def make_draft(
 
     Args:
         pause: see GptqBuild.run.
+
+    Raises:
+        LocalMoeError: as `build_draft`, or the model's files are not those that were loaded any more.
     """
+    try:
+        basis.checkpoint.check_unchanged()
+    except CheckpointError as error:  # it would be right, but of a model that no load finds again
+        raise DraftError(
+            f"The files of {basis.model.name} have changed since they were loaded, so no draft is built of "
+            "the old weights: load the model again."
+        ) from error
     text = read_calibration(settings.calibration) if settings.method == "gptq" else None
     place, provenance = _recipe(basis.model, basis.checkpoint, out, settings, text)
     source = HostExpertSource(basis.skeleton, basis.store)
@@ -163,7 +173,7 @@ def _recipe(
         settings.method,
         group_size,
         bits,
-        base_revision=snapshot_revision(model.folder),
+        base_revision=checkpoint.revision,
         calibration_hash=text.digest if text else "",
         seed=settings.gptq.seed if text else 0,
         settings=others,

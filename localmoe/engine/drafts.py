@@ -17,7 +17,6 @@ from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers, LayerReader
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.download_folder import DownloadRecord
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.experts_runtime import DraftExpert
 from localmoe.model.skeleton import Skeleton
@@ -57,15 +56,6 @@ def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
     template = re.sub(rf"\.{layer}\.", ".{layer}.", path, count=1) + ".{expert}"
     gated = skeleton.experts[0].layout.gated
     return ExpertNaming(template, *(PROJECTION_NAMES[0] if gated else (None, *UNGATED_NAMES)))
-
-
-def snapshot_revision(folder: Path) -> str:
-    """The Hub revision of a model folder that localmoe downloaded, or that is in the Hugging Face cache
-    (REPO/snapshots/REVISION); "" of any other."""
-    record = DownloadRecord.read(folder)
-    if record is not None:
-        return record.revision
-    return folder.name if folder.parent.name == "snapshots" else ""
 
 
 class HostExpertSource:

@@ -26,7 +26,6 @@ from localmoe.engine.drafts import (
     DraftInfo,
     HostExpertSource,
     load_draft,
-    snapshot_revision,
 )
 from localmoe.engine.end_tokens import find_end_tokens
 from localmoe.engine.own_sampling import read_own_sampling
@@ -141,7 +140,9 @@ class CheckpointSource:
         """
         found = resolve_model(model)
         checkpoint = Checkpoint.open(found.folder)
-        return cls(found, checkpoint, draft_bits, read_own_sampling(found.folder))
+        own_sampling = read_own_sampling(found.folder)
+        checkpoint.fingerprint()  # known from now on, also when a pull puts other weights in their place
+        return cls(found, checkpoint, draft_bits, own_sampling)
 
     @property
     def name(self) -> str:
@@ -182,8 +183,8 @@ class CheckpointSource:
     @property
     def _identity(self) -> str:
         """Of these files."""
-        files = {header.file for header in self.checkpoint.tensors.values()}
-        newest = max((file.stat().st_mtime_ns for file in files), default=0)
+        headers = self.checkpoint.tensors.values()
+        newest = max((header.version.modified_ns for header in headers), default=0)
         return f"{self.checkpoint.folder} {self.checkpoint.total_bytes} {newest}"
 
     def has_wide_matrices(self) -> bool:
@@ -211,8 +212,8 @@ class CheckpointSource:
     def draft_base(self, skeleton: Skeleton, store: HostStore) -> DraftBase:
         """What a draft of this model is held against."""
         experts = HostExpertSource(skeleton, store)
-        revision = snapshot_revision(self.model.folder)
-        return DraftBase(self.name, self.checkpoint.fingerprint(), revision, self.checkpoint.config, experts)
+        checkpoint = self.checkpoint
+        return DraftBase(self.name, checkpoint.fingerprint(), checkpoint.revision, checkpoint.config, experts)
 
     def has_draft(self) -> bool:
         """Whether one was made, or comes with the model."""
@@ -226,9 +227,7 @@ class CheckpointSource:
         """
         if folder is not None:
             return DraftCheckpoint.open(folder).form
-        return default_form(
-            self.model, self.checkpoint, snapshot_revision(self.model.folder), self.draft_bits
-        )
+        return default_form(self.model, self.checkpoint, self.draft_bits)
 
     def load_draft(
         self,
@@ -247,7 +246,8 @@ class CheckpointSource:
         where there is none or where it is damaged or of other weights.
 
         Raises:
-            DraftError: the named one is damaged or of another model. LoadCancelledError: `cancel` was set.
+            DraftError: the named one is damaged or of another model; or there is none, and the model's files
+                are other ones by now. LoadCancelledError: `cancel` was set.
         """
         base = self.draft_base(skeleton, store)
         load = partial(
