@@ -31,8 +31,8 @@ def load_parts(
         LocalMoeError: as `prepare` and `assemble`.
     """
     prepared = prepare(config)
-    encoder = prepared.source.encoder(prepared.footprint.vocab_size)
     while True:
+        encoder = prepared.source.encoder(prepared.footprint.vocab_size)  # of the same files
         try:
             return assemble(prepared, config, progress=progress, cancel=cancel), config, encoder
         except UnpackableError as error:

@@ -27,7 +27,7 @@ from localmoe.engine.drafts import (
     HostExpertSource,
     load_draft,
 )
-from localmoe.engine.end_tokens import find_end_tokens
+from localmoe.engine.end_tokens import read_end_tokens
 from localmoe.engine.own_sampling import read_own_sampling
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
@@ -130,6 +130,7 @@ class CheckpointSource:
     checkpoint: Checkpoint
     draft_bits: int = DRAFT_BITS  # of the draft in the default place
     own_sampling: SamplingConfig | None = None
+    named_ends: frozenset[int] = frozenset()  # tokens that end an answer, but for the tokenizer's
 
     @classmethod
     def open(cls, model: str, draft_bits: int = DRAFT_BITS) -> CheckpointSource:
@@ -140,9 +141,9 @@ class CheckpointSource:
         """
         found = resolve_model(model)
         checkpoint = Checkpoint.open(found.folder)
-        own_sampling = read_own_sampling(found.folder)
+        own_sampling, ends = read_own_sampling(found.folder), read_end_tokens(found.folder)
         checkpoint.fingerprint()  # known from now on, also when a pull puts other weights in their place
-        return cls(found, checkpoint, draft_bits, own_sampling)
+        return cls(found, checkpoint, draft_bits, own_sampling, ends)
 
     @property
     def name(self) -> str:
@@ -277,4 +278,5 @@ class CheckpointSource:
 
     def end_tokens(self, encoder: Encoder) -> frozenset[int]:
         """What generation config, config and tokenizer say."""
-        return find_end_tokens(self.model.folder, encoder.tokenizer)
+        own = getattr(encoder.tokenizer, "eos_token_id", None)
+        return self.named_ends | {own} if isinstance(own, int) else self.named_ends

@@ -19,7 +19,8 @@ from support.hub_server import HubServer, files_of
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import CheckpointError, DraftError, LocalMoeError
-from localmoe.engine import Engine, loading
+from localmoe.core.types import Progress
+from localmoe.engine import Engine, loading, packing
 from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
@@ -169,6 +170,16 @@ def test_an_engine_whose_files_were_replaced_goes_on_and_builds_no_better_draft(
     assert [draft.provenance.method for draft in drafts(tmp_path)] == ["rtn"]
 
 
+def test_tokens_that_end_an_answer_are_those_of_the_weights(hub: HubServer) -> None:
+    hub.commit(REPO, {**revision(-1.0), "generation_config.json": b'{"eos_token_id": [7]}'})
+    source = CheckpointSource.open(REPO)
+    encoder = source.encoder(1 << 20)
+    before = source.end_tokens(encoder)
+    pull()
+    assert source.end_tokens(encoder) == before
+    assert 7 not in before and 7 in CheckpointSource.open(REPO).end_tokens(encoder)
+
+
 def test_shared_weights_are_not_read_again_from_files_that_were_replaced(hub: HubServer) -> None:
     source, _, store = loaded_source()
     pull()
@@ -232,3 +243,44 @@ def test_a_draft_model_that_is_replaced_while_it_is_loaded_is_refused(hub: HubSe
     pull()
     with pytest.raises(CheckpointError, match="has changed since it was opened"):
         DraftModel.load(shape, CPU, torch.float32, 64)
+
+
+def test_a_second_load_of_what_cannot_be_packed_has_the_text_side_of_its_own_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose first try read those of the files that a pull has replaced."""
+    tries: list[Progress | str] = []
+
+    class Source:
+        name = "moe"
+
+        def __init__(self, config: EngineConfig) -> None:
+            self.revision = "plain" if tries else "packed"
+
+        def encoder(self, vocab_size: int) -> str:
+            return self.revision
+
+        def can_pack(self, skeleton: object) -> bool:
+            return False
+
+        def can_pack_head(self, skeleton: object) -> bool:
+            return False
+
+    class Prepared:
+        skeleton = None
+
+        class footprint:
+            vocab_size = 1
+
+        def __init__(self, config: EngineConfig) -> None:
+            self.source = Source(config)
+
+    def assemble(prepared: Prepared, config: EngineConfig, **options: object) -> str:
+        if not tries:
+            tries.append("packed")
+            raise packing.UnpackableError("of no such exponents", lasting=False)
+        return prepared.source.revision
+
+    monkeypatch.setattr(packing, "assemble", assemble)
+    parts, _, encoder = packing.load_parts(Prepared, EngineConfig(), progress=None, cancel=None)  # type: ignore
+    assert parts == encoder == "plain"
