@@ -180,7 +180,12 @@ class DraftFolder:
                 )
 
     def _check_target(self) -> None:
-        """`out` may be absent, empty, or a draft of the same model."""
+        """`out` may be absent, empty, or a draft of the same model; no mount point, as nothing can be renamed
+        to one."""
+        if os.path.ismount(self.out):
+            raise DraftError(
+                f"{self.out} is a mount point, which a draft cannot replace: give a folder inside it."
+            )
         if not os.path.lexists(self.out):
             return
         if self.out.is_dir():

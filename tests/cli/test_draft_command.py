@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def test_a_place_that_cannot_be_written_is_refused_before_weights_are_read(
         lines = [line for line in err.splitlines() if line.strip()]
         assert (code, text) == (1, "") and len(lines) == 1 and "choose another folder" in lines[0], out
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_mount_point_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(drafting, "load_weights", read)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for out in ("disk", "link"):
+        code, text, err = run(capsys, "draft", "demo", "--method", "rtn", "--out", str(tmp_path / out))
+        assert (code, text) == (1, "") and "disk is a mount point" in err and "a folder inside it" in err
+    assert list((tmp_path / "disk").iterdir()) == []
 
 
 Call = tuple[str, Path | None, DraftSettings]
