@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from localmoe.core.errors import LocalMoeError
+from localmoe.core.hub_address import check_hub_address
 from localmoe.core.types import Progress
 from localmoe.engine import import_all
 
@@ -94,6 +95,7 @@ class HubProcess:
 
         answer: dict[str, Any]
         try:
+            check_hub_address()
             answer = {"result": self._actions[str(message["do"])](message["with"], report, cancel)}
         except LocalMoeError as error:
             answer = {"error": {"kind": type(error).__name__, "text": str(error)}}

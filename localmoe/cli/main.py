@@ -14,6 +14,7 @@ from localmoe.cli.arguments import parse_arguments
 from localmoe.cli.model_files import check_no_file
 from localmoe.cli.streams import OutputError, drop_stdout, sound_streams, tell
 from localmoe.core.errors import LocalMoeError
+from localmoe.core.hub_address import check_hub_address
 from localmoe.core.uncollected import uncollected
 
 _COMMANDS = {
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    check_hub_address()
     if args.command != "pull":
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-from huggingface_hub import get_async_session
 
 from localmoe.core.errors import DownloadCancelledError, DownloadError
 from localmoe.core.types import Progress, ProgressCallback
@@ -25,6 +23,7 @@ from localmoe.hub.download_lock import download_lock
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
 from localmoe.hub.http_errors import RemoteChangedError
 from localmoe.hub.http_files import HttpSource, Patience, retrying
+from localmoe.hub.http_sessions import hub_async_session
 from localmoe.hub.names import is_repo_id
 from localmoe.hub.part_file import PartFile
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
@@ -87,15 +86,25 @@ def download_model(
             "Qwen/Qwen1.5-MoE-A2.7B-Chat."
         )
     folder = DownloadFolder(repo_id)
-    with disk_errors(folder.home):
-        folder.home.mkdir(parents=True, exist_ok=True)
-        with download_lock(folder.home, folder.name, repo_id):
-            folder.settle()
-            download = _Download(folder, revision, check, progress, cancel, options or DownloadOptions())
-            plan = asyncio.run(download.fetch())
+    with _locked(folder):
+        download = _Download(folder, revision, check, progress, cancel, options or DownloadOptions())
+        plan = asyncio.run(download.fetch())
+        with disk_errors(folder.home):
             if not folder.is_published(plan.snapshot, plan.files):
                 folder.publish(plan.snapshot, plan.files)
     return folder.target
+
+
+@contextmanager
+def _locked(folder: DownloadFolder) -> Iterator[None]:
+    """Hold a download's lock, with its folder settled. Errors of the disk are told from those of what runs
+    meanwhile, which may be the network's."""
+    with ExitStack() as held:
+        with disk_errors(folder.home):
+            folder.home.mkdir(parents=True, exist_ok=True)
+            held.enter_context(download_lock(folder.home, folder.name, folder.repo_id))
+            folder.settle()
+        yield
 
 
 def discard_download(repo_id: str) -> int:
@@ -170,7 +179,8 @@ class _Download:
             if plan.snapshot.commit == old_commit:
                 break
             old_commit = plan.snapshot.commit
-            self.folder.prepare(plan.files, self.revision)
+            with disk_errors(self.folder.home):
+                self.folder.prepare(plan.files, self.revision)
             meter = self._start_meter(plan)
             with suppress(RemoteChangedError):  # plan again; files that did not change are kept
                 await self._fetch_files(plan, meter)
@@ -215,21 +225,24 @@ class _Download:
         return await retrying(attempt, patience, what, note=note)
 
     async def _fetch_files(self, plan: Plan, meter: TransferMeter) -> None:
-        held = self.folder.held_bytes(plan.files)
-        for name, num_bytes in held.items():
-            meter.hold(name, num_bytes)
-        self.folder.check_room(plan.num_bytes - sum(held.values()))
+        home = self.folder.home
+        with disk_errors(home):
+            held = self.folder.held_bytes(plan.files)
+            for name, num_bytes in held.items():
+                meter.hold(name, num_bytes)
+            self.folder.check_room(plan.num_bytes - sum(held.values()))
         repo = RemoteRepo(self.folder.repo_id)
         missing = iter([file for file in plan.files if not self.folder.whole(file).exists()])
-        async with get_async_session() as client:
+        async with hub_async_session() as client:
             patience = self.options.patience
             source = HttpSource(repo.repo_id, client, repo.headers(), patience, meter, self._pool)
 
             async def work() -> None:
                 for file in missing:  # shared: each worker takes the next one
-                    part = PartFile(file, self.folder.part(file))
-                    await source.fetch(part, repo.url(file, plan.snapshot.commit))
-                    part.path.replace(self.folder.whole(file))
+                    with disk_errors(home):  # the network's own are sorted in there
+                        part = PartFile(file, self.folder.part(file))
+                        await source.fetch(part, repo.url(file, plan.snapshot.commit))
+                        part.path.replace(self.folder.whole(file))
 
             await _together([work() for _ in range(self.options.num_parallel)])
 

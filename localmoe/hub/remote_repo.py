@@ -4,12 +4,11 @@ disk and decides nothing about the model."""
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from localmoe import __version__
@@ -21,6 +20,7 @@ from localmoe.hub.http_errors import (
     check_status,
     sorted_error,
 )
+from localmoe.hub.http_sessions import hub_endpoint, hub_session
 from localmoe.hub.remote_files import RemoteFile, RemoteSnapshot
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
@@ -33,11 +33,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def hub_endpoint() -> str:
-    """The Hub's address, without a slash at its end."""
-    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteAbout:
     """What the Hub tells everybody of a repo. licence: its short name, "" if none is given."""
@@ -48,7 +43,11 @@ class RemoteAbout:
 
 
 class RemoteRepo:
-    """A model repo on the Hub that HF_ENDPOINT names, seen with the user's token if there is one."""
+    """A model repo on the Hub that HF_ENDPOINT names, seen with the user's token if there is one.
+
+    Raises:
+        DownloadError: HF_ENDPOINT is no address.
+    """
 
     def __init__(self, repo_id: str) -> None:
         self.repo_id = repo_id
@@ -76,10 +75,12 @@ class RemoteRepo:
         """The files of a branch, tag or commit, and what the repo's card says.
 
         Raises:
-            DownloadError: no such repo or revision, no access, or an answer that makes no sense.
+            DownloadError: no such repo or revision, no access, an answer that makes no sense, or network
+                settings that cannot be used.
             TransientError: the network failed.
         """
         api = HfApi(endpoint=self.endpoint, token=self._token if self._token is not None else False)
+        hub_session()  # which the question goes through: settings that cannot be used are said here
         try:
             info = api.model_info(
                 self.repo_id, revision=revision, files_metadata=True, timeout=METADATA_TIMEOUT_S
@@ -96,18 +97,18 @@ class RemoteRepo:
         """A JSON object, its checksum compared.
 
         Raises:
-            DownloadError: no access, too long, or no JSON object. TransientError: the network failed.
+            DownloadError: no access, too long, no JSON object, or network settings that cannot be used.
+            TransientError: the network failed.
         """
         if file.num_bytes > MAX_JSON_BYTES:
             raise DownloadError(
                 f"{file.name} of {self.repo_id} has {file.num_bytes} bytes, more than {MAX_JSON_BYTES}: "
                 "choose another repo."
             )
+        session = hub_session()
         try:
             url, headers = self.url(file, commit), self.headers()
-            response = get_session().get(
-                url, headers=headers, timeout=METADATA_TIMEOUT_S, follow_redirects=True
-            )
+            response = session.get(url, headers=headers, timeout=METADATA_TIMEOUT_S, follow_redirects=True)
             check_status(response)
         except NETWORK_ERRORS as error:
             raise self._found(error, f"file {shown(file.name)}") from error

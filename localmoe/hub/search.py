@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from huggingface_hub import get_session
 from huggingface_hub.hf_api import ModelInfo
 
 from localmoe.core.errors import DownloadError, HubUnreachableError, sentence_of
 from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, check_status, sorted_error
+from localmoe.hub.http_sessions import hub_endpoint, hub_session
 from localmoe.hub.names import is_repo_id
-from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, hub_endpoint, licence_of
+from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, licence_of
 from localmoe.hub.safetensors_header import shown
 from localmoe.hub.token import hub_token
 
@@ -77,8 +77,9 @@ def _search(task: str, words: str, limit: int) -> list[SearchHit]:
     }  # fmt: skip
     url, token = f"{hub_endpoint()}/api/models", hub_token()
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    session = hub_session()
     try:
-        response = get_session().get(url, params=asked, headers=headers, timeout=METADATA_TIMEOUT_S)
+        response = session.get(url, params=asked, headers=headers, timeout=METADATA_TIMEOUT_S)
         check_status(response)
     except NETWORK_ERRORS as error:
         failure = sorted_error("The search", error)

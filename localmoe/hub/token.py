@@ -9,7 +9,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import get_token
+from huggingface_hub import constants, get_token
 
 from localmoe.core.errors import ConfigError
 from localmoe.core.home import localmoe_home
@@ -25,10 +25,14 @@ def token_path() -> Path:
 
 
 def hub_token() -> str | None:
-    """The token to use: the environment's, else the one kept here, else huggingface_hub's own."""
+    """The token to use: the environment's, else the one kept here, else huggingface_hub's own.
+
+    Raises:
+        ConfigError: huggingface_hub's cannot be read.
+    """
     if any(os.environ.get(name) for name in _VARIABLES):
         return get_token()
-    return _kept() or get_token()
+    return _kept() or _foreign()
 
 
 def token_hint() -> str:
@@ -73,6 +77,17 @@ def save_token(text: str) -> None:
 def forget_token() -> None:
     """Delete the token that is kept here."""
     token_path().unlink(missing_ok=True)
+
+
+def _foreign() -> str | None:
+    try:
+        return get_token()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfigError(
+            f"huggingface_hub's token in {constants.HF_TOKEN_PATH} cannot be read ({reason}): make that file "
+            "readable, or delete it."
+        ) from error
 
 
 def _kept() -> str | None:
