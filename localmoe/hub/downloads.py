@@ -170,25 +170,26 @@ class _Download:
         self.progress(waiting if self._meter is None else self._meter.report())
 
     async def _fetch(self) -> Plan:
-        old_commit = ""
-        for _ in range(_MAX_PLANS):
+        why: RemoteChangedError | None = None
+        for number in range(_MAX_PLANS):
+            if number:  # its servers may not agree yet
+                await asyncio.sleep(self.options.patience.wait_s(number, None))
             plan = await self._plan()
             if self.folder.is_published(plan.snapshot, plan.files):
                 self._start_meter(plan).hold("", plan.num_bytes)
                 return plan
-            if plan.snapshot.commit == old_commit:
-                break
-            old_commit = plan.snapshot.commit
             with disk_errors(self.folder.home):
                 self.folder.prepare(plan.files, self.revision)
             meter = self._start_meter(plan)
-            with suppress(RemoteChangedError):  # plan again; files that did not change are kept
+            try:
                 await self._fetch_files(plan, meter)
                 return plan
+            except RemoteChangedError as error:  # plan again; files that did not change are kept
+                why = error
         raise DownloadError(
-            f"The Hub serves other files of {self.folder.repo_id} than it lists: try again later, or give "
-            "another --revision."
-        )
+            f"The Hub serves other files of {self.folder.repo_id} than it lists ({str(why).rstrip('.')}, in "
+            f"{_MAX_PLANS} tries): try again later, or give another --revision."
+        ) from why
 
     def _start_meter(self, plan: Plan) -> TransferMeter:
         self._meter = TransferMeter(plan.num_bytes)

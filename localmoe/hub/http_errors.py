@@ -3,6 +3,7 @@ the user. Tries nothing itself."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from huggingface_hub.errors import (
@@ -27,6 +28,7 @@ from localmoe.hub.token import hub_token
 # what the HTTP client that huggingface_hub is built on (httpx or its successor) raises for a connection
 TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]
 NETWORK_ERRORS = (TRANSPORT_ERROR, OfflineModeIsEnabled)
+_QUERY = re.compile(r"""(https?://[^\s?'"]+)\?[^\s'"]*""")
 _LOGIN = "set HF_TOKEN or run 'hf auth login'"
 
 
@@ -47,6 +49,24 @@ def check_status(response: Any) -> None:
     hf_raise_for_status(response)
 
 
+def check_link(response: Any) -> None:
+    """Raise TransientError if who refuses is the server that the Hub's link leads to, not the Hub: links
+    expire and storage lags behind, and the Hub, asked again, gives another link."""
+    if not response.history or "x-error-code" in response.headers:  # the Hub says why, also of a moved repo
+        return
+    status = int(response.status_code)
+    if status in (401, 403):
+        raise TransientError("the link that the Hub gave has expired")
+    if status in (404, 410):
+        raise TransientError(f"the link that the Hub gave leads nowhere (status {status})")
+
+
+def public_sentence(error: BaseException) -> str:
+    """An error as one sentence, without what follows a "?" in its addresses: for a while a signed link lets
+    anybody read the file."""
+    return _QUERY.sub(r"\1", sentence_of(error))
+
+
 def sorted_error(repo_id: str, error: Exception) -> Exception:
     """The TransientError, RemoteChangedError or DownloadError that one of NETWORK_ERRORS amounts to."""
     if isinstance(error, OfflineModeIsEnabled):
@@ -54,7 +74,7 @@ def sorted_error(repo_id: str, error: Exception) -> Exception:
     if isinstance(error, GatedRepoError):
         return gated_error(repo_id)
     if isinstance(error, RevisionNotFoundError | RemoteEntryNotFoundError):
-        return RemoteChangedError(sentence_of(error))
+        return RemoteChangedError(public_sentence(error))
     if isinstance(error, RepositoryNotFoundError):
         return RepoNotFoundError(
             f"The Hub has no model {repo_id} that you may see: check the name, or, if it is private, "
@@ -87,5 +107,5 @@ def _status_error(repo_id: str, error: HfHubHTTPError) -> Exception:
             f"read it ({_LOGIN})."
         )
     if status == 404:
-        return RemoteChangedError(sentence_of(error))
-    return DownloadError(f"The Hub refused {repo_id} with status {status}: {sentence_of(error)}")
+        return RemoteChangedError(public_sentence(error))
+    return DownloadError(f"The Hub refused {repo_id} with status {status}: {public_sentence(error)}")

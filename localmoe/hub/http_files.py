@@ -16,6 +16,7 @@ from localmoe.hub.http_errors import (
     NETWORK_ERRORS,
     RemoteChangedError,
     TransientError,
+    check_link,
     check_status,
     sorted_error,
 )
@@ -179,8 +180,7 @@ class HttpSource:
             self._start_anew(part)
             raise TransientError("the server refused to go on")
         if status >= 400:
-            if response.history and status in (401, 403):
-                raise TransientError("the link that the Hub gave has expired")
+            check_link(response)
             await response.aread()
             check_status(response)
         first = response.history[0] if response.history else response

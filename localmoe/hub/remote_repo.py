@@ -17,6 +17,7 @@ from localmoe.hub.http_errors import (
     NETWORK_ERRORS,
     RemoteChangedError,
     TransientError,
+    check_link,
     check_status,
     sorted_error,
 )
@@ -109,6 +110,7 @@ class RemoteRepo:
         try:
             url, headers = self.url(file, commit), self.headers()
             response = session.get(url, headers=headers, timeout=METADATA_TIMEOUT_S, follow_redirects=True)
+            check_link(response)
             check_status(response)
         except NETWORK_ERRORS as error:
             raise self._found(error, f"file {shown(file.name)}") from error

@@ -13,8 +13,14 @@ from urllib.parse import unquote, urlsplit
 
 from huggingface_hub.hf_api import ModelInfo
 
-from localmoe.core.errors import DownloadError, HubUnreachableError, sentence_of
-from localmoe.hub.http_errors import NETWORK_ERRORS, TransientError, check_status, sorted_error
+from localmoe.core.errors import DownloadError, HubUnreachableError
+from localmoe.hub.http_errors import (
+    NETWORK_ERRORS,
+    TransientError,
+    check_status,
+    public_sentence,
+    sorted_error,
+)
 from localmoe.hub.http_sessions import hub_endpoint, hub_session
 from localmoe.hub.names import is_repo_id
 from localmoe.hub.remote_repo import METADATA_TIMEOUT_S, NO_SENSE, licence_of
@@ -110,7 +116,7 @@ def _has_id(entry: object) -> bool:
 
 
 def _refused(error: Exception) -> DownloadError:
-    return DownloadError(f"The Hub refused the search: {sentence_of(error)}")
+    return DownloadError(f"The Hub refused the search: {public_sentence(error)}")
 
 
 def hit_of(info: ModelInfo) -> SearchHit:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import hub_server
 from support.hub_home import NEEDED, QUICK, REPO, hub_and_home, small_model, weights
 from support.hub_server import Fault, HubServer
 
@@ -191,6 +192,45 @@ def test_bytes_that_rot_on_the_disk_between_two_runs_are_noticed(hub: HubServer,
 def test_a_link_that_expired_is_asked_for_again(hub: HubServer) -> None:
     hub.fail(FIRST, Fault(cut_after=100_000), Fault(status=403))
     assert is_whole(download_model(REPO, options=QUICK))
+
+
+@pytest.mark.parametrize("name", [FIRST, "config.json"])
+def test_a_file_that_the_link_s_server_does_not_find_is_asked_for_again(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(hub_server, "is_large", lambda _: True)  # the plan's files come through links too
+    hub.commit(REPO, FILES)
+    hub.fail(name, Fault(status=404), Fault(status=410), Fault(status=404))
+    assert is_whole(download_model(REPO, options=QUICK))
+    assert len([one for one in hub.requests if "/api/" in one.path]) == 1, "the plan stays"
+
+
+def test_a_file_that_the_hub_itself_says_is_gone_is_not_waited_for(hub: HubServer) -> None:
+    gone = Fault(status=404, headers={"X-Error-Code": "EntryNotFound"})  # of a renamed repo, after a redirect
+    hub.fail(FIRST, *[gone] * 9)
+    with pytest.raises(DownloadError, match=r"than it lists \(404 Client Error, in 3 tries\)"):
+        download_model(REPO, options=QUICK)
+
+
+@pytest.mark.parametrize("status", [400, 405, 409, 412, 451])
+def test_a_refusal_does_not_print_what_opens_the_link(hub: HubServer, status: int) -> None:
+    hub.fail(FIRST, Fault(status=status))
+    with pytest.raises(DownloadError, match=f"refused org/moe with status {status}") as refusal:
+        download_model(REPO, options=QUICK)
+    assert "signature" not in str(refusal.value)
+
+
+def test_a_hub_whose_list_and_files_agree_at_the_third_look_is_borne(hub: HubServer) -> None:
+    asked: list[str] = []
+
+    def lag(name: str) -> None:
+        if name == FIRST:
+            asked.append(name)
+            hub.instead = {FIRST: weights(50_000, "a", 7)} if len(asked) < 3 else {}
+
+    hub.on_file = lag
+    assert is_whole(download_model(REPO, options=QUICK))
+    assert len(asked) == 3
 
 
 def test_access_that_is_taken_away_meanwhile_is_one_sentence(hub: HubServer) -> None:
