@@ -103,7 +103,8 @@ def home_folder() -> Path:
 
 
 def take_lock(path: Path):  # type: ignore[no-untyped-def]
-    """An open file that holds the lock until it is closed or its process ends; None when another has it."""
+    """An open file that holds the lock until it is closed, also by every process that it was passed to; None
+    when another has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")
     try:
@@ -220,7 +221,7 @@ class Setup:
         self.python = self.venv / ("Scripts/python.exe" if WINDOWS else "bin/python")
         self.stamp, self.log = self.venv / "localmoe-setup.json", home / "logs" / "setup.log"
         self.extras = extras | ({"gpu"} if torch == "cuda" else set())
-        self.progress = Progress(4)
+        self.progress, self.lock = Progress(4), None
 
     def requirements(self) -> dict:  # type: ignore[type-arg]
         """What of pyproject.toml decides the installed packages; a lint setting does not."""
@@ -273,9 +274,11 @@ class Setup:
             if not why:
                 return
             say(f"Setting up localmoe in {self.venv} ({why}); details: {self.log}")
+            self.lock = lock
             try:
                 self.install()
             finally:
+                self.lock = None
                 self.progress.end_line()
 
     def install(self) -> None:
@@ -361,8 +364,17 @@ class Setup:
                 log.seek(start)
                 return log.read().decode("utf-8", "replace")
 
+            # A child that outlives a killed launch.py goes on writing, so it holds the lock too. Windows
+            # locks for one process alone and has no simple way to this: the next start may come early there.
+            held = [self.lock.fileno()] if self.lock and not WINDOWS else []
             child = subprocess.Popen(
-                command, cwd=str(self.root), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                cwd=str(self.root),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=held,
             )
             try:
                 while child.poll() is None:

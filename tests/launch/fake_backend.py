@@ -1,12 +1,14 @@
 """The build backend of the launch tests' checkout: an editable wheel without any build dependency.
 
-With FAKE_DISK_FULL set it meets a full disk; it decides nothing else.
+With FAKE_DISK_FULL set it meets a full disk; with FAKE_SLOW_BUILD, a path, it makes that file and waits until
+it is gone. It decides nothing else.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 import zipfile
 from pathlib import Path
 
@@ -27,6 +29,11 @@ def build_editable(
 ) -> str:
     if os.environ.get("FAKE_DISK_FULL"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if os.environ.get("FAKE_SLOW_BUILD"):
+        waiting = Path(os.environ["FAKE_SLOW_BUILD"])
+        waiting.touch()
+        while waiting.exists():
+            time.sleep(0.02)
     files = {
         "localmoe.pth": f"{Path.cwd()}\n",
         f"{INFO}/METADATA": METADATA,

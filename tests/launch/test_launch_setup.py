@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -57,6 +59,24 @@ def test_of_two_starts_at_once_one_installs_and_the_other_waits_and_opens_it(
     assert "already running at" in first_starts.second.output
     assert first_starts.exit_codes == (0, 0)
     assert first_starts.log.count("-m pip install") == 2
+
+
+def test_a_set_up_whose_launcher_alone_was_killed_is_waited_for(ready: Checkout, tmp_path: Path) -> None:
+    building = tmp_path / "building"
+    killed = ready.start("test", FAKE_SLOW_BUILD=str(building))
+    try:
+        deadline = time.monotonic() + 60
+        while not building.exists():
+            assert killed.process.poll() is None and time.monotonic() < deadline, killed.output
+            time.sleep(0.02)
+        killed.end(signal.SIGKILL)  # its pip lives on
+        second = ready.start("test")
+        second.wait_for("Another start is setting up")
+        assert "Setting up" not in second.output
+    finally:
+        building.unlink(missing_ok=True)
+    assert second.exit_code(timeout_s=60) == 0, second.output
+    assert "Setting up localmoe" in second.output, "what nobody checked is not taken for whole"
 
 
 def test_the_cpu_build_in_pips_own_sources_is_taken(first_starts: FirstStarts) -> None:
