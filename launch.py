@@ -248,6 +248,8 @@ class Setup:
         stamp = read_json(self.stamp)
         if not stamp:
             return "the last set-up was not finished" if self.venv.exists() else "first start"
+        if self.is_moved(stamp):
+            return f"the folder was moved or copied from {stamp['root']}"
         if stamp.get("fingerprint") != self.fingerprint():
             return "the requirements have changed"
         if self.torch == "cuda" and stamp.get("torch") != "cuda":
@@ -258,6 +260,18 @@ class Setup:
             return "the Python of .venv has changed"
         gone = sorted(set(stamp.get("packages", [])) - self.installed())
         return f"{gone[0]} is missing" if gone else ""
+
+    def is_moved(self, stamp: dict) -> bool:  # type: ignore[type-arg]
+        """Whether .venv lies elsewhere than where it was made, as its scripts and its link to this checkout
+        say. A stamp of before that was noted counts as not moved: gigabytes are not fetched on a guess."""
+        try:
+            return "root" in stamp and not os.path.samefile(str(stamp["root"]), str(self.real_root()))
+        except OSError:  # nothing is there any more
+            return True
+
+    def real_root(self) -> Path:
+        """The folder that holds .venv itself, where several checkouts share one through links."""
+        return self.venv.resolve().parent
 
     def ensure(self) -> None:
         """Installs what is missing; one start at a time, the others wait for it."""
@@ -285,7 +299,10 @@ class Setup:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("", encoding="utf-8")
         self.check_space(self.torch)
-        self.extras |= set(read_json(self.stamp).get("extras", []))
+        stamp = read_json(self.stamp)
+        self.extras |= set(stamp.get("extras", []))
+        if self.is_moved(stamp) and self.python.exists():
+            self.python.unlink()  # so that .venv is made anew, by a later start too if this one is broken off
         if self.stamp.exists():
             self.stamp.unlink()
         self.progress.next("Making .venv")
@@ -299,9 +316,8 @@ class Setup:
         self.progress.next("Checking")
         self.run("The first use", [str(self.python), "-c", "import torch" if uses_torch else "import sys"])
         stamp = {"fingerprint": self.fingerprint(), "python": self.venv_version(), "torch": self.torch}
-        write_atomically(
-            self.stamp, {**stamp, "extras": sorted(self.extras), "packages": sorted(self.installed())}
-        )
+        stamp = {**stamp, "root": str(self.real_root()), "extras": sorted(self.extras)}
+        write_atomically(self.stamp, {**stamp, "packages": sorted(self.installed())})
 
     def check_space(self, kind: str) -> None:
         """Refuses to begin what cannot end; what a broken-off set-up has written already counts as done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -52,10 +53,13 @@ def link_packages(source: str, target: str) -> None:
 
 @pytest.fixture
 def ready(first_starts: FirstStarts, tmp_path: Path) -> Iterator[Checkout]:
-    """A copy of a checkout that is already set up, with an empty home folder."""
+    """A copy of a checkout that is already set up, as if it had been set up there, with an empty home
+    folder."""
     made = first_starts.checkout
     shutil.copytree(made.root, tmp_path / "checkout", symlinks=True, copy_function=link_packages)
     checkout = Checkout(tmp_path / "checkout", tmp_path / "home", made.wheels)
+    stamp = checkout.root / ".venv" / "localmoe-setup.json"
+    stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "root": str(checkout.root)}))
     yield checkout
     checkout.close()
 

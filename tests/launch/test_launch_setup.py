@@ -5,6 +5,7 @@ Does not test the app that runs afterwards.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -77,6 +78,50 @@ def test_a_set_up_whose_launcher_alone_was_killed_is_waited_for(ready: Checkout,
         building.unlink(missing_ok=True)
     assert second.exit_code(timeout_s=60) == 0, second.output
     assert "Setting up localmoe" in second.output, "what nobody checked is not taken for whole"
+
+
+def test_a_checkout_that_was_copied_is_set_up_anew(ready: Checkout, tmp_path: Path) -> None:
+    copy = Checkout(tmp_path / "other" / "copy", ready.home, ready.wheels)
+    shutil.copytree(ready.root, copy.root, symlinks=True)
+    run = copy.run("test")
+    assert run.exit_code() == 0, run.output
+    assert f"the folder was moved or copied from {ready.root}" in run.output
+    (link,) = copy.root.glob(".venv/lib/python*/site-packages/localmoe.pth")
+    assert link.read_text() == f"{copy.root}\n"
+    assert f"{copy.root}/.venv/bin/python" in (copy.root / ".venv" / "bin" / "pip").read_text()
+    assert "Setting up" not in copy.run("test").output
+
+
+def test_a_move_is_told_from_another_way_to_the_same_folder(
+    ready: Checkout, launch: ModuleType, tmp_path: Path
+) -> None:
+    stamp, alias = ready.root / ".venv" / "localmoe-setup.json", tmp_path / "alias"
+    alias.symlink_to(ready.root)
+    assert launch.Setup(alias, ready.home, {"app"}, "cpu").why_not_ready() == ""
+    sharing = tmp_path / "sharing"  # a second checkout that uses the .venv of the first
+    sharing.mkdir()
+    shutil.copy(ready.root / "pyproject.toml", sharing)
+    (sharing / ".venv").symlink_to(ready.root / ".venv")
+    assert launch.Setup(sharing, ready.home, {"app"}, "cpu").why_not_ready() == ""
+    older = {name: value for name, value in json.loads(stamp.read_text()).items() if name != "root"}
+    stamp.write_text(json.dumps(older))
+    assert setup_of(launch, ready).why_not_ready() == ""
+    moved = ready.root.rename(tmp_path / "moved")
+    assert launch.Setup(moved, ready.home, {"app"}, "cpu").why_not_ready() == "", "no place is noted"
+    stamp = moved / ".venv" / "localmoe-setup.json"
+    stamp.write_text(json.dumps({**older, "root": str(ready.root)}))
+    assert "moved or copied from" in launch.Setup(moved, ready.home, {"app"}, "cpu").why_not_ready()
+
+
+def test_a_new_set_up_after_a_move_that_was_broken_off_is_still_made(
+    ready: Checkout, launch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = launch.Setup(ready.root.rename(tmp_path / "moved"), ready.home, {"app"}, "cpu")
+    monkeypatch.setattr(launch.Setup, "make_venv", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        moved.ensure()
+    assert moved.why_not_ready() == "the last set-up was not finished"
+    assert moved.venv_version() == "", "the old one is not worked on"
 
 
 def test_the_cpu_build_in_pips_own_sources_is_taken(first_starts: FirstStarts) -> None:
