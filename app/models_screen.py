@@ -33,7 +33,7 @@ class ModelsScreen:
     tabs: gr.Tabs
     timer: gr.Timer
     seen: gr.Textbox
-    tab: gr.State
+    tab: gr.Textbox
 
     def outputs(self) -> list[Any]:
         """What a refresh may change."""

@@ -13,6 +13,7 @@ from app.models.service import ModelsService
 from app.models_screen import STILL_S, ModelsScreen
 from app.now import NowView
 from app.now_html import frame_html
+from app.page_views import SESSIONS
 from app.screen import Screen, Widgets
 from app.service import ChatService
 from app.tabs.benchmark import connect_benchmark_tab, create_benchmark_tab, refresh_benchmark
@@ -55,6 +56,7 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
     """The whole page on these services."""
     benchmarks = BenchmarkService(service)
     page = gr.Blocks(title="localmoe", fill_width=True, analytics_enabled=False)
+    page.state_session_capacity = SESSIONS
     with page:
         with gr.Row(elem_id="lm-shell"):
             with gr.Column(elem_id="lm-nav", min_width=0):
@@ -86,7 +88,7 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
         screen = Screen(service, now, Widgets(chat, sidebar, settings, header, news, mark, last_chat))
         models_timer = gr.Timer(STILL_S, active=False)
         models_seen = gr.Textbox("", visible=False, label="Models shown")
-        open_tab = gr.State("chat")
+        open_tab = gr.Textbox("chat", visible=False, label="Open tab")  # in the page, as its view
         models_screen = ModelsScreen(
             models, models_widgets, chat.welcome, tabs, models_timer, models_seen, open_tab
         )

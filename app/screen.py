@@ -5,6 +5,7 @@ another way (app/now.py)."""
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from app.chats import Chat, ChatError
 from app.messages import history_entries, split_turns, turn_entries
 from app.now import NowView, turn_key
 from app.now_html import mark_html
+from app.page_views import PageViews, view_text
 from app.service import ChatService
 from app.status_html import header_html, message_html, news_html, own_sampling_html, share_html
 from app.tabs.chat import ChatWidgets
@@ -52,7 +54,8 @@ class Screen:
         self.service = service
         self._now = now
         self.widgets = widgets
-        self.view = gr.State(View())
+        self._views = PageViews()
+        self.view = self._views.box()
         self._search = ChatSearch()
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
@@ -103,8 +106,9 @@ class Screen:
 
     def updates(self, view: View, seen: Seen) -> Updates:
         """A refresh after an action: like `refresh`, and the page remembers its view."""
-        view = replace(view, stamp=time.monotonic_ns())
-        return {**self.refresh(view, seen), self.view: view, self.widgets.last_chat: view.chat_id}
+        view = replace(view, page=view.page or secrets.token_hex(8), stamp=time.monotonic_ns())
+        self._views.keep(view)
+        return {**self.refresh(view, seen), self.widgets.last_chat: view.chat_id}
 
     def chat_id(self, view: View) -> str | None:
         """The chat that the page shows; None for a new one, or one deleted in another window."""
@@ -143,8 +147,10 @@ class Screen:
         coloured = service.answers.show_drafted
         go_on = chat is not None and not running and service.can_continue(chat)
         questions = [message for message in split_turns(chat)[1] if message.role == "user"]
+        held = view_text(view)
         mark = mark_html(chat_id, len(questions), epoch, view.stamp)
         return {
+            "view": (held, lambda: {self.view: held}),
             "history": (
                 (chat_id, revision, view.shown, coloured),
                 lambda: self._history(chat, view.shown, coloured, t),

@@ -20,6 +20,7 @@ class View:
     good: bool = False  # whether the notice is good news
     language: str = "en"
     find: str = ""  # what the list of chats is searched for
+    page: str = ""  # which one, among those that are open; given with its first action
     stamp: int = 0  # grows with every action: which of two answers of the server is the newer one
 
 

@@ -24,7 +24,7 @@ from app.translate import choice_texts, widget_texts
 from localmoe.engine.suggestions import SUGGESTIONS
 
 # names, numbers and what no user sees
-UNTRANSLATED = ("Language code", "Shown", "Models shown", "Due", "Benchmark shown")
+UNTRANSLATED = ("Language code", "Shown", "Models shown", "Due", "Benchmark shown", "View", "Open tab")
 
 
 def texts_in_code() -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""A page that Gradio has forgotten, in a real browser on the fake engine: it goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+from app_process import AppStart
+from browser import PageDriver
+from fake_engine import answer_to
+
+from app.page_views import SESSIONS
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+CHATS = "document.querySelectorAll('li[data-chat]').length"
+
+
+@pytest.fixture(scope="module")
+def app_start() -> AppStart:
+    return AppStart(environment={"GRADIO_IS_E2E_TEST": "1"})  # an hour takes a second
+
+
+def lose_connections() -> None:
+    """Of the browser, and with them the sign of life of each page, which Gradio does not send again."""
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        if "NetworkService" in " ".join(process.cmdline()):
+            process.kill()
+
+
+def test_a_page_that_lost_its_connection_goes_on_in_its_chat(page: PageDriver) -> None:
+    page.send("Question ONE")
+    page.wait_idle()
+    chats = page.evaluate(CHATS)
+    lose_connections()
+    time.sleep(5)
+    page.type("Question TWO")
+    page.wait_answer_is(answer_to("Question TWO"))
+    assert page.questions() == ["Question ONE", "Question TWO"] and page.evaluate(CHATS) == chats
+
+
+OTHERS = """async (count) => {
+    const config = await (await fetch('/config')).json();
+    const tick = config.dependencies.find((one) => one.targets.some(([, event]) => event === 'due'));
+    for (let i = 0; i < count; i++) {
+        const body = { data: ['', ''], fn_index: tick.id, session_hash: `other${i}` };
+        const headers = { 'Content-Type': 'application/json' };
+        const options = { method: 'POST', headers, body: JSON.stringify(body) };
+        const answer = await fetch('/gradio_api/run/predict', options);
+        if (!answer.ok) throw new Error(await answer.text());
+    }
+}"""
+
+
+def test_a_page_goes_on_in_its_chat_after_many_others_were_open(page: PageDriver) -> None:
+    page.send("Question ONE")
+    page.wait_idle()
+    chats = page.evaluate(CHATS)
+    page.page.evaluate(OTHERS, SESSIONS + 5)
+    page.type("Question TWO")
+    page.wait_answer_is(answer_to("Question TWO"))
+    assert page.questions() == ["Question ONE", "Question TWO"] and page.evaluate(CHATS) == chats
