@@ -16,6 +16,7 @@ import gradio as gr
 from app.branches_html import branches_html
 from app.chat_search import ChatSearch
 from app.chats import Chat, ChatError
+from app.edited import listed_html
 from app.messages import history_entries, split_turns, turn_entries
 from app.now import NowView, turn_key
 from app.now_html import mark_html
@@ -60,8 +61,8 @@ class Screen:
         self.seen = gr.Textbox("", visible=False, label="Shown")
         chat = widgets.chat
         self._outputs = [
-            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.go_on,
-            chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
+            self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.listed,
+            chat.go_on, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
             widgets.header, widgets.news, widgets.mark, widgets.last_chat,
         ]  # fmt: skip
@@ -115,10 +116,6 @@ class Screen:
         chat = self._chat(view)
         return chat.id if chat is not None else None
 
-    def turn_start(self, view: View) -> int:
-        """Index of the last turn's first message in the chat."""
-        return len(split_turns(self._chat(view))[0])
-
     def refresh(self, view: View, seen: Seen) -> Updates:
         """What changed since `seen`."""
         parts, shown = self._parts(view), parse_seen(seen)
@@ -163,6 +160,10 @@ class Screen:
             "branches": (
                 (chat_id, revision, view.shown, answering == chat_id),
                 lambda: {widgets.chat.branches: branches_html(chat, view.shown, answering == chat_id, t)},
+            ),
+            "listed": (
+                (chat_id, revision, view.shown),
+                lambda: {widgets.chat.listed: listed_html(chat, view.shown)},
             ),
             "list": (
                 (revision, chat_id, answering, view.find),

@@ -95,16 +95,15 @@ class ChatService:
             return False
         return has_room_to_continue(chat, info.context)
 
-    def edit(self, chat_id: str, index: int, text: str) -> None:
-        """Ask a message of the shown branch anew; what followed the old one stays beside it."""
+    def edit(self, chat_id: str, node: int, text: str) -> None:
+        """Ask a message anew; what followed the old one stays beside it."""
         question = ChatMessage("user", check_message(text), time.time())
         with self.asking:
             engine = self._ready_engine()
             tree = self.chats.get(chat_id).tree
-            path = tree.path()
-            if not 0 <= index < len(path) or tree.nodes[path[index]].role != "user":
+            if not 0 <= node < len(tree.nodes) or tree.nodes[node].role != "user":
                 raise ChatError("Only your own messages can be edited.")
-            self._answer(engine, lambda: self.chats.add(chat_id, question, tree.parents[path[index]]))
+            self._answer(engine, lambda: self.chats.add(chat_id, question, tree.parents[node]))
 
     def show(self, chat_id: str, node: int) -> None:
         """Show another version of a message, and what followed it."""

@@ -82,6 +82,9 @@ CHAT = {
     "version {number} of {total}": "第 {number} 个版本，共 {total} 个",
     "Previous version": "上一个版本",
     "Next version": "下一个版本",
+    "The chat has changed meanwhile: open the message again to edit it.": (
+        "聊天在此期间已改变：请重新打开该消息再编辑。"
+    ),
     "This chat is being answered: wait for the end, or press Stop, to see its other versions.": (
         "此聊天正在回答：请等待结束或按“停止”，再查看其他版本。"
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import gradio as gr
 
+from app.edited import edited_node
 from app.now_html import frame_html
 from app.tabs.models import action_html
 from app.theme import STATIC
@@ -36,6 +37,7 @@ class ChatWidgets:
     history: gr.Chatbot  # finished turns: drawn once
     turn: gr.Chatbot  # the last turn: drawn again while it grows
     branches: gr.HTML  # arrows to other versions of messages, which a script puts in their places
+    listed: gr.HTML  # which messages the lists show, for the script that notes what an edit is of
     go_on: gr.Button
     meter: gr.HTML  # how much of the context is used
     notice: gr.HTML
@@ -56,6 +58,10 @@ def create_chat_tab() -> ChatWidgets:
         "", apply_default_css=False, elem_id="lm-branches",
         js_on_load=(STATIC / "branches.js").read_text(encoding="utf-8"),
     )  # fmt: skip
+    listed = gr.HTML(
+        "", apply_default_css=False, elem_id="lm-listed",
+        js_on_load=(STATIC / "edits.js").read_text(encoding="utf-8"),
+    )  # fmt: skip
     notice = gr.HTML("", apply_default_css=False, elem_id="lm-notice")
     with gr.Row(elem_id="lm-composer"):
         message = gr.Textbox(
@@ -66,7 +72,9 @@ def create_chat_tab() -> ChatWidgets:
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
     meter = gr.HTML(frame_html("meter"), apply_default_css=False, elem_id="lm-meter")
-    return ChatWidgets(welcome, earlier, history, turn, branches, go_on, meter, notice, message, send, stop)
+    return ChatWidgets(
+        welcome, earlier, history, turn, branches, listed, go_on, meter, notice, message, send, stop
+    )
 
 
 def _message_attributes() -> gr.InputHTMLAttributes:
@@ -137,21 +145,16 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
 
 
 def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
-    def edited(view: View, first: int, data: gr.EditData) -> Updates:
+    def handle_edit(view: View, noted: str, data: gr.EditData) -> Updates:
         """Whatever comes of it, draw both lists anew: the browser has already changed its own copy."""
         try:
             text = data.value if isinstance(data.value, str) else ""
-            index = data.index if isinstance(data.index, int) else data.index[0]
-            screen.service.edit(view.chat_id or "", first + index, text)
+            place = data.index if isinstance(data.index, int) else data.index[0]
+            screen.service.edit(view.chat_id or "", edited_node(noted, view.chat_id, place), text)
         except LocalMoeError as error:
             return screen.updates(replace(view, notice=str(error), good=False), "")
         return screen.updates(replace(view, notice=""), "")
 
-    def handle_edit_turn(view: View, data: gr.EditData) -> Updates:
-        return edited(view, screen.turn_start(view), data)
-
-    def handle_edit_history(view: View, data: gr.EditData) -> Updates:
-        return edited(view, max(0, screen.turn_start(view) - view.shown), data)
-
-    screen.listen(widgets.turn.edit, handle_edit_turn, [screen.view])
-    screen.listen(widgets.history.edit, handle_edit_history, [screen.view])
+    for name, chatbot in (("turn", widgets.turn), ("history", widgets.history)):
+        noted = f"(view) => [view, window.localmoeEdited('{name}')]"
+        screen.listen(chatbot.edit, handle_edit, [screen.view, screen.seen], js=noted)

@@ -305,12 +305,12 @@ def test_thoughts_are_timed_and_kept(service: ChatService) -> None:
     assert 0.05 < answer.thought_s < 3 and answer.content == answer_to("think hard")
 
 
-@pytest.mark.parametrize("index", [-1, 1, 2, 99])
-def test_only_own_messages_can_be_edited(service: ChatService, index: int) -> None:
+@pytest.mark.parametrize("node", [-1, 1, 2, 99])
+def test_only_own_messages_can_be_edited(service: ChatService, node: int) -> None:
     chat_id = service.send(None, "hello")
     finish(service)
     with pytest.raises(ChatError):
-        service.edit(chat_id, index, "x")
+        service.edit(chat_id, node, "x")
 
 
 @pytest.mark.parametrize(("text", "word"), [("", "empty"), ("  \n", "empty"), ("x" * 1_000_001, "1,000,001")])

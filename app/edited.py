@@ -1,0 +1,49 @@
+"""Which message an edit is of. A list of the page may be drawn anew while a message of it is being edited,
+and Gradio tells only the place in the list; so the page notes which messages the list showed when the edit
+began (static/edits.js). Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+
+from app.chats import Chat, ChatError
+from app.messages import split_turns
+
+
+def listed_html(chat: Chat | None, shown: int) -> str:
+    """For the page's script: the nodes of the messages that are drawn, by list.
+
+    Args:
+        shown: how many messages of the finished history are drawn.
+    """
+    if chat is None:
+        return ""
+    nodes, cut = chat.tree.path(), len(split_turns(chat)[0])
+    lists = {"history": nodes[max(0, cut - shown) : cut], "turn": nodes[cut:]}
+    told = "".join(
+        f' data-{name}="{escape(json.dumps({"chat": chat.id, "nodes": found}))}"'
+        for name, found in lists.items()
+    )
+    return f"<i hidden{told}></i>"
+
+
+def edited_node(noted: object, chat_id: str | None, place: object) -> int:
+    """The message that was at this place of its list when its edit began.
+
+    Args:
+        noted: by the page's script, then.
+        chat_id: which the page shows now.
+
+    Raises:
+        ChatError: it was in another chat, or nobody knows it.
+    """
+    try:
+        found = json.loads(noted) if isinstance(noted, str) and noted else {}
+        nodes = found["nodes"] if found["chat"] == chat_id else ()
+        node = nodes[place] if isinstance(place, int) and place >= 0 else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        node = None
+    if not isinstance(node, int):
+        raise ChatError("The chat has changed meanwhile: open the message again to edit it.")
+    return node

@@ -1,0 +1,77 @@
+"""A message that is being edited while its list is drawn anew, in a real browser on the fake engine."""
+
+from __future__ import annotations
+
+import pytest
+from app_process import Server, wait_for
+from browser import PageDriver
+from fake_engine import answer_to
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+
+
+def ask(page: PageDriver, *questions: str) -> None:
+    for question in questions:
+        page.send(question)
+        page.wait_answer_is(answer_to(question))
+        page.wait_idle()
+
+
+def open_edit(page: PageDriver, inside: str, text: str) -> None:
+    page.page.locator(f"{inside} button[aria-label='Edit']").last.click()
+    page.page.fill(f"{inside} textarea", text)
+
+
+def other_asks(page: PageDriver, server: Server, question: str, turns: int) -> None:
+    """In a second window; until the first one shows it."""
+    other = page.another(server.url)
+    ask(other, question)
+    other.close()
+    wait_for(lambda: page.page.locator(".lm-turns .user-row").count() == turns, 10, question)
+    page.wait_text("#lm-turn", answer_to(question)[:30])
+
+
+def test_an_edit_is_of_the_message_that_was_opened_when_another_window_goes_on(
+    page: PageDriver, server: Server
+) -> None:
+    ask(page, "Question ONE")
+    open_edit(page, "#lm-turn", "changed")
+    other_asks(page, server, "Question TWO", 2)
+    page.press("Submit", "#lm-turn")
+    page.wait_questions(["changed"])
+    page.wait_answer_is(answer_to("changed"))
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    page.wait_questions(["Question ONE", "Question TWO"])
+
+
+def test_an_edit_of_an_earlier_message_is_of_that_one(page: PageDriver, server: Server) -> None:
+    ask(page, "Question ONE", "Question TWO")
+    open_edit(page, "#lm-history", "changed")
+    other_asks(page, server, "Question THREE", 3)
+    page.press("Submit", "#lm-history")
+    page.wait_questions(["changed"])
+
+
+def test_an_edit_that_was_begun_in_another_chat_changes_nothing(page: PageDriver) -> None:
+    ask(page, "Question ONE")
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    ask(page, "Question TWO")
+    open_edit(page, "#lm-turn", "changed")
+    page.open_chat("Question ONE")
+    page.wait_text("#lm-turn", answer_to("Question ONE")[:30])
+    page.press("Submit", "#lm-turn")  # its box has stayed open
+    page.wait_text("#lm-notice", "The chat has changed meanwhile")
+    page.wait_questions(["Question ONE"])
+    ask(page, "and more")  # the page is as it was
+    page.wait_questions(["Question ONE", "and more"])
+
+
+def test_an_edit_is_given_up_and_another_one_begun(page: PageDriver) -> None:
+    ask(page, "Question ONE", "Question TWO")
+    open_edit(page, "#lm-history", "no")
+    page.press("Cancel", "#lm-history")
+    open_edit(page, "#lm-turn", "changed")
+    page.press("Submit", "#lm-turn")
+    page.wait_questions(["Question ONE", "changed"])
