@@ -8,7 +8,9 @@ import gradio as gr
 
 STATIC = Path(__file__).parent / "static"
 _SHEETS = ("page.css", "live.css")
-_SCRIPTS = ("page.js", "keys.js", "thoughts.js", "copying.js", "live.js", "logs.js", "picture.js")
+_SCRIPTS = (
+    "page.js", "asking.js", "keys.js", "thoughts.js", "copying.js", "live.js", "logs.js", "picture.js",
+)  # fmt: skip
 FAVICON = STATIC / "favicon.svg"
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", "monospace")

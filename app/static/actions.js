@@ -6,16 +6,20 @@ let pressed = null;
 let focused = null;
 let sure = null;
 
+const ask = (id) => {
+  sure = id;
+  mark();
+  window.localmoeSayAsked(id ? find(id) : null);
+};
+
 const act = (button) => {
   const id = same(button);
   if (button.dataset.sure && sure !== id) {
-    sure = id;
-    mark();
-    setTimeout(() => { if (sure === id) { sure = null; mark(); } }, 4000);
+    ask(id);
+    setTimeout(() => { if (sure === id) ask(null); }, 4000);
     return;
   }
-  sure = null;
-  mark();
+  if (sure) ask(null);
   trigger('act', { act: button.dataset.act, key: button.dataset.key });
 };
 
@@ -23,9 +27,7 @@ const act = (button) => {
 const mark = () => {
   for (const button of element.querySelectorAll('button[data-sure]')) {
     const asks = same(button) === sure;
-    if (!button.dataset.text) button.dataset.text = button.textContent;
-    const text = asks ? button.dataset.sure : button.dataset.text;
-    if (button.textContent !== text) button.textContent = text;
+    window.localmoeAsks(button, asks, button.dataset.sure);
     if (button.classList.contains('sure') !== asks) button.classList.toggle('sure', asks);
   }
 };

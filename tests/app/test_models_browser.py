@@ -208,6 +208,13 @@ def test_get_cancel_and_delete_with_what_that_frees(page: PageDriver, server: Se
     wait_card(page, "shelf", MOE, "Fits:")
     press(page, "shelf", "delete", MOE)
     wait_card(page, "shelf", MOE, "Delete and free 3.0 MiB?")
+    shown = f"document.querySelector(\"#lm-shelf [data-model='{MOE}'] [data-act=delete]\")"
+    name = f"{shown}.getAttribute('aria-label')"
+    asked = f"Delete and free 3.0 MiB? {MOE}"
+    assert page.evaluate(name) == asked == page.text("#lm-asking")
+    wait_for(lambda: page.text("#lm-asking") == "", 6, "the end of the question")
+    assert page.evaluate(name) == f"Delete {MOE}"
+    press(page, "shelf", "delete", MOE)
     press(page, "shelf", "delete", MOE)
     page.wait_text("#lm-models-notice", f"Deleted {MOE}: 3.0 MiB are free again")
     wait_for(lambda: card(page, "shelf", MOE) == "", 10, "a list without it")
