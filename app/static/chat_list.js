@@ -1,53 +1,90 @@
-// Clicks in the list of chats become the events 'open_chat', 'rename_chat' and 'delete_chat'.
-const row = (node) => node.closest('li[data-chat]');
+// Clicks in the list of chats become the events 'open_chat', 'rename_chat' and 'delete_chat'. The list may be drawn anew at
+// any time: a title that is being typed and a question that is being asked stay.
+const rowOf = (id) => [...element.querySelectorAll('li[data-chat]')].find((item) => item.dataset.chat === id);
+const deleteOf = (item) => item.querySelector('button[data-act=delete]');
+let renaming = null; // {id, input, open}: the input stands in the place of the button `open`
+let sure = null; // the chat whose Delete asks
+
+const end = (keep) => {
+  const { id, input, open } = renaming;
+  renaming = null;
+  input.replaceWith(open);
+  const title = input.value.trim();
+  if (keep && title && title !== open.title) trigger('rename_chat', { id, title });
+};
 
 const rename = (item) => {
+  if (renaming) end(true);
   const open = item.querySelector('.lm-open');
   const input = document.createElement('input');
   input.className = 'lm-rename';
   input.value = open.title;
   input.maxLength = 80;
   input.setAttribute('aria-label', item.dataset.newTitle);
-  let done = false;
-  const end = (keep) => {
-    if (done) return;
-    done = true;
-    input.replaceWith(open);
-    const title = input.value.trim();
-    if (keep && title && title !== open.title) trigger('rename_chat', { id: item.dataset.chat, title });
-  };
   input.addEventListener('keydown', (event) => {
     event.stopPropagation();
     if (event.key === 'Enter') end(true);
     if (event.key === 'Escape') end(false);
   });
-  input.addEventListener('blur', () => end(true));
+  input.addEventListener('blur', () => setTimeout(() => { // a list that is drawn anew has the input back by then
+    if (renaming?.input === input && document.activeElement !== input) end(true);
+  }));
+  renaming = { id: item.dataset.chat, input, open };
   open.replaceWith(input);
   input.focus();
   input.select();
 };
 
-const remove = (item, button) => {
-  if (item.classList.contains('lm-sure')) {
-    trigger('delete_chat', { id: item.dataset.chat });
+const putBack = () => {
+  if (!renaming || renaming.input.isConnected) return;
+  const open = rowOf(renaming.id)?.querySelector('.lm-open');
+  if (!open) { renaming = null; return; } // the chat is gone
+  const { input } = renaming;
+  const selected = [input.selectionStart, input.selectionEnd, input.selectionDirection];
+  renaming.open = open;
+  open.replaceWith(input);
+  if (document.activeElement !== document.body) return;
+  input.focus({ preventScroll: true });
+  input.setSelectionRange(...selected);
+};
+
+const mark = (item, asks) => {
+  item.classList.toggle('lm-sure', asks);
+  window.localmoeAsks(deleteOf(item), asks, item.dataset.sure);
+};
+
+const markSure = () => {
+  for (const item of element.querySelectorAll('.lm-sure')) if (item.dataset.chat !== sure) mark(item, false);
+  const item = sure && rowOf(sure);
+  if (item && !item.classList.contains('lm-sure')) mark(item, true);
+  return item;
+};
+
+const ask = (id) => {
+  sure = id;
+  const item = markSure();
+  window.localmoeSayAsked(item ? deleteOf(item) : null);
+};
+
+const remove = (id) => {
+  if (sure === id) {
+    ask(null);
+    trigger('delete_chat', { id });
     return;
   }
-  item.classList.add('lm-sure');
-  button.textContent = item.dataset.sure;
-  setTimeout(() => {
-    item.classList.remove('lm-sure');
-    button.textContent = '✕';
-  }, 4000);
+  ask(id);
+  setTimeout(() => { if (sure === id) ask(null); }, 4000);
 };
 
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
   if (!button) return;
-  const item = row(button);
+  const item = button.closest('li[data-chat]');
   if (button.dataset.act === 'open') {
     document.getElementById('lm-shell').classList.remove('lm-show-nav');
     trigger('open_chat', { id: item.dataset.chat });
   }
   if (button.dataset.act === 'rename') rename(item);
-  if (button.dataset.act === 'delete') remove(item, button);
+  if (button.dataset.act === 'delete') remove(item.dataset.chat);
 });
+new MutationObserver(() => { putBack(); markSure(); }).observe(element, { childList: true, subtree: true });
