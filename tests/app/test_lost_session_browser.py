@@ -42,9 +42,10 @@ def test_a_page_that_lost_its_connection_goes_on_in_its_chat(page: PageDriver) -
 
 OTHERS = """async (count) => {
     const config = await (await fetch('/config')).json();
-    const tick = config.dependencies.find((one) => one.targets.some(([, event]) => event === 'due'));
+    const button = config.components.find((one) => one.props.elem_id === 'lm-new').id;
+    const fresh = config.dependencies.find((one) => one.targets.some(([target]) => target === button));
     for (let i = 0; i < count; i++) {
-        const body = { data: ['', ''], fn_index: tick.id, session_hash: `other${i}` };
+        const body = { data: ['', ''], fn_index: fresh.id, session_hash: `other${i}` };
         const headers = { 'Content-Type': 'application/json' };
         const options = { method: 'POST', headers, body: JSON.stringify(body) };
         const answer = await fetch('/gradio_api/run/predict', options);
