@@ -53,6 +53,7 @@ class EngineHolder:
         self._cancel = threading.Event()
         self._thread: threading.Thread | None = None
         self.config = EngineConfig()  # of the last load asked for
+        self.loads = 0  # that were asked for
 
     def status(self) -> EngineStatus:
         """How far the engine is."""
@@ -78,7 +79,7 @@ class EngineHolder:
         with self._lock:
             self._cancel.set()
             self._cancel = threading.Event()
-            self.config = config
+            self.config, self.loads = config, self.loads + 1
             self._publish(EngineStatus(phase="loading", model=model))
             _LOG.info("loading %s", model)
             args = (self._thread, model, config, self._cancel)

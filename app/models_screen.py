@@ -15,6 +15,7 @@ from app.models.service import ModelsService
 from app.models_html import queue_html
 from app.models_view import results_html, shelf_html, suggestions_html
 from app.screen import parse_seen
+from app.status_html import message_html
 from app.tabs.models import ModelsWidgets
 from app.texts import texts_for
 from app.view import Seen, Updates, View
@@ -39,7 +40,7 @@ class ModelsScreen:
         """What a refresh may change."""
         parts = self.widgets
         lists = [parts.queue, parts.suggestions, parts.results, parts.shelf]
-        return [self.seen, self.welcome, self.tabs, self.timer, *lists]
+        return [self.seen, self.welcome, self.tabs, self.timer, parts.notice, *lists]
 
     def inputs(self) -> list[Any]:
         """What `refresh` needs beside the view."""
@@ -81,8 +82,11 @@ class ModelsScreen:
         draft = status.info.draft if status.info is not None else ""
         loaded = (status.model, status.phase, draft, words.improvement_news(status))
         found = models.finder.view().revision
+        model, why = models.notice
+        not_loaded = f"{model}: {t(why)}" if why else ""
         return {
             **parts,
+            "notice": (not_loaded, lambda: {tab.notice: message_html(not_loaded, False)}),
             "suggestions": (what, lambda: {tab.suggestions: suggestions_html(models, t)}),
             "results": ((found, *what), lambda: {tab.results: results_html(models, t)}),
             "shelf": ((loaded, *what), lambda: {tab.shelf: shelf_html(models, t)}),

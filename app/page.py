@@ -64,6 +64,7 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
             with gr.Column(elem_id="lm-main", min_width=0):
                 top = gr.HTML(top_html(Texts()), apply_default_css=False, elem_id="lm-top-line")
                 header = action_html("lm-header")
+                said = gr.HTML("", apply_default_css=False, elem_id="lm-said")
                 news = gr.HTML("", apply_default_css=False, elem_id="lm-news")
                 with gr.Tabs(elem_id="lm-tabs", selected="chat") as tabs:
                     with gr.Tab("Chat", id="chat", elem_id="lm-tab-chat") as chat_tab:
@@ -85,7 +86,8 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
             "", apply_default_css=False, elem_id="lm-mark",
             js_on_load=(STATIC / "now.js").read_text(encoding="utf-8"),
         )  # fmt: skip
-        screen = Screen(service, now, Widgets(chat, sidebar, settings, header, news, mark, last_chat))
+        widgets = Widgets(chat, sidebar, settings, header, said, news, mark, last_chat)
+        screen = Screen(service, now, widgets)
         models_timer = gr.Timer(STILL_S, active=False)
         models_seen = gr.Textbox("", visible=False, label="Models shown")
         open_tab = gr.Textbox("chat", visible=False, label="Open tab")  # in the page, as its view
@@ -97,7 +99,8 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
         connect_sidebar(sidebar, screen)
         connect_settings_tab(settings, screen)
         connect_load_preview(settings.load, settings_tab, screen, models)
-        connect_models_tab(screen, models_screen, [header, chat.welcome, settings.load.preview])
+        places = {header: said, chat.welcome: said, settings.load.preview: settings.load.applied}
+        connect_models_tab(screen, models_screen, places)
         connect_benchmark_tab(benchmark, screen, benchmarks)
         shown = (chat_tab, models_tab, settings_tab, benchmark_tab, logs_tab)
         for tab, name in zip(shown, TABS, strict=True):

@@ -41,6 +41,7 @@ class Widgets:
     sidebar: SidebarWidgets
     settings: SettingsWidgets
     header: gr.HTML
+    said: gr.HTML  # what came of its buttons
     news: gr.HTML
     mark: gr.HTML  # what the page shows, for its script
     last_chat: gr.BrowserState
@@ -64,7 +65,8 @@ class Screen:
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.listed,
             chat.go_on, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
-            widgets.header, widgets.news, widgets.mark, widgets.last_chat,
+            widgets.header, widgets.said, widgets.news, widgets.mark,
+            widgets.last_chat,
         ]  # fmt: skip
 
     def listen(
@@ -77,8 +79,8 @@ class Screen:
     ) -> None:
         """Attach a listener that may change anything above and `extra`; nothing waits in a queue."""
         event(
-            handler, list(inputs), [*self._outputs, *extra], queue=False, show_progress="hidden",
-            api_visibility="private", js=js,
+            handler, list(inputs), list(dict.fromkeys([*self._outputs, *extra])), queue=False,
+            show_progress="hidden", api_visibility="private", js=js,
         )  # fmt: skip
 
     def listen_to_script(self) -> None:
@@ -171,7 +173,7 @@ class Screen:
             ),
             "files": (chat_id, lambda: {widgets.sidebar.files: files_html(chat_id, t)}),
             # these two are read out when they change, so the page gets them only then
-            "header": (hash(header), lambda: {widgets.header: header}),
+            "header": (hash(header), lambda: {widgets.header: header, widgets.said: ""}),
             "news": (hash(news), lambda: {widgets.news: news}),
             "share": (hash(share), lambda: {widgets.settings.load.share: share}),
             "own sampling": (hash(own), lambda: {widgets.settings.answers.sampling.own: own}),

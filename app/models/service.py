@@ -44,10 +44,10 @@ class ModelsService:
         self.queue = DownloadQueue(home / "downloads.json", self.client.call, self._arrived)
         self.fits = Fits(home / "hardware.json", chats.holder.status, self._load_config, self._busy)
         self._lock = threading.Lock()
-        self._opening = ""  # the model whose load leads to the chat
+        self._opening: tuple[str, int] | None = None  # the model and the load that leads to the chat
         self._closed = threading.Event()
         self.opened = 0  # loads that led to the chat
-        self.notice: tuple[str, bool] = ("", True)  # a sentence on what happened without a click
+        self.notice = ("", "")  # a model that was got and then not loaded, and why
 
     def start(self) -> None:
         """Go on with the queue."""
@@ -116,25 +116,31 @@ class ModelsService:
                 self.opened += 1
             return ""
         sentence = self.chats.apply_load(load)
-        with self._lock:
-            self._opening = model
+        self._lead_to_chat(model)
         return sentence
 
     def load_anew(self, *, budget_bytes: int | None = None, context: int | None = None) -> str:
-        """Load the model that failed with the budget or context that would work."""
+        """Load the model that failed with the budget or context that would work; where the loaded one takes
+        it as it is, the page stays where it was asked for."""
         load = self.chats.load_settings
         if budget_bytes is not None:
             load = replace(load, vram_budget=typed_size(budget_bytes))
         if context is not None:
             load = replace(load, context=str(context))
+        sentence = self.chats.apply_load(load)
+        if not sentence:
+            self._lead_to_chat(load.model)
+        return sentence
+
+    def _lead_to_chat(self, model: str) -> None:
         with self._lock:
-            self._opening = load.model
-        return self.chats.apply_load(load)
+            self._opening = model, self.chats.holder.loads
+            self.notice = ("", "")
 
     def stop_load(self) -> None:
         """Cancel the load under way."""
         with self._lock:
-            self._opening = ""
+            self._opening = None
         self.chats.holder.cancel_load()
 
     def unload(self) -> None:
@@ -142,13 +148,14 @@ class ModelsService:
         self.chats.holder.unload()
 
     def progress_flow(self) -> int:
-        """Called by every refresh of a page: notes that a load has led to the chat; how many have."""
-        status = self.chats.holder.status()
+        """Called by every refresh of a page: notes that a load has led to the chat; how many have. One that
+        another load has overtaken leads nowhere."""
         with self._lock:
-            if self._opening and status.phase != "loading" and status.model == self._opening:
-                if status.phase == "ready":
+            status, loads = self.chats.holder.status(), self.chats.holder.loads
+            if self._opening is not None and (status.phase != "loading" or self._opening[1] != loads):
+                if status.phase == "ready" and self._opening == (status.model, loads):
                     self.opened += 1
-                self._opening = ""
+                self._opening = None
             return self.opened
 
     def _arrived(self, download: Download) -> None:
@@ -160,9 +167,9 @@ class ModelsService:
             if self._closed.wait(_POLL_S):
                 return
         try:
-            self.notice = (self.chat_with(download.repo_id, download.draft), True)
+            self.chat_with(download.repo_id, download.draft)
         except LocalMoeError as error:
-            self.notice = (str(error), False)
+            self.notice = (download.repo_id, str(error))
 
     # --- the rest -------------------------------------------------------------------------------------------
 
@@ -220,7 +227,7 @@ class ModelsService:
 
     def moves(self) -> bool:
         """Whether something here changes by itself soon."""
-        return self.queue.moves() or self.finder.moves() or self.shelf.moves() or bool(self._opening)
+        return self.queue.moves() or self.finder.moves() or self.shelf.moves() or self._opening is not None
 
     def reports(self) -> list[str]:
         """Sentences on files that could not be read or written."""

@@ -103,25 +103,34 @@ def create_models_tab() -> ModelsWidgets:
     )  # fmt: skip
 
 
-def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list[gr.HTML]) -> None:
-    """Attach the listeners. others: parts elsewhere on the page with the same buttons."""
+def connect_models_tab(
+    screen: Screen, models_screen: ModelsScreen, others: Mapping[gr.HTML, gr.HTML]
+) -> None:
+    """Attach the listeners. others: parts elsewhere on the page with the same buttons, and where each says
+    what comes of them."""
     models, widgets = models_screen.models, models_screen.widgets
     acts = _acts(models)
     done = _Done(screen, models_screen)
 
-    def handle_act(
-        draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, tab: str, event: gr.EventData
-    ) -> Updates:
-        data = event._data if isinstance(event._data, dict) else {}
-        name, key = str(data.get("act", "")), str(data.get("key", ""))
+    def acting(place: gr.HTML) -> Callable[..., Updates]:
+        """The listener of a part whose sentences are shown at this place."""
 
-        def act() -> str:
-            if name not in acts:
-                raise ConfigError("This button is of an older page: load the page again.")
-            return acts[name](key, _draft_choice(draft, ready_made))
+        def handle_act(
+            draft: str, ready_made: str, view: View, seen: Seen, tab_seen: Seen, tab: str, event: gr.EventData
+        ) -> Updates:
+            data = event._data if isinstance(event._data, dict) else {}
+            name, key = str(data.get("act", "")), str(data.get("key", ""))
 
-        shown = replace(view, chat_id=None, shown=WINDOW) if name in ("get-chat", "chat") else view
-        return {**done(view, shown, seen, (tab_seen, tab), act), **token_updates(widgets, view.language)}
+            def act() -> str:
+                if name not in acts:
+                    raise ConfigError("This button is of an older page: load the page again.")
+                return acts[name](key, _draft_choice(draft, ready_made))
+
+            shown = replace(view, chat_id=None, shown=WINDOW) if name in ("get-chat", "chat") else view
+            updates = done(view, shown, seen, (tab_seen, tab), act, place)
+            return {**updates, **token_updates(widgets, view.language)}
+
+        return handle_act
 
     def handle_search(query: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
         return done(view, view, seen, (tab_seen, tab), lambda: models.search(query or ""))
@@ -139,11 +148,11 @@ def connect_models_tab(screen: Screen, models_screen: ModelsScreen, others: list
         return {**updates, widgets.token: "", **token_updates(widgets, view.language)}
 
     state = [screen.view, screen.seen, *models_screen.inputs()]
-    outputs = [widgets.notice, *models_screen.outputs()]
+    outputs = models_screen.outputs()
     choice = [widgets.draft, widgets.ready_made]
     token_outputs = [*outputs, widgets.token, widgets.token_state]
-    for part in [*widgets.lists(), *others]:
-        screen.listen(part.act, handle_act, [*choice, *state], token_outputs)
+    for part, place in {**dict.fromkeys(widgets.lists(), widgets.notice), **others}.items():
+        screen.listen(part.act, acting(place), [*choice, *state], [*token_outputs, place])
     for event in (widgets.search.click, widgets.query.submit):
         screen.listen(event, handle_search, [widgets.query, *state], outputs)
     widgets.query.focus(
@@ -165,14 +174,16 @@ def token_updates(widgets: ModelsWidgets, language: str) -> Updates:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """Does what the user asked; the sentence that comes of it, or the refusal, is shown in the tab."""
+    """Does what the user asked; the sentence that comes of it, or the refusal, is shown where that was, in
+    the tab or at another place."""
 
     screen: Screen
     models_screen: ModelsScreen
 
     def __call__(
-        self, view: View, new_view: View, seen: Seen, shown: tuple[Seen, str], act: Callable[[], str]
-    ) -> Updates:
+        self, view: View, new_view: View, seen: Seen, shown: tuple[Seen, str], act: Callable[[], str],
+        place: gr.HTML | None = None,
+    ) -> Updates:  # fmt: skip
         t = texts_for(view.language)
         try:
             message, good = act(), True
@@ -180,7 +191,7 @@ class _Done:
             message, good, new_view = str(error), False, view
         return {
             **self.screen.updates(new_view, seen), **self.models_screen.refresh(new_view, *shown),
-            self.models_screen.widgets.notice: message_html(t(message), good),
+            place or self.models_screen.widgets.notice: message_html(t(message), good),
         }  # fmt: skip
 
 

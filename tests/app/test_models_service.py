@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import gradio as gr
 import pytest
 from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
@@ -18,9 +20,12 @@ from app.models.queue_file import Download
 from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
+from app.models_screen import ModelsScreen
 from app.service import ChatService
 from app.status_html import header_html, message_html
+from app.tabs.models import create_models_tab
 from app.texts import ENGLISH, IN_CHINESE
+from app.view import View
 from localmoe.core import errors
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.model_facts import Fit
@@ -135,6 +140,57 @@ def test_a_load_is_stopped_and_leads_nowhere(models: ModelsService, loader: Fake
     models.chat_with("org/quick")
     wait_for(lambda: ready(models, "org/quick"))
     assert models.progress_flow() == 1
+
+
+def test_a_load_that_is_refused_leads_nowhere(models: ModelsService) -> None:
+    models.chats.send(None, "a long story")
+    with pytest.raises(ConfigError, match="An answer is being written"):
+        models.load_anew(budget_bytes=24 * MIB)
+    assert models.progress_flow() == 0 and not models.moves()
+    models.chats.runner.stop_and_wait()
+    assert "24.0 MiB" in models.load_anew(budget_bytes=24 * MIB)  # which the loaded model takes as it is
+    assert models.progress_flow() == 0
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_load_that_another_overtakes_leads_nowhere_and_neither_does_a_later_one_of_the_model(
+    models: ModelsService, loader: FakeLoader, looked: bool
+) -> None:
+    service = models.chats
+
+    def apply(model: str) -> None:
+        service.apply_load(replace(service.load_settings, model=model))
+        wait_for(lambda: ready(models, model))
+
+    loader.load_s = 5.0
+    models.chat_with("org/slow")
+    loader.load_s = 0.0
+    apply("org/other")
+    assert not looked or (models.progress_flow() == 0 and not models.moves())
+    apply("org/slow")
+    assert models.progress_flow() == 0 and not models.moves()
+
+
+def test_a_download_that_is_not_loaded_says_so_in_the_tab_until_one_is(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.fits, "hardware", lambda: None)
+
+    async def build() -> ModelsScreen:
+        with gr.Blocks():
+            others = gr.HTML(), gr.Tabs(), gr.Timer(active=False), gr.Textbox(), gr.State("models")
+            return ModelsScreen(models, create_models_tab(), *others)
+
+    screen = asyncio.run(build())
+
+    def notice() -> str:
+        return str(screen._parts(View(), "models")["notice"][1]()[screen.widgets.notice])
+
+    assert screen.widgets.notice in screen.outputs() and notice() == ""
+    models._arrived(Download("1", "org/moe", state="done", then_chat=True, draft="org/never-got"))
+    assert "org/moe: " in notice() and "org/never-got" in notice()
+    models.chat_with("org/moe")
+    assert notice() == ""
 
 
 def test_what_is_loaded_is_not_deleted_and_a_waiting_one_is_cancelled(models: ModelsService) -> None:
