@@ -64,7 +64,7 @@ class NowView:
         status = service.holder.status()
         running = job is not None and job.finish is None
         answering = (job.chat_id, job.started) if job is not None and running else None
-        shown = (service.chats.revision, answering, service.answers.show_drafted)
+        shown = (service.chats.revision, answering, service.answers, service.load_settings)
         return f"{self._start}{hash((shown, self._status_key(status, running))):x}"
 
     def tell(self, asked: Asked) -> dict[str, object]:

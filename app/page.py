@@ -86,7 +86,8 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
             "", apply_default_css=False, elem_id="lm-mark",
             js_on_load=(STATIC / "now.js").read_text(encoding="utf-8"),
         )  # fmt: skip
-        widgets = Widgets(chat, sidebar, settings, header, said, news, mark, last_chat)
+        kept = gr.HTML("", apply_default_css=False, visible="hidden")  # outside of tabs, which come late
+        widgets = Widgets(chat, sidebar, settings, header, said, news, kept, mark, last_chat)
         screen = Screen(service, now, widgets)
         models_timer = gr.Timer(STILL_S, active=False)
         models_seen = gr.Textbox("", visible=False, label="Models shown")
@@ -114,7 +115,7 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
             t = texts_for(code)
             return {
                 live_cards: live_cards_html(t), logs: logs_html(service.logs.path, t),
-                **form_values(settings, service), **screen.updates(view, ""),
+                **screen.updates(view, ""), **form_values(settings, service), kept: gr.skip(),
                 **models_screen.refresh(view, "", shown_tab),
                 **token_updates(models_widgets, code), top: top_html(t),
                 **refresh_benchmark(benchmark, benchmarks, view, "", None),

@@ -43,6 +43,7 @@ class Widgets:
     header: gr.HTML
     said: gr.HTML  # what came of its buttons
     news: gr.HTML
+    kept: gr.HTML  # changes when settings have changed, here or elsewhere; a change of a State tells nobody
     mark: gr.HTML  # what the page shows, for its script
     last_chat: gr.BrowserState
 
@@ -65,7 +66,7 @@ class Screen:
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.listed,
             chat.go_on, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
-            widgets.header, widgets.said, widgets.news, widgets.mark,
+            widgets.kept, widgets.header, widgets.said, widgets.news, widgets.mark,
             widgets.last_chat,
         ]  # fmt: skip
 
@@ -177,6 +178,10 @@ class Screen:
             "news": (hash(news), lambda: {widgets.news: news}),
             "share": (hash(share), lambda: {widgets.settings.load.share: share}),
             "own sampling": (hash(own), lambda: {widgets.settings.answers.sampling.own: own}),
+            "settings": (
+                hash((service.load_settings, service.answers)),
+                lambda: {widgets.kept: str(time.monotonic_ns())},  # another one when told again
+            ),
             "buttons": (running, lambda: self._buttons(running)),
             "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
             "mark": (mark, lambda: {widgets.mark: mark}),

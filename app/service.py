@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,8 +49,8 @@ class ChatService:
         self.logs = LogBook(home / "logs")
         self.list_models = list_models
         self.asking = threading.Lock()  # who begins an answer or a benchmark, or changes the engine
-        self.load_settings = self.store.load
-        self.answers = self.store.answers
+        self._changing = threading.Lock()  # two windows may change settings for answers at once
+        self.load_settings, self.answers = self.store.load, self.store.answers
         self._to_keep: LoadSettings | None = None  # applied, and kept once they have led to a loaded model
 
     # --- chats ---------------------------------------------------------------------------------------------
@@ -183,11 +183,12 @@ class ChatService:
         """Load the chosen model in the background."""
         self.holder.load(self.load_settings.model, self.load_settings.engine_config(self.answers))
 
-    def set_answers(self, values: Mapping[str, object]) -> str:
-        """Check and keep what holds from the next answer on; a sentence for the page."""
-        answers = check_answers(values)
-        self.store.save(answers=answers)
-        self.answers = answers
+    def set_answers(self, changed: Mapping[str, object]) -> str:
+        """Check and keep what holds from the next answer on, all else as it is; a sentence for the page."""
+        with self._changing:
+            answers = check_answers({**asdict(self.answers), **changed})
+            self.store.save(answers=answers)
+            self.answers = answers
         self.holder.capture_ahead(answers.sampling)
         if answers.draft_length != 0 and self.holder.config.draft_length == 0:
             return "Saved. Drafting was off when the model was loaded: press Apply to load it with its draft."

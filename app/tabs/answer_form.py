@@ -4,7 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -12,8 +12,9 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
+from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, keep
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
-from app.tabs.sampling_row import Held, SamplingRow, create_sampling_row, held_of, settle
+from app.tabs.sampling_row import SamplingRow, create_sampling_row, held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View, in_sight
 from app.words import THINKING
@@ -31,7 +32,8 @@ _USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The widgets; `saved` says what came of a change of a control."""
+    """The widgets; `saved` says what came of a change of a control, `shown` is what the page knows of the
+    form."""
 
     system_prompt: gr.Textbox
     draft_mode: gr.Radio
@@ -45,6 +47,7 @@ class AnswerForm:
     prompts: PresetRow
     samplings: PresetRow
     saved: gr.HTML
+    shown: gr.State
 
     def settings(self, values: Sequence[Any]) -> dict[str, Any]:
         """The settings that the values of `fields` mean, by their names."""
@@ -120,26 +123,49 @@ def create_answer_form() -> AnswerForm:
         saved = gr.HTML("", apply_default_css=False, elem_id="lm-saved")
     return AnswerForm(
         system_prompt, draft_mode, draft_length, thinking, sampling, policy, strict, show_drafted,
-        approximate, prompts, samplings, saved,
+        approximate, prompts, samplings, saved, gr.State(None),
     )  # fmt: skip
 
 
 def answer_values(form: AnswerForm, service: ChatService) -> Updates:
     """What the form shows when a page opens."""
     answers = service.answers
-    length = answers.draft_length
-    mode = "auto" if length == "auto" else "off" if length == 0 else "fixed"
-    fixed = length if isinstance(length, int) and length > 0 else _USUAL_DRAFT_LENGTH
-    plain = {widget: getattr(answers, name) for name, widget in form.plain_fields().items()}
     return {
-        **plain,
+        **_filled(form, answers, ["draft_length", *form.plain_fields()]),
         **preset_values(form.prompts, service),
         **preset_values(form.samplings, service),
-        form.sampling.held: held_of(answers),
-        form.sampling.seed: "" if answers.seed is None else str(answers.seed),
-        form.draft_mode: mode,
-        form.draft_length: gr.Number(value=fixed, visible=in_sight(mode == "fixed")),
+        form.shown: Shown.of(answers),
     }
+
+
+def followed_answers(
+    form: AnswerForm, service: ChatService, shown: Shown | None, values: Sequence[Any]
+) -> Updates:
+    """What the form shows otherwise once settings were changed elsewhere; what its user is changing stays.
+
+    Args:
+        values: of `fields`.
+    """
+    now = service.answers
+    if shown is None:
+        return {form.shown: Shown.of(now)}
+    said = form.settings(values)
+    names = changed_elsewhere(said, shown.kept, now)
+    held = held_of({**said, **{name: getattr(now, name) for name in names}})
+    return {**_filled(form, now, names), form.shown: Shown(now, held)}
+
+
+def _filled(form: AnswerForm, answers: AnswerSettings, names: Sequence[str]) -> Updates:
+    """The widgets of these settings."""
+    shown, plain = as_shown(answers), form.plain_fields()
+    updates: Updates = {plain[name]: shown[name] for name in names if name in plain}
+    if "draft_length" in names:
+        length = answers.draft_length
+        mode = "auto" if length == "auto" else "off" if length == 0 else "fixed"
+        fixed = length if isinstance(length, int) and length > 0 else _USUAL_DRAFT_LENGTH
+        updates[form.draft_mode] = mode
+        updates[form.draft_length] = gr.Number(value=fixed, visible=in_sight(mode == "fixed"))
+    return updates
 
 
 def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
@@ -149,25 +175,29 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     connect_preset_row(form.prompts, form, screen)
     connect_preset_row(form.samplings, form, screen)
 
-    def handle_change(view: View, held: Held, mode: str, length: float | None, *plain: Any) -> Updates:
-        shown = form.settings([mode, length, *plain])
-        wanted = settle(shown, held, service.answers)
+    def handle_change(
+        view: View, shown: Shown | None, mode: str, length: float | None, *plain: Any
+    ) -> Updates:
+        shown = shown or Shown.of(service.answers)
+        said = form.settings([mode, length, *plain])
+        wanted = settle(said, shown.held, shown.kept)
+        shown = replace(shown, held=held_of(wanted))
         try:
-            message, good = service.set_answers(wanted), True
+            (shown, message), good = keep(service, wanted, shown), True
         except LocalMoeError as error:
             message, good = str(error), False
-        switch = gr.skip() if wanted["own_sampling"] == shown["own_sampling"] else wanted["own_sampling"]
+        switch = gr.skip() if wanted["own_sampling"] == said["own_sampling"] else wanted["own_sampling"]
         return {
             form.saved: message_html(texts_for(view.language)(message), good),
             form.draft_length: gr.Number(visible=in_sight(mode == "fixed")),
             form.sampling.own_sampling: switch,
-            form.sampling.held: held_of(wanted),
+            form.shown: shown,
         }
 
     gr.on(
         [event for widget in form.fields() for event in user_edits(widget)], handle_change,
-        [screen.view, form.sampling.held, *form.fields()],
-        [form.saved, form.draft_length, form.sampling.own_sampling, form.sampling.held],
+        [screen.view, form.shown, *form.fields()],
+        [form.saved, form.draft_length, form.sampling.own_sampling, form.shown],
         queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )  # fmt: skip
 

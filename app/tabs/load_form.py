@@ -3,7 +3,7 @@ nothing itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadForm:
-    """The widgets; `share` says what the budget buys, `applied` what came of Apply."""
+    """The widgets; `share` says what the budget buys, `applied` what came of Apply. held: the settings that
+    the form was last filled in from; refilled: changes when it was filled in after the page opened."""
 
     model: gr.Dropdown
     automatic: gr.Checkbox
@@ -39,10 +40,12 @@ class LoadForm:
     apply: gr.Button
     applied: gr.HTML
     share: gr.HTML
+    held: gr.State
+    refilled: gr.HTML
 
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
-        return [*self.choices(), self.automatic]
+        return [*self.choices(), self.automatic, self.held]
 
     def choices(self) -> list[Any]:
         """Inputs of Apply, in the order of `chosen_settings`."""
@@ -50,6 +53,14 @@ class LoadForm:
             self.model, self.budget, self.context, self.link, self.better_draft, self.draft_bits, self.lanes,
             self.threads,
         ]  # fmt: skip
+
+    def named(self) -> dict[str, Any]:
+        """Widgets by the name of their setting."""
+        return {
+            "model": self.model, "vram_budget": self.budget, "context": self.context,
+            "emulated_link": self.link, "better_draft": self.better_draft, "draft_bits": self.draft_bits,
+            "lanes": self.lanes, "cpu_threads": self.threads,
+        }  # fmt: skip
 
 
 def create_load_form() -> LoadForm:
@@ -107,9 +118,10 @@ def create_load_form() -> LoadForm:
         apply = gr.Button("Apply", variant="primary", elem_id="lm-apply")
         applied = gr.HTML("", apply_default_css=False, elem_id="lm-applied")
         share = gr.HTML("", apply_default_css=False, elem_id="lm-share")
+        refilled = gr.HTML("", apply_default_css=False, visible="hidden")
     return LoadForm(
         model, automatic, slider, budget, context, draft_bits, better_draft, lanes, threads, link, preview,
-        apply, applied, share,
+        apply, applied, share, gr.State(None), refilled,
     )  # fmt: skip
 
 
@@ -125,39 +137,76 @@ def chosen_settings(
     )  # fmt: skip
 
 
-def load_values(form: LoadForm, service: ChatService) -> Updates:
-    """What the form shows when a page opens."""
-    load = service.load_settings
-    try:
-        models = list(service.list_models())
-    except LocalMoeError:
-        models = [("demo", "demo")]
+def edited_settings(now: LoadSettings, shown: LoadSettings, held: LoadSettings | None) -> LoadSettings:
+    """The settings `now`, but for those that the user has changed in the form: it may show others that were
+    changed elsewhere meanwhile.
+
+    Args:
+        shown: what the form says.
+        held: what it was filled in from; None: it is not known, and all that the form says is meant.
+    """
+    if held is None:
+        return shown
+    names = changed_names(held, shown)
+    wanted = replace(now, **{name: getattr(shown, name) for name in names})
+    return wanted if wanted.model == now.model else replace(wanted, draft="")
+
+
+def changed_names(before: LoadSettings, after: LoadSettings) -> list[str]:
+    """The settings that the form shows otherwise."""
+    first, second = _shown(before), _shown(after)
+    return [name for name in first if first[name] != second[name]]
+
+
+def _shown(load: LoadSettings) -> dict[str, str | bool]:
+    """What the widgets show, by the name of the setting."""
     return {
-        form.model: gr.Dropdown(choices=models, value=load.model),
-        form.budget: load.vram_budget,
-        form.context: load.context,
-        form.link: load.emulated_link,
-        form.automatic: parse_budget(load.vram_budget) is None,
-        form.draft_bits: load.draft_bits.strip(),
-        form.lanes: load.lanes.strip().lower(),
-        form.threads: load.cpu_threads,
-        form.better_draft: load.better_draft.strip().lower() == "on",
-    }
+        "model": load.model, "vram_budget": load.vram_budget, "context": load.context,
+        "emulated_link": load.emulated_link, "better_draft": load.better_draft.strip().lower() == "on",
+        "draft_bits": load.draft_bits.strip(), "lanes": load.lanes.strip().lower(),
+        "cpu_threads": load.cpu_threads,
+    }  # fmt: skip
+
+
+def model_choices(service: ChatService) -> list[tuple[str, str]]:
+    """The models of this computer, as far as they can be listed."""
+    try:
+        return list(service.list_models())
+    except LocalMoeError:
+        return [("demo", "demo")]
+
+
+def load_values(form: LoadForm, service: ChatService, held: LoadSettings | None = None) -> Updates:
+    """What the form shows when a page opens; with held, only what is to be shown otherwise than that: what
+    the user is about to change elsewhere in the form stays."""
+    load, widgets = service.load_settings, form.named()
+    shown: Updates = _shown(load)
+    names = list(shown) if held is None else changed_names(held, load)
+    updates: Updates = {widgets[name]: shown[name] for name in names}
+    if "model" in names:
+        updates[form.model] = gr.Dropdown(choices=model_choices(service), value=load.model)
+    if "vram_budget" in names:
+        updates[form.automatic] = parse_budget(load.vram_budget) is None
+    return {**updates, form.held: load}
 
 
 def connect_load_form(form: LoadForm, screen: Screen) -> None:
     """Attach the listener."""
+    service = screen.service
 
-    def handle_apply(view: View, seen: Seen, *choices: Any) -> Updates:
+    def handle_apply(view: View, seen: Seen, held: LoadSettings | None, *choices: Any) -> Updates:
+        shown = chosen_settings(service.load_settings, *choices)
+        wanted, kept = edited_settings(service.load_settings, shown, held), held
         try:
-            wanted = chosen_settings(screen.service.load_settings, *choices)
-            message, good = screen.service.apply_load(wanted), True
+            message, good = service.apply_load(wanted), True
+            if held is not None:  # what was changed elsewhere is still to be filled in
+                kept = replace(held, **{name: getattr(shown, name) for name in changed_names(held, shown)})
         except LocalMoeError as error:
             message, good = str(error), False
         return {
             **screen.updates(view, seen),
-            form.applied: message_html(texts_for(view.language)(message), good),
-        }
+            form.applied: message_html(texts_for(view.language)(message), good), form.held: kept,
+        }  # fmt: skip
 
-    inputs = [screen.view, screen.seen, *form.choices()]
-    screen.listen(form.apply.click, handle_apply, inputs, [form.applied])
+    inputs = [screen.view, screen.seen, form.held, *form.choices()]
+    screen.listen(form.apply.click, handle_apply, inputs, [form.applied, form.held])

@@ -12,7 +12,7 @@ from app.load_preview import budgets_for, is_known, preview_html
 from app.models.service import ModelsService, typed_size
 from app.settings import parse_budget
 from app.tabs.answer_form import user_edits
-from app.tabs.load_form import LoadForm, chosen_settings
+from app.tabs.load_form import LoadForm, chosen_settings, model_choices
 from app.tabs.newest_edit import NewestEdit
 from app.texts import texts_for
 from app.view import Updates, View
@@ -53,7 +53,8 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
 
     def handle_select(view: View, *choices: Any) -> Updates:
         models.shelf.refresh(closely=True)
-        return handle_edit(view, *choices)
+        listed = gr.Dropdown(choices=model_choices(models.chats))  # some may have been got since
+        return {**handle_edit(view, *choices), form.model: listed}
 
     def handle_slide(view: View, slid: float, *choices: Any) -> Updates:
         size = f"{round(slid)}MiB"
@@ -92,8 +93,8 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
     edits = [event for widget in choices for event in user_edits(widget)]
     _listen(edits, answering(handle_edit), [screen.view, *choices], parts)
     looks = answering(handle_select, edits=False), answering(handle_edit, edits=False)
-    _listen([tab.select], looks[0], [screen.view, *choices], parts)
-    _listen([form.share.change], looks[1], [screen.view, *choices], parts)
+    _listen([tab.select], looks[0], [screen.view, *choices], [*parts, form.model])
+    _listen([form.share.change, form.refilled.change], looks[1], [screen.view, *choices], parts)
     known = [form.preview, form.slider, timer]
     _listen([timer.tick], answering(handle_tick, edits=False), [screen.view, *choices], known)
     form.preview.act(

@@ -4,7 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -13,7 +13,8 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
-from app.tabs.sampling_row import Held, held_of, settle
+from app.tabs.answer_edits import Shown, keep
+from app.tabs.sampling_row import held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -57,16 +58,24 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     """Attach the listeners. What is chosen holds from the next answer on, as what is typed does."""
     service, plain = screen.service, form.plain_fields()
 
-    def handle_choose(view: View, name: str | None, held: Held, *values: Any) -> Updates:
+    def handle_choose(view: View, name: str | None, shown: Shown | None, *values: Any) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
             return {row.said: gr.skip()}  # a new name, to be saved
         if row.kind == "sampling":
             preset["own_sampling"] = False
-        wanted = {**settle(form.settings(values), held, service.answers), **preset}
+        before = shown or Shown.of(service.answers)
+        wanted = {**settle(form.settings(values), before.held, before.kept), **preset}
+        after = [replace(before, held=held_of(wanted))]
+
+        def choose() -> str:
+            known, sentence = keep(service, wanted, after[0], also=tuple(preset))
+            after.append(known)
+            return sentence
+
+        said = _said(view, choose)
         filled = {plain[field]: wanted[field] for field in (*preset, "own_sampling")}
-        said = _said(view, lambda: service.set_answers(wanted))
-        return {**filled, form.sampling.held: held_of(wanted), **said}
+        return {**filled, form.shown: after[-1], **said}
 
     def handle_save(view: View, name: str | None, *values: Any) -> Updates:
         """Of what the form shows: what was typed last may not be kept yet."""
@@ -99,8 +108,8 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
 
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
-        handle_choose, [screen.view, row.name, form.sampling.held, *form.fields()],
-        [row.said, form.sampling.held, *plain.values()], **quiet,
+        handle_choose, [screen.view, row.name, form.shown, *form.fields()],
+        [row.said, form.shown, *plain.values()], **quiet,
     )  # fmt: skip
     row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
     row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

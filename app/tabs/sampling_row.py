@@ -20,7 +20,6 @@ class SamplingRow:
 
     own_sampling: gr.Checkbox
     own: gr.HTML
-    held: gr.State
     temperature: gr.Number
     top_p: gr.Number
     top_k: gr.Number
@@ -49,10 +48,7 @@ def create_sampling_row() -> SamplingRow:
         max_new_tokens = gr.Number(label="Max new tokens", elem_id="lm-max", info=latest)
         penalty = gr.Number(label="Repetition penalty", step=0.05, elem_id="lm-repetition", info="1: off")
         seed = gr.Textbox("", label="Seed", elem_id="lm-seed", info="Empty: another one every time")
-    held = gr.State(())
-    return SamplingRow(
-        own_sampling, own, held, temperature, top_p, top_k, min_p, max_new_tokens, penalty, seed
-    )
+    return SamplingRow(own_sampling, own, temperature, top_p, top_k, min_p, max_new_tokens, penalty, seed)
 
 
 def held_of(settings: Mapping[str, Any] | AnswerSettings) -> Held:

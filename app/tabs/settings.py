@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from app.service import ChatService
-from app.tabs.answer_form import AnswerForm, answer_values, connect_answer_form, create_answer_form
+from app.settings import LoadSettings
+from app.tabs.answer_edits import Shown
+from app.tabs.answer_form import (
+    AnswerForm,
+    answer_values,
+    connect_answer_form,
+    create_answer_form,
+    followed_answers,
+)
 from app.tabs.load_form import LoadForm, connect_load_form, create_load_form, load_values
 from app.view import Updates
 
@@ -26,7 +35,7 @@ class SettingsWidgets:
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
         answers = self.answers
-        others = (answers.prompts.name, answers.samplings.name, answers.sampling.held)
+        others = (answers.prompts.name, answers.samplings.name, answers.shown)
         return [*self.load.fields(), *answers.fields(), *others]
 
 
@@ -43,5 +52,18 @@ def form_values(widgets: SettingsWidgets, service: ChatService) -> Updates:
 
 def connect_settings_tab(widgets: SettingsWidgets, screen: Screen) -> None:
     """Attach the listeners."""
-    connect_load_form(widgets.load, screen)
-    connect_answer_form(widgets.answers, screen)
+    load, answers, service = widgets.load, widgets.answers, screen.service
+    connect_load_form(load, screen)
+    connect_answer_form(answers, screen)
+
+    def handle_kept(held: LoadSettings | None, shown: Shown | None, *values: Any) -> Updates:
+        """Settings were changed, maybe in another tab or window: the forms follow."""
+        followed = load_values(load, service, held)
+        told = {load.refilled: str(time.monotonic_ns())} if len(followed) > 1 else {}
+        return {**followed, **told, **followed_answers(answers, service, shown, values)}
+
+    screen.widgets.kept.change(
+        handle_kept, [load.held, answers.shown, *answers.fields()],
+        [*load.fields(), load.refilled, *answers.fields(), answers.shown],
+        queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
+    )  # fmt: skip

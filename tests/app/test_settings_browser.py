@@ -2,10 +2,94 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
+from app_process import Server, wait_for
 from browser import PageDriver
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+
+
+def kept(server: Server, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((server.home / "settings.json").read_text())[kind]
+    return found
+
+
+def wait_value(page: PageDriver, elem_id: str, text: str) -> None:
+    wait_for(lambda: page.value(elem_id) == text, 10, f"{text} in {elem_id}")
+
+
+def load_folder(page: PageDriver, server: Server, folder: Path) -> None:
+    page.page.bring_to_front()
+    page.open_tab("models")
+    page.wait_text("#lm-shelf", "On this computer")
+    page.fill("lm-folder", str(folder))
+    page.page.click("#lm-open-folder")
+    wait_for(lambda: server.health()["model"] == str(folder), 15, "the folder's model")
+    server.wait("ready")
+
+
+def test_the_form_follows_what_is_loaded_elsewhere_and_keeps_what_is_typed(
+    page: PageDriver, server: Server, tiny16: Any
+) -> None:
+    folder = tiny16("qwen3_moe")
+    other = page.another(server.url)
+    other.settings()
+    other.fill("lm-context", "512")  # and not applied yet
+    load_folder(page, server, folder)
+    page.settings()
+    wait_value(page, "lm-model", str(folder))
+    wait_value(other, "lm-model", str(folder))
+    assert other.value("lm-context") == "512" and page.value("lm-context") == "auto"
+    page.fill("lm-budget", "24MiB")
+    page.apply("24.0 MiB")
+    wait_value(other, "lm-budget", "24MiB")
+    wait_for(lambda: not other.page.is_checked("#lm-automatic input"), 10, "the switch to follow")
+    assert server.health()["model"] == str(folder), "Apply says nothing of the model"
+    other.apply("")
+    wait_for(lambda: kept(server, "load")["context"] == "512", 10, "what was typed in the other window")
+    assert (kept(server, "load")["model"], kept(server, "load")["vram_budget"]) == (str(folder), "24MiB")
+    wait_value(page, "lm-context", "512")
+    page.choose_model("demo")
+    page.fill("lm-budget", "auto")
+    page.fill("lm-context", "auto")
+    page.apply("")
+    wait_for(lambda: kept(server, "load")["model"] == "demo", 15, "the model of before")
+    wait_value(other, "lm-model", "demo (31.0 MiB)")
+    other.close()
+
+
+def test_two_windows_change_settings_of_answers_and_undo_nothing_of_each_other(
+    page: PageDriver, server: Server
+) -> None:
+    other = page.another(server.url)
+    page.settings()
+    other.settings()
+    other.page.locator("#lm-system textarea").type("Be br")  # is still typing
+    page.fill("lm-temperature", "1.25")
+    page.page.click("#lm-thinking input")
+    page.page.click("#lm-thinking [role=option]:has-text('Low effort')")
+    wait_for(lambda: kept(server, "answers")["thinking"] == "low", 10, "what the first window says")
+    wait_value(other, "lm-temperature", "1.25")
+    wait_value(other, "lm-thinking", page.value("lm-thinking"))
+    wait_for(lambda: not other.page.is_checked("#lm-own-sampling input"), 10, "the switch to follow")
+    assert other.page.input_value("#lm-system textarea") == "Be br"
+    other.page.locator("#lm-system textarea").type("ief.")
+    other.page.keyboard.press("Tab")
+    wait_for(lambda: kept(server, "answers")["system_prompt"] == "Be brief.", 10, "the prompt")
+    now = kept(server, "answers")
+    assert (now["temperature"], now["thinking"], now["own_sampling"]) == (1.25, "low", False)
+    wait_for(lambda: page.page.input_value("#lm-system textarea") == "Be brief.", 10, "it in the first one")
+    page.choose_draft("Off")
+    other.page.wait_for_selector("#lm-draft input[value=off]:checked")
+    other.fill("lm-seed", "7")
+    wait_for(lambda: kept(server, "answers")["seed"] == 7, 10, "the seed")
+    assert kept(server, "answers")["draft_length"] == 0
+    page.choose_draft("Auto")
+    other.close()
 
 
 def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDriver) -> None:

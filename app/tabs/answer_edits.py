@@ -1,0 +1,64 @@
+"""Which of the answers' settings the user of one page has changed: only those are kept from its form, as
+another window may have changed the others meanwhile. Knows no widget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from app.service import ChatService
+from app.settings import SAMPLING_NUMBERS, AnswerSettings, check_answers
+from app.tabs.sampling_row import Held, held_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a page knows of its form. kept: the settings as it was told of them; the form differs from them
+    by what its user has changed. held: its switch and numbers after the last edit."""
+
+    kept: AnswerSettings
+    held: Held
+
+    @classmethod
+    def of(cls, answers: AnswerSettings) -> Shown:
+        """A form that was filled in from these."""
+        return cls(answers, held_of(answers))
+
+
+def as_shown(answers: AnswerSettings) -> dict[str, Any]:
+    """The settings as a form says them, by their names."""
+    return {**asdict(answers), "seed": "" if answers.seed is None else str(answers.seed)}
+
+
+def edited(said: Mapping[str, Any], kept: AnswerSettings) -> dict[str, Any]:
+    """What a form says otherwise than the settings `kept`. Its numbers come with the switch that says whether
+    they are used."""
+    before = as_shown(kept)
+    changed = {name: value for name, value in said.items() if value != before[name]}
+    if not changed.keys().isdisjoint(SAMPLING_NUMBERS):
+        changed["own_sampling"] = said["own_sampling"]
+    return changed
+
+
+def keep(
+    service: ChatService, said: Mapping[str, Any], shown: Shown, also: Sequence[str] = ()
+) -> tuple[Shown, str]:
+    """Keep what the form says otherwise than its page was told; what the page knows then, and a sentence.
+
+    Args:
+        also: settings to keep whatever the page was told of them.
+
+    Raises:
+        LocalMoeError: one of them is out of range, or the disk refuses; nothing is kept.
+    """
+    changed = {**edited(said, shown.kept), **{name: said[name] for name in also}}
+    kept = check_answers({**asdict(shown.kept), **changed})
+    sentence = service.set_answers(changed)
+    return replace(shown, kept=kept), sentence
+
+
+def changed_elsewhere(said: Mapping[str, Any], kept: AnswerSettings, now: AnswerSettings) -> list[str]:
+    """The settings that are other ones `now`, and that the form's user is not changing just now."""
+    before, after = as_shown(kept), as_shown(now)
+    return [name for name in said if before[name] != after[name] and said[name] == before[name]]
