@@ -25,10 +25,12 @@ def open_edit(page: PageDriver, inside: str, text: str) -> None:
 def other_asks(page: PageDriver, server: Server, question: str, turns: int) -> None:
     """In a second window; until the first one shows it."""
     other = page.another(server.url)
-    ask(other, question)
+    other.send(question)
+    other.wait_answer_is(answer_to(question))
     other.close()
     wait_for(lambda: page.page.locator(".lm-turns .user-row").count() == turns, 10, question)
-    page.wait_text("#lm-turn", answer_to(question)[:30])
+    page.wait_answer_is(answer_to(question))
+    page.wait_idle()
 
 
 def test_an_edit_is_of_the_message_that_was_opened_when_another_window_goes_on(
