@@ -26,10 +26,12 @@ def load_folder(page: PageDriver, server: Server, folder: Path) -> None:
     page.page.bring_to_front()
     page.open_tab("models")
     page.wait_text("#lm-shelf", "On this computer")
+    page.page.wait_for_timeout(500)  # Gradio may empty a box once that has just come into sight
     page.fill("lm-folder", str(folder))
     page.page.click("#lm-open-folder")
     wait_for(lambda: server.health()["model"] == str(folder), 15, "the folder's model")
     server.wait("ready")
+    page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")  # where the load leads
 
 
 def test_the_form_follows_what_is_loaded_elsewhere_and_keeps_what_is_typed(
