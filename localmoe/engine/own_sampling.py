@@ -62,10 +62,8 @@ def _number(name: str, value: object) -> float | int:
         raise TypeError(name)
     if name == "temperature" and 0 < value < LEAST_TEMPERATURE:
         value = 0.0  # who asks for a millionth means greedy
+    if name == "top_k" and float(value).is_integer():
+        value = int(value)
     checked: dict[str, Any] = {name: value}
     SamplingConfig(**checked)
-    if name != "top_k":
-        return float(value)
-    if value != int(value):
-        raise TypeError(name)
-    return int(value)
+    return value if name == "top_k" else float(value)
