@@ -148,7 +148,7 @@ class Screen:
         go_on = chat is not None and not running and service.can_continue(chat)
         questions = [message for message in split_turns(chat)[1] if message.role == "user"]
         held = view_text(view)
-        mark = mark_html(chat_id, len(questions), epoch, view.stamp)
+        mark = mark_html(chat_id, len(questions), running, epoch, view.stamp)
         return {
             "view": (held, lambda: {self.view: held}),
             "history": (

@@ -8,7 +8,7 @@ let grown = null; // the answer's text that is to be shown: {key, of, parts}
 let last = null; // what was painted last: {of, text}
 let newest = 0; // the stamp of the user's last action that the page has shown
 let keyAt = -TYPING_MS; // when something was typed last
-let wrong = 0; // how often in a row the conversation was not what the mark says
+let wrong = 0; // how often in a row the conversation or its buttons were not what the mark says
 let dueSince = 0; // when a refresh was asked for that has not come yet
 let asking = false, again = false, next = null, rest = null;
 
@@ -40,10 +40,17 @@ window.localmoeCheck = (seen, turn) => {
   return [];
 };
 
-// What a refresh takes for shown: nothing, if the conversation is not what it should be.
+// What a refresh takes for shown: nothing, if the conversation or a button is not what it should be.
 window.localmoeSeen = (seen) => (wrong >= WRONG ? '' : seen);
 
+// Gradio loses a change of a button that it is just putting in.
+const hasWrongButton = (at) => {
+  const [send, stop] = ['lm-send', 'lm-stop'].map((id) => document.getElementById(id) !== null);
+  return (send || stop) && (stop !== (at.running === '1') || send === stop);
+};
+
 const isWrong = (at) => {
+  if (hasWrongButton(at)) return true;
   const turn = document.getElementById('lm-turn');
   if (!turn || turn.querySelector('textarea')) return false; // a question is being edited
   return turn.querySelectorAll('[data-testid=user]').length !== Number(at.asked);

@@ -206,6 +206,29 @@ def test_a_page_that_the_server_does_not_know_opens_its_chat_again(page: PageDri
     assert page.questions() == ["hello"] and page.answer() == answer_to("hello")
 
 
+def test_a_change_of_the_buttons_that_was_lost_is_made_again(page: PageDriver) -> None:
+    """As Gradio loses one of a button that it is just putting in."""
+    shown, hidden = ({"visible": visible, "__type__": "update"} for visible in (True, False))
+    lost: list[int] = []
+
+    def lose(route: Any) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        for i, pair in enumerate(pairwise(told["data"])):
+            if not lost and pair == (shown, hidden):  # Send comes back, Stop goes
+                told["data"][i] = told["data"][i + 1] = {"__type__": "update"}
+                lost.append(i)
+        route.fulfill(response=answer, json=told)
+
+    page.start_again()
+    page.page.route(PREDICT, lose)
+    page.send("hello")
+    wait_for(lambda: page.evaluate("0") == 0 and lost, 20, "an answer whose end the buttons do not learn")
+    page.page.unroute(PREDICT)
+    page.wait_idle()
+    wait_for(lambda: page.page.query_selector("#lm-send") is not None, 10, "Send")
+
+
 def test_what_is_being_typed_counts_in_the_context_meter(page: PageDriver) -> None:
     page.start_again()
     page.page.fill("#lm-message textarea", "one two three")
