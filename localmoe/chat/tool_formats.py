@@ -18,7 +18,7 @@ from localmoe.chat.harmony import harmony_marks
 from localmoe.core.tools import Tool, ToolCall
 
 Texts = Mapping[str, frozenset[str]]  # tool -> its parameters that are texts
-_NAME = re.compile(r"[^\s<>{}]+")
+_NAME = re.compile("[^\\s<>{}\ud800-\udfff]+")
 _JSON = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
 
 
@@ -62,7 +62,20 @@ def _call(name: Any, arguments: Any) -> ToolCall:
         arguments = _JSON.decode(arguments or "{}")
     if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or not isinstance(arguments, dict):
         raise ValueError("no call of a tool")
-    return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name.strip(), _as_json(arguments))
+
+
+def _as_json(arguments: dict[str, Any]) -> str:
+    """Raises ValueError: JSON has no such value, as Python's sets and what is not finite."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError("no arguments") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair, which a model wrote as an escape: it stays one
+        return json.dumps(arguments, allow_nan=False)
+    return text
 
 
 def _object(found: Any) -> ToolCall:
@@ -167,7 +180,12 @@ def _read_python(block: str, texts: Texts) -> list[ToolCall]:
     for node in nodes:
         if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
             raise ValueError("no call with named arguments")
-        values = {str(word.arg): ast.literal_eval(_AsPython().visit(word.value)) for word in node.keywords}
+        try:
+            values = {
+                str(word.arg): ast.literal_eval(_AsPython().visit(word.value)) for word in node.keywords
+            }
+        except (TypeError, SyntaxError, MemoryError) as error:  # keys that cannot be any
+            raise ValueError("no values") from error
         calls.append(_call(ast.unparse(node.func), values))
     return _some(calls)
 

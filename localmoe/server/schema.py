@@ -72,6 +72,7 @@ def _function(value: object) -> object:
 
 
 def _arguments(value: object) -> object:
+    value = "{}" if value == "" else value  # of a call without any, as some clients have it
     try:
         found = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):

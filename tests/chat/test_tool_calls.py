@@ -70,7 +70,7 @@ def split(name: str, pieces: list[str], tools: tuple[Tool, ...] = (WEATHER, NOW)
     stream = ToolStream(FORMATS[name], tools)
     found = [*(stream.add(piece) for piece in pieces), stream.finish()]
     calls = [call for part in found for call in part.calls]
-    assert all(isinstance(call, ToolCall) for call in calls)
+    assert all(isinstance(call, ToolCall) and (call.name + call.arguments).encode() for call in calls)
     return "".join(part.text for part in found), [(call.name, json.loads(call.arguments)) for call in calls]
 
 
@@ -120,6 +120,8 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
         ("json", '<tool_call>{"function": {"name": "now", "arguments":'
          '{"s": "a\nb </tool_call> c"}}}</tool_call>',
          [("now", {"s": "a\nb </tool_call> c"})]),
+        ("json", '<tool_call>{"name": "now", "arguments": {"a": "\\ud83d", "b": "é"}}</tool_call>',
+         [("now", {"a": "\ud83d", "b": "é"})]),
         ("functions", "<function=now>\n</function>", [("now", {})]),
         ("functions", "<tool_call>\n<function=now>\n<parameter=s>\n a\n\nb </parameter> c\n</parameter>\n"
          "</function>\n<function=weather>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
@@ -156,6 +158,10 @@ def test_other_forms_of_a_notation_are_read(name: str, text: str, calls: list[An
         ("arguments", '<tool_call>{"name": "now"}</tool_call>'), ("arguments", "<tool_call>\n\n</tool_call>"),
         ("python", "<|tool_call_start|>now(1)<|tool_call_end|>"),
         ("python", "<|tool_call_start|>__import__('os').system(a=open('x'))<|tool_call_end|>"),
+        *(("python", f"<|tool_call_start|>[now(a={value})]<|tool_call_end|>")
+          for value in ("{1, 2}", "b'x'", "{[1]: 2}", "{(1, 2): 3}", "1 + 2j", "...", "1e999", "x")),
+        ("json", '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
+        ("json", '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'),
         ("python", "<|tool_call_start|>" + "(" * 5000 + "<|tool_call_end|>"),
         ("gemma", "<|tool_call>call:now{a:<|\"|>b}<tool_call|>"),
         ("gemma", "<|tool_call>call:now{a}<tool_call|>"),

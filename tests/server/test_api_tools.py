@@ -104,6 +104,15 @@ def test_where_no_tool_is_called_it_is_an_answer_like_any_other(
     assert engine.last is not None and bool(engine.last.tools) == ("tool_choice" not in more)
 
 
+def test_a_call_without_arguments_may_have_an_empty_text(
+    client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}
+    messages: Any = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and?"}]
+    client.chat.completions.create(model="scripted", messages=messages)
+    assert engine.last is not None and engine.last.messages[0].tool_calls == (ToolCall("now", "{}", "a"),)
+
+
 def test_results_go_back_with_the_names_of_what_was_called(
     client: openai.OpenAI, engine: ScriptedEngine
 ) -> None:
