@@ -180,7 +180,7 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     ) -> Updates:
         shown = shown or Shown.of(service.answers)
         said = form.settings([mode, length, *plain])
-        wanted = settle(said, shown.held, shown.kept)
+        wanted = settle(said, shown.held)
         shown = replace(shown, held=held_of(wanted))
         try:
             (shown, message), good = keep(service, wanted, shown), True

@@ -65,7 +65,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
         if row.kind == "sampling":
             preset["own_sampling"] = False
         before = shown or Shown.of(service.answers)
-        wanted = {**settle(form.settings(values), before.held, before.kept), **preset}
+        wanted = {**settle(form.settings(values), before.held), **preset}
         after = [replace(before, held=held_of(wanted))]
 
         def choose() -> str:

@@ -59,13 +59,13 @@ def held_of(settings: Mapping[str, Any] | AnswerSettings) -> Held:
     return tuple(settings[name] for name in names)
 
 
-def settle(settings: Mapping[str, Any], held: Held, kept: AnswerSettings) -> dict[str, Any]:
+def settle(settings: Mapping[str, Any], held: Held) -> dict[str, Any]:
     """What a form's settings mean: its switch is off once a number was changed while it was on. Values are
     compared and no event is asked, as of several quick edits Gradio tells of one.
 
     Args:
-        held: of the form, before it was edited; empty: it is not known, and is taken to be what is kept.
+        held: of the form, before it was edited.
     """
-    own, *numbers = held or held_of(kept)
+    own, *numbers = held
     changed = numbers != [settings[name] for name in SAMPLING_NUMBERS]
     return {**settings, "own_sampling": bool(settings["own_sampling"]) and not (own and changed)}

@@ -43,7 +43,7 @@ def test_a_refused_edit_stays_one_until_it_is_mended(service: ChatService) -> No
 def test_a_number_is_used_though_another_window_switched_the_models_own_on() -> None:
     off = replace(USUAL, own_sampling=False)
     said = {**as_shown(off), "temperature": 0.7}
-    assert edited(settle(said, Shown.of(off).held, off), off) == {"temperature": 0.7, "own_sampling": False}
+    assert edited(settle(said, Shown.of(off).held), off) == {"temperature": 0.7, "own_sampling": False}
 
 
 EDITS = st.fixed_dictionaries(
