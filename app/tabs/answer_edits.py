@@ -3,13 +3,14 @@ another window may have changed the others meanwhile. Knows no widget."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.service import ChatService
 from app.settings import SAMPLING_NUMBERS, AnswerSettings, check_answers
-from app.tabs.sampling_row import Held, held_of
+from app.tabs.sampling_row import HELD_NAMES, Held, held_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,22 @@ class Shown:
     def of(cls, answers: AnswerSettings) -> Shown:
         """A form that was filled in from these."""
         return cls(answers, held_of(answers))
+
+    def follow(self, now: AnswerSettings, names: Sequence[str]) -> Shown:
+        """After these settings were filled in as they are `now`. An edit that its listener has yet to hear of
+        stays one: the rest of `held` is as it was."""
+        held = dict(zip(HELD_NAMES, self.held, strict=True))
+        held.update((name, getattr(now, name)) for name in names)
+        return Shown(now, held_of(held))
+
+
+class FormMemory:
+    """`Shown` of one page, which several of its listeners may read and change at the same time: each holds
+    the lock from its look at it until it has changed it."""
+
+    def __init__(self, answers: AnswerSettings) -> None:
+        self.lock = threading.Lock()
+        self.shown = Shown.of(answers)
 
 
 def as_shown(answers: AnswerSettings) -> dict[str, Any]:

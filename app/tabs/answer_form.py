@@ -12,7 +12,7 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
-from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, keep
+from app.tabs.answer_edits import FormMemory, as_shown, changed_elsewhere, keep
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
 from app.tabs.sampling_row import SamplingRow, create_sampling_row, held_of, settle
 from app.texts import texts_for
@@ -32,7 +32,7 @@ _USUAL_DRAFT_LENGTH = 4  # what "Fixed" starts with
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The widgets; `saved` says what came of a change of a control, `shown` is what the page knows of the
+    """The widgets; `saved` says what came of a change of a control, `memory` is what the page knows of the
     form."""
 
     system_prompt: gr.Textbox
@@ -47,7 +47,7 @@ class AnswerForm:
     prompts: PresetRow
     samplings: PresetRow
     saved: gr.HTML
-    shown: gr.State
+    memory: gr.State
 
     def settings(self, values: Sequence[Any]) -> dict[str, Any]:
         """The settings that the values of `fields` mean, by their names."""
@@ -134,25 +134,25 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
         **_filled(form, answers, ["draft_length", *form.plain_fields()]),
         **preset_values(form.prompts, service),
         **preset_values(form.samplings, service),
-        form.shown: Shown.of(answers),
+        form.memory: FormMemory(answers),
     }
 
 
 def followed_answers(
-    form: AnswerForm, service: ChatService, shown: Shown | None, values: Sequence[Any]
+    form: AnswerForm, service: ChatService, memory: FormMemory | None, values: Sequence[Any]
 ) -> Updates:
     """What the form shows otherwise once settings were changed elsewhere; what its user is changing stays.
 
     Args:
         values: of `fields`.
     """
-    now = service.answers
-    if shown is None:
-        return {form.shown: Shown.of(now)}
-    said = form.settings(values)
-    names = changed_elsewhere(said, shown.kept, now)
-    held = held_of({**said, **{name: getattr(now, name) for name in names}})
-    return {**_filled(form, now, names), form.shown: Shown(now, held)}
+    if memory is None:  # the connection was lost for long
+        return {form.memory: FormMemory(service.answers)}
+    with memory.lock:
+        now = service.answers
+        names = changed_elsewhere(form.settings(values), memory.shown.kept, now)
+        memory.shown = memory.shown.follow(now, names)
+    return {**_filled(form, now, names), form.memory: gr.skip()}
 
 
 def _filled(form: AnswerForm, answers: AnswerSettings, names: Sequence[str]) -> Updates:
@@ -176,28 +176,28 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     connect_preset_row(form.samplings, form, screen)
 
     def handle_change(
-        view: View, shown: Shown | None, mode: str, length: float | None, *plain: Any
+        view: View, memory: FormMemory | None, mode: str, length: float | None, *plain: Any
     ) -> Updates:
-        shown = shown or Shown.of(service.answers)
-        said = form.settings([mode, length, *plain])
-        wanted = settle(said, shown.held)
-        shown = replace(shown, held=held_of(wanted))
-        try:
-            (shown, message), good = keep(service, wanted, shown), True
-        except LocalMoeError as error:
-            message, good = str(error), False
+        memory, said = memory or FormMemory(service.answers), form.settings([mode, length, *plain])
+        with memory.lock:
+            wanted = settle(said, memory.shown.held)
+            memory.shown = replace(memory.shown, held=held_of(wanted))
+            try:
+                (memory.shown, message), good = keep(service, wanted, memory.shown), True
+            except LocalMoeError as error:
+                message, good = str(error), False
         switch = gr.skip() if wanted["own_sampling"] == said["own_sampling"] else wanted["own_sampling"]
         return {
             form.saved: message_html(texts_for(view.language)(message), good),
             form.draft_length: gr.Number(visible=in_sight(mode == "fixed")),
             form.sampling.own_sampling: switch,
-            form.shown: shown,
+            form.memory: memory,
         }
 
     gr.on(
         [event for widget in form.fields() for event in user_edits(widget)], handle_change,
-        [screen.view, form.shown, *form.fields()],
-        [form.saved, form.draft_length, form.sampling.own_sampling, form.shown],
+        [screen.view, form.memory, *form.fields()],
+        [form.saved, form.draft_length, form.sampling.own_sampling, form.memory],
         queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )  # fmt: skip
 

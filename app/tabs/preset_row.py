@@ -13,7 +13,7 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
-from app.tabs.answer_edits import Shown, keep
+from app.tabs.answer_edits import FormMemory, keep
 from app.tabs.sampling_row import held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View
@@ -58,24 +58,24 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     """Attach the listeners. What is chosen holds from the next answer on, as what is typed does."""
     service, plain = screen.service, form.plain_fields()
 
-    def handle_choose(view: View, name: str | None, shown: Shown | None, *values: Any) -> Updates:
+    def handle_choose(view: View, name: str | None, memory: FormMemory | None, *values: Any) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
             return {row.said: gr.skip()}  # a new name, to be saved
         if row.kind == "sampling":
             preset["own_sampling"] = False
-        before = shown or Shown.of(service.answers)
-        wanted = {**settle(form.settings(values), before.held), **preset}
-        after = [replace(before, held=held_of(wanted))]
+        memory = memory or FormMemory(service.answers)
 
         def choose() -> str:
-            known, sentence = keep(service, wanted, after[0], also=tuple(preset))
-            after.append(known)
+            memory.shown, sentence = keep(service, wanted, memory.shown, also=tuple(preset))
             return sentence
 
-        said = _said(view, choose)
+        with memory.lock:
+            wanted = {**settle(form.settings(values), memory.shown.held), **preset}
+            memory.shown = replace(memory.shown, held=held_of(wanted))
+            said = _said(view, choose)
         filled = {plain[field]: wanted[field] for field in (*preset, "own_sampling")}
-        return {**filled, form.shown: after[-1], **said}
+        return {**filled, form.memory: memory, **said}
 
     def handle_save(view: View, name: str | None, *values: Any) -> Updates:
         """Of what the form shows: what was typed last may not be kept yet."""
@@ -108,8 +108,8 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
 
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
-        handle_choose, [screen.view, row.name, form.shown, *form.fields()],
-        [row.said, form.shown, *plain.values()], **quiet,
+        handle_choose, [screen.view, row.name, form.memory, *form.fields()],
+        [row.said, form.memory, *plain.values()], **quiet,
     )  # fmt: skip
     row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
     row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

@@ -11,7 +11,8 @@ import gradio as gr
 
 from app.settings import SAMPLING_NUMBERS, AnswerSettings
 
-Held = tuple[Any, ...]  # of a form: the switch and the numbers, as they were after its last edit
+HELD_NAMES = ("own_sampling", *SAMPLING_NUMBERS)
+Held = tuple[Any, ...]  # of a form: these, as they were after its last edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,9 @@ def create_sampling_row() -> SamplingRow:
 
 def held_of(settings: Mapping[str, Any] | AnswerSettings) -> Held:
     """The switch and the numbers of these settings."""
-    names = ("own_sampling", *SAMPLING_NUMBERS)
     if isinstance(settings, AnswerSettings):
-        return tuple(getattr(settings, name) for name in names)
-    return tuple(settings[name] for name in names)
+        return tuple(getattr(settings, name) for name in HELD_NAMES)
+    return tuple(settings[name] for name in HELD_NAMES)
 
 
 def settle(settings: Mapping[str, Any], held: Held) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.service import ChatService
 from app.settings import LoadSettings
-from app.tabs.answer_edits import Shown
+from app.tabs.answer_edits import FormMemory
 from app.tabs.answer_form import (
     AnswerForm,
     answer_values,
@@ -35,7 +35,7 @@ class SettingsWidgets:
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
         answers = self.answers
-        others = (answers.prompts.name, answers.samplings.name, answers.shown)
+        others = (answers.prompts.name, answers.samplings.name, answers.memory)
         return [*self.load.fields(), *answers.fields(), *others]
 
 
@@ -56,14 +56,14 @@ def connect_settings_tab(widgets: SettingsWidgets, screen: Screen) -> None:
     connect_load_form(load, screen)
     connect_answer_form(answers, screen)
 
-    def handle_kept(held: LoadSettings | None, shown: Shown | None, *values: Any) -> Updates:
+    def handle_kept(held: LoadSettings | None, memory: FormMemory | None, *values: Any) -> Updates:
         """Settings were changed, maybe in another tab or window: the forms follow."""
         followed = load_values(load, service, held)
         told = {load.refilled: str(time.monotonic_ns())} if len(followed) > 1 else {}
-        return {**followed, **told, **followed_answers(answers, service, shown, values)}
+        return {**followed, **told, **followed_answers(answers, service, memory, values)}
 
     screen.widgets.kept.change(
-        handle_kept, [load.held, answers.shown, *answers.fields()],
-        [*load.fields(), load.refilled, *answers.fields(), answers.shown],
+        handle_kept, [load.held, answers.memory, *answers.fields()],
+        [*load.fields(), load.refilled, *answers.fields(), answers.memory],
         queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )  # fmt: skip

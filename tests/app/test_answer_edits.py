@@ -69,6 +69,20 @@ def test_a_form_follows_all_but_what_its_user_is_changing(
         assert value == (said if name in own else as_shown(after))[name]
 
 
+@given(now=EDITS, typed=st.sampled_from((0.25, 0.75)))
+def test_a_number_that_is_being_typed_ends_own_sampling_though_the_form_followed_meanwhile(
+    now: dict[str, Any], typed: float
+) -> None:
+    before, after = replace(USUAL, own_sampling=True), replace(USUAL, own_sampling=True, **now)
+    said = {**as_shown(before), "temperature": typed}  # its listener has yet to hear of it
+    names = changed_elsewhere(said, before, after)
+    shown = Shown.of(before).follow(after, names)
+    said = {**said, **{name: as_shown(after)[name] for name in names}}
+    wanted = settle(said, shown.held)
+    assert not wanted["own_sampling"]
+    assert edited(wanted, shown.kept)["temperature"] == typed
+
+
 def test_two_windows_that_change_settings_at_once_undo_nothing_of_each_other(
     service: ChatService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,28 @@ def test_two_windows_change_settings_of_answers_and_undo_nothing_of_each_other(
     other.close()
 
 
+def test_a_number_that_is_being_typed_while_the_form_follows_still_ends_own_sampling(
+    page: PageDriver, server: Server
+) -> None:
+    other, box = page.another(server.url), "#lm-temperature input"
+    page.settings()
+    other.settings()
+    if not other.page.is_checked("#lm-own-sampling input"):
+        other.page.check("#lm-own-sampling input")
+        wait_for(lambda: kept(server, "answers")["own_sampling"], 10, "the model's own sampling")
+    other.page.fill(box, "0.35")  # and has not left it
+    page.fill("lm-seed", "11")
+    wait_value(other, "lm-seed", "11")
+    assert other.page.input_value(box) == "0.35" and kept(server, "answers")["temperature"] != 0.35
+    other.page.locator(box).press("Tab")
+    wait_for(lambda: kept(server, "answers")["temperature"] == 0.35, 10, "the number")
+    assert not kept(server, "answers")["own_sampling"]
+    wait_for(lambda: not other.page.is_checked("#lm-own-sampling input"), 10, "the switch")
+    other.fill("lm-seed", "")
+    wait_for(lambda: kept(server, "answers")["seed"] is None, 10, "no seed")
+    other.close()
+
+
 def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDriver) -> None:
     page.settings()
     page.fill("lm-budget", "1MiB")  # this computer is not measured while an answer is written
