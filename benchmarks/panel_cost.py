@@ -55,8 +55,8 @@ class App:
     """The page's server in this process, with a loaded model."""
 
     def __init__(self, model: str, home: Path) -> None:
-        from app.__main__ import load_engine
         from app.address import bind
+        from app.main import load_engine
         from app.models.service import ModelsService
         from app.server import PageServer, make_app
         from app.service import ChatService

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fake_engine import FakeLoader
 
-from app.__main__ import main
+from app.main import main
 
 
 def _models() -> list[tuple[str, str]]:

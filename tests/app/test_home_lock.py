@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from app_process import ROOT, wait_for
 
-from app.__main__ import main
 from app.address import running_page, state_file
 from app.home_lock import HomeInUseError, home_lock
+from app.main import main
 
 HOLDER = """
 import sys, time

@@ -12,8 +12,8 @@ import pytest
 from support.engines import budget_for_slots
 
 from app import logs
-from app.__main__ import load_engine
 from app.logs import LogBook
+from app.main import load_engine
 from app.service import ChatService
 from localmoe.core.config import EngineConfig
 

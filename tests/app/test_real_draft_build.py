@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from app_process import ROOT, wait_for
 
-from app.__main__ import load_engine
 from app.engine_holder import EngineHolder
 from app.engine_status import EngineStatus
+from app.main import load_engine
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.draft_config import DraftSettings, GptqSettings
 from localmoe.core.errors import LocalMoeError

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from app_process import FAKE, ROOT, running_app
 
-from app.__main__ import main
 from app.address import AddressRefusedError, bind, page_url
+from app.main import main
 from localmoe.server.address import AddressUnusableError, PortTakenError
 
 
@@ -61,6 +61,15 @@ def test_a_home_that_cannot_be_used_is_explained(
     assert main(["--no-browser", "--port", "0"]) == 1
     printed = capsys.readouterr()
     assert "LOCALMOE_HOME" in printed.err and printed.err.count("\n") == 1
+
+
+def test_an_address_of_the_hub_that_is_none_is_named(tmp_path: Path) -> None:
+    """The Hub's own library ends at it in a traceback, when it is imported."""
+    env = {**os.environ, "LOCALMOE_HOME": str(tmp_path), "HF_ENDPOINT": "http://[bad"}
+    command = [sys.executable, "-m", "app", "--no-browser", "--port", "0"]
+    ended = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert "HF_ENDPOINT is 'http://[bad'" in ended.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com", ""])
