@@ -13,7 +13,7 @@ from localmoe.cli.draft_options import add_draft_options
 from localmoe.cli.load_options import DEFAULTS, add_load_options, add_target_options, check_load
 from localmoe.cli.option_types import checked as _checked
 from localmoe.cli.option_types import draft_lengths as _draft_lengths
-from localmoe.cli.sampling_options import add_sampling_options
+from localmoe.cli.sampling_options import add_sampling_options, add_schema_option
 from localmoe.cli.serve_options import add_serve_options
 from localmoe.cli.simulate_options import add_simulate_options
 from localmoe.cli.tables_options import is_tables, tables_parser
@@ -125,6 +125,7 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE.json", help="write when every step ran, for ui.perfetto.dev"
     )
+    add_schema_option(parser)
     _add_answer_options(parser)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from localmoe.cli.answer_line import answer_line
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
-from localmoe.cli.sampling_options import loaded_sampling, sampling_config
+from localmoe.cli.sampling_options import json_schema, loaded_sampling, sampling_config
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.prompts import Prompt, read_prompts
@@ -30,7 +30,8 @@ def run_generate(args: argparse.Namespace) -> None:
     """
     sampling = sampling_config(args)
     prompts = read_prompts(args.prompts) if args.prompts else [Prompt("prompt", args.prompt)]
-    requests = [_request(prompt, args, sampling) for prompt in prompts]
+    schema = json_schema(args)
+    requests = [_request(prompt, args, sampling, schema) for prompt in prompts]
     if args.timeline is not None:
         check_trace_path(args.timeline)  # said before the answers, not after
     config = engine_config(args, policy=args.policy)
@@ -54,10 +55,12 @@ def run_generate(args: argparse.Namespace) -> None:
         raise ConfigError(f"{refused} of {len(prompts)} prompts could not be answered: see above.")
 
 
-def _request(prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig) -> GenerationRequest:
+def _request(
+    prompt: Prompt, args: argparse.Namespace, sampling: SamplingConfig, schema: str | None
+) -> GenerationRequest:
     settings: dict[str, Any] = {
         "max_new_tokens": args.max_new_tokens, "sampling": sampling, "draft_only": args.draft_only,
-        "thinking": args.thinking,
+        "thinking": args.thinking, "json_schema": schema,
     }  # fmt: skip
     if args.raw:
         return GenerationRequest(prompt=prompt.text, **settings)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localmoe.cli.output import note
 from localmoe.core.config import THINKING, SamplingConfig
+from localmoe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from localmoe.engine import Engine
@@ -37,6 +39,30 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="whether, or how long, a reasoning model thinks before it answers, as far as its chat template "
         "lets one choose; auto: as the template has it",
     )  # fmt: skip
+
+
+def add_schema_option(parser: argparse.ArgumentParser) -> None:
+    """What an answer has to be."""
+    parser.add_argument(
+        "--json-schema", metavar="FILE", type=Path,
+        help="answers are JSON of the JSON schema in this file, behind their thoughts",
+    )  # fmt: skip
+
+
+def json_schema(args: argparse.Namespace) -> str | None:
+    """The text of the schema that is asked for, if one is.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path: Path | None = args.json_schema
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(f"The schema in {path} cannot be read ({reason}): give another file.") from None
 
 
 def sampling_config(args: argparse.Namespace, own: SamplingConfig | None = None) -> SamplingConfig:

@@ -3,6 +3,7 @@ probes nothing."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +201,8 @@ class GenerationRequest:
     without, for measurements. continue_answer: the last message is an unfinished answer of the assistant,
     and what is generated goes on from its last character. tools: what the model is told that it may
     call; the events' text holds its calls in its own notation. thinking: before it answers, as far as its
-    chat template lets one choose; auto: as the template has it."""
+    chat template lets one choose; auto: as the template has it. json_schema: what the answer has to be
+    JSON of, behind its thoughts, as a text."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -215,8 +217,11 @@ class GenerationRequest:
     continue_answer: bool = False
     tools: tuple[Tool, ...] = ()
     thinking: Thinking = "auto"
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            self._check_schema(self.json_schema)
         if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):
             raise ConfigError("There is no answer to continue: the last message has to be the assistant's.")
         given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)
@@ -231,3 +236,17 @@ class GenerationRequest:
         _check_whole("Max new tokens", self.max_new_tokens)
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"Max new tokens {self.max_new_tokens} is out of range: give at least 1.")
+
+    def _check_schema(self, schema: str) -> None:
+        try:
+            found = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"The schema of the answer is no JSON ({error}): mend it.") from None
+        if not isinstance(found, dict):
+            raise ConfigError("The schema of the answer has to be a JSON object.")
+        for other, wanted in (
+            ("tools", self.tools), ("an answer to continue", self.continue_answer),
+            ("approximate answers", self.draft_only),
+        ):  # fmt: skip
+            if wanted:
+                raise ConfigError(f"A schema of the answer does not go with {other}: leave one of both out.")

@@ -22,6 +22,7 @@ from localmoe.core.stream import StreamEvent
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.answer import write_events
+from localmoe.engine.answer_sampling import AnswerSampling
 from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.captures import Captures
 from localmoe.engine.device_parts import cache_shape
@@ -45,7 +46,6 @@ from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.prefetch.registry import make_policy
 from localmoe.speculative.loop import SpeculativeLoop
-from localmoe.speculative.sampling import TokenSampler
 
 
 class Engine(AbstractContextManager["Engine"]):
@@ -66,6 +66,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
         self._session = Session(parts.runner.sequence)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
+        self._sampling = AnswerSampling(encoder, self._end_tokens)
         self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
         log_loaded(self.info(), self.plan, self.footprint)
@@ -160,6 +161,7 @@ class Engine(AbstractContextManager["Engine"]):
     ) -> Iterator[StreamEvent]:
         parts = self._loaded
         prompt = self._encoder.encode(request, self.plan.context)
+        sampler = self._sampling.sampler(request, prompt)
         self._draft_place.settle(request, lent=self._improver.running)
         self._use_policy(request.policy or self.config.policy)
         apply_switches(parts, request.switches, self.config)
@@ -174,7 +176,6 @@ class Engine(AbstractContextManager["Engine"]):
         self._answers += 1
         counters.prompt_tokens = len(prompt)
         counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
-        sampler = TokenSampler(request.sampling)
         stepper = make_stepper(parts, request, self.config, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)

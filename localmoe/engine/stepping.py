@@ -14,6 +14,7 @@ from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
 from localmoe.speculative.drafters import Drafter, SelfDrafter
 from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.grammar_stepper import GrammarStepper
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import DeviceStepper, PassStepper, Stepper
@@ -69,21 +70,27 @@ def make_stepper(
     end_tokens: frozenset[int],
     stop: threading.Event | None,
 ) -> Stepper:
-    """Whole steps on the GPU where no token has to be drawn, or judged, by the host."""
+    """Whole steps on the GPU where no token has to be drawn, or judged, by the host before the next step. A
+    grammar looks at tokens once they are there, where the model can go back behind them."""
     runner, whole_window = parts.runner, request.switches.whole_window
+    grammar, goes_back = sampler.grammar, not parts.prepared.footprint.state_bytes
     drafts = _wanted_length(request, config) != 0 and not request.draft_only
     synthetic = parts.passes.synthetic
     lookup = PromptLookupDrafter(end_tokens) if drafts and looks_up(parts, config) else None
     simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
-    by_host = simulated or (drafts and parts.other is not None)
+    by_host = simulated or (drafts and parts.other is not None) or (grammar is not None and not goes_back)
     if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
 
         if request.draft_only:
             return DeviceDraftStepper(DeviceDraftSteps(runner, sampler.config, sampler.seed))
-        steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
-        return DeviceStepper(steps, end_tokens, lookup)
+
+        def on_device() -> Stepper:
+            steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
+            return DeviceStepper(steps, end_tokens, lookup)
+
+        return on_device() if grammar is None else GrammarStepper(on_device, runner, sampler, grammar)
     if request.draft_only:
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
@@ -91,6 +98,6 @@ def make_stepper(
         drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens)
     elif lookup is not None:
         drafter = lookup
-    elif parts.passes.draft is not None:
+    elif parts.passes.draft is not None and isinstance(runner, ModelRunner):
         drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
     return PassStepper(runner, drafter, sampler, stop)

@@ -4,6 +4,7 @@ Parses no JSON."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,8 +49,6 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     _check(body, model)
     if body.logprobs:
         raise _unsupported("logprobs", "probabilities of tokens are not given")
-    if (body.response_format or {}).get("type", "text") != "text":
-        raise _unsupported("response_format", "answers are plain text, in no form that is asked for")
     if body.tool_choice not in (None, "auto", "none"):
         raise _unsupported("tool_choice", "the model calls tools as it likes: give 'auto' or 'none'")
     if not body.messages:
@@ -58,8 +57,13 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     messages = tuple(_message(message, i, called) for i, message in enumerate(body.messages))
     tools = () if body.tool_choice == "none" else tuple(map(_tool, body.tools or ()))
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    schema = _schema(body.response_format or {})
+    if schema is not None and tools:
+        raise _unsupported(
+            "response_format", 'not with tools: leave one of both out, or choose no tool ("none")'
+        )
     generation = GenerationRequest(
-        messages=messages, tools=tools, thinking=_thinking(body, settings.thinking)
+        messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema
     )
     return _order("chat", body, settings.sampling, generation, limit)
 
@@ -113,6 +117,25 @@ def _thinking(body: ChatRequest, usual: Thinking) -> Thinking:
     if fields is not None and (fields.enable_thinking, fields.thinking) != (None, None):
         return "on" if fields.enable_thinking or fields.thinking else "off"
     return usual if body.reasoning_effort is None else _EFFORTS[body.reasoning_effort]
+
+
+def _schema(form: Mapping[str, object]) -> str | None:
+    """What the answer has to be JSON of."""
+    kind, field = form.get("type", "text"), "response_format"
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    if kind != "json_schema":
+        raise _unsupported(field, "its type has to be 'text', 'json_object' or 'json_schema'")
+    given = form.get(kind)
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(schema, dict):
+        raise ApiError(
+            400, f"The field '{field}' has no schema: give {{\"type\": \"json_schema\", \"json_schema\": "
+            "{\"name\": \"...\", \"schema\": {...}}}.", param=field,
+        )  # fmt: skip
+    return json.dumps(schema)
 
 
 def _tool(field: ToolField) -> Tool:

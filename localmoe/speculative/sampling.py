@@ -1,5 +1,5 @@
-"""Turn logits into a distribution or a token: repetition penalty, temperature, top-k, top-p, min-p, in
-transformers' order. Used alike for draft and target. Accepts nothing.
+"""Turn logits into a distribution or a token: repetition penalty, grammar, temperature, top-k, top-p, min-p,
+in transformers' order. Used alike for draft and target. Accepts nothing.
 
 A step asks for a distribution of every drafted token, and sorting a vocabulary of 150,000 takes the host as
 long as a step takes the GPU; so what cannot survive the cuts is left out first (shortlist).
@@ -25,6 +25,7 @@ from transformers import (
 from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import CheckpointError
 from localmoe.kernels.choices import check_chosen, likeliest
+from localmoe.speculative.grammar import Grammar
 from localmoe.speculative.shortlist import SHORTLISTS, cut_shortlist
 
 _APART = 64  # new tokens, from which on a text's tensor is made anew
@@ -40,8 +41,10 @@ class TokenSampler:
     """Applies one SamplingConfig with one random stream (on CPU, so that a seed means the same on every
     device)."""
 
-    def __init__(self, config: SamplingConfig) -> None:
+    def __init__(self, config: SamplingConfig, grammar: Grammar | None = None) -> None:
+        """grammar: what every token has to be allowed by, before anything else cuts."""
         self.config = config
+        self.grammar = grammar
         self.seed = secrets.randbits(63) if config.seed is None else config.seed
         self.generator = torch.Generator().manual_seed(self.seed)
         self._penalty = (
@@ -69,15 +72,15 @@ class TokenSampler:
         Args:
             logits: (n, V) with n <= len(following) + 1.
         """
-        if self._penalty is not None:
-            rows = [self._penalised(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
+        if self._penalty is not None or self.grammar is not None:
+            rows = [self._scored(row, [*history, *following[:i]]) for i, row in enumerate(logits)]
             logits = torch.stack(rows)
         choices: list[int] = likeliest(logits).tolist()
         return choices
 
     def first_choice(self, logits: Tensor, text: Sequence[int]) -> tuple[int, float]:
         """Argmax of the logits (V,) after `text`, and its margin."""
-        scores = logits if self._penalty is None else self._penalised(logits, text)
+        scores = self._scored(logits, text)
         return int(scores.argmax()), margin_of(scores)
 
     def next_token(self, logits: Tensor, history: Sequence[int]) -> int:
@@ -94,13 +97,13 @@ class TokenSampler:
 
     def distribution(self, logits: Tensor, history: Sequence[int]) -> Tensor:
         """Probabilities (V,) in float32 on CPU of the next token after `history`, from logits (V,)."""
-        penalised = self._penalised(logits, history)
+        scored = self._scored(logits, history)
         for length in SHORTLISTS:
-            if self._cuts_by_order and length < len(penalised):
-                short = cut_shortlist(penalised, length, self.config)
+            if self._cuts_by_order and length < len(scored):
+                short = cut_shortlist(scored, length, self.config)
                 if short is not None:
                     return short
-        scores = penalised[None].cpu()
+        scores = scored[None].cpu()
         warped: Tensor = self._warpers(torch.empty(1, 0, dtype=torch.long), scores)
         return torch.softmax(warped[0], dim=-1)
 
@@ -124,11 +127,12 @@ class TokenSampler:
         """One number in [0, 1)."""
         return float(torch.rand((), generator=self.generator))
 
-    def _penalised(self, logits: Tensor, history: Sequence[int]) -> Tensor:
-        if self._penalty is None:
-            return logits
-        penalised: Tensor = self._penalty(self._written.ids(history, logits.device), logits[None])[0]
-        return penalised
+    def _scored(self, logits: Tensor, history: Sequence[int]) -> Tensor:
+        """Logits (V,) less the penalty; -inf for what the grammar forbids."""
+        if self._penalty is not None:
+            logits = self._penalty(self._written.ids(history, logits.device), logits[None])[0]
+        allowed = None if self.grammar is None else self.grammar.allowed(history, len(logits))
+        return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -math.inf)
 
 
 class _Written:

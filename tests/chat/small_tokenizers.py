@@ -12,6 +12,16 @@ import transformers
 from tokenizers import decoders, models, normalizers
 
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo-moe"
+HARMONY_MARKS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|constrain|>",
+)
+HARMONY_LETTERS = 'abcdefghijklmnopqrstuvwxyz <>/\n=._{}:0123456789,"'
 TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -36,6 +46,29 @@ def byte_fallback() -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
+
+
+@cache
+def channels() -> Any:
+    """A tokenizer of one token a letter, with gpt-oss's marks as special tokens."""
+    vocab = {piece: i for i, piece in enumerate([*HARMONY_MARKS, *HARMONY_LETTERS])}
+    raw = tokenizers.Tokenizer(models.BPE(vocab, []))
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    raw.add_special_tokens(list(HARMONY_MARKS))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+@cache
+def thinking_marks(special: bool | None) -> Any:
+    """The demo model's with the marks of thoughts as tokens: of text, as Qwen3's are, or special ones; None:
+    no tokens, but the chat template knows them, as Hunyuan's does."""
+    made = transformers.AutoTokenizer.from_pretrained(DEMO)
+    if special is None:
+        made.chat_template = "{{ messages }}<think>"
+        return made
+    marks = [tokenizers.AddedToken(mark, special=special) for mark in ("<think>", "</think>")]
+    made.add_tokens(marks, special_tokens=special)
+    return made
 
 
 def copy_tokenizer(folder: Path) -> Path:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import pytest
-import tokenizers
-import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_tokenizers import byte_level
+from small_tokenizers import byte_level, channels
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks
 from localmoe.chat.reasoning import Reasoning, opens_reasoning, resumed, split_reasoning
 from localmoe.chat.text_stream import text_stream
-
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
-LETTERS = "abcdefghijklmnopqrstuvwxyz <>/\n=._{}:0123456789"
 
 
 @pytest.mark.parametrize(
@@ -51,16 +43,6 @@ def test_the_answer_is_always_the_end_of_the_text(parts: list[str]) -> None:
     assert split.finished or not split.answer
     if not text.lstrip().startswith("<think>"):
         assert split == Reasoning("", text, True)
-
-
-@cache
-def channels() -> Any:
-    """A tokenizer of one token a letter, with gpt-oss's marks as special tokens."""
-    vocab = {piece: i for i, piece in enumerate([*MARKS, *LETTERS])}
-    raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
-    raw.decoder = tokenizers.decoders.Fuse()
-    raw.add_special_tokens(list(MARKS))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
 
 
 def encode(text: str) -> list[int]:

@@ -118,6 +118,21 @@ def test_raw_prompts_are_not_wrapped_in_the_chat_template(capsys: pytest.Capture
     assert 0 < len(raw["prompt_token_ids"]) < len(wrapped["prompt_token_ids"])
 
 
+def test_answers_are_json_of_the_schema_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('\ufeff{"enum": ["yes", "no"]}', encoding="utf-8")
+    asked = ("generate", "demo", "--prompt", "Is it day?", "--device", "cpu", "--json-schema", str(path))
+    code, out, err = run(capsys, *asked)
+    assert (code, json.loads(out) in ("yes", "no")) == (0, True), err
+    for text, words in (("{", "no JSON"), ('{"type": 3}', "No answer can be held to this schema")):
+        path.write_text(text)
+        assert words in refused(capsys, *asked)
+    path.write_bytes(b"\xff\xff")
+    assert f"The schema in {path} cannot be read (it is no text in UTF-8)" in refused(capsys, *asked)
+    path.unlink()
+    assert "(No such file or directory)" in refused(capsys, *asked)
+
+
 def test_as_a_process_stdout_is_json_alone_and_the_exit_code_zero(tmp_path: Path) -> None:
     environment = {**os.environ, "LOCALMOE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "localmoe", "generate", "demo", "--prompt", "hello", "--json"]

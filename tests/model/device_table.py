@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ from localmoe.prefetch.policy import CacheShape, Policy
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.grammar_stepper import GrammarStepper
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
@@ -235,10 +237,17 @@ class Rig:
     def loop(
         self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
         whole: bool = False, sampling: SamplingConfig = GREEDY, lookup: PromptLookupDrafter | None = None,
+        grammar: Any = None,
     ) -> SpeculativeLoop:  # fmt: skip
-        sampler = TokenSampler(sampling)
-        steps = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
-        stepper: Stepper = DeviceStepper(steps, end, lookup)
+        sampler = TokenSampler(sampling, grammar)
+
+        def steps() -> DeviceStepper:
+            made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
+            return DeviceStepper(made, end, lookup)
+
+        stepper: Stepper = steps()
+        if grammar is not None:
+            stepper = GrammarStepper(steps, self.runner, sampler, grammar)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
             stepper = PassStepper(self.runner, drafter, sampler, None)

@@ -156,6 +156,26 @@ def test_tools_for_a_model_that_knows_none_are_refused(client: openai.OpenAI) ->
     assert answer.choices[0].message.content
 
 
+def test_an_answer_is_json_of_a_schema(client: openai.OpenAI, api: Api) -> None:
+    schema = {
+        "type": "object", "properties": {"pet": {"enum": ["dog", "fox"]}, "legs": {"enum": [4]}},
+        "required": ["pet", "legs"], "additionalProperties": False,
+    }  # fmt: skip
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema, "strict": True}}
+    for streamed in (False, True):
+        answer: Any = client.chat.completions.create(
+            model="demo", messages=MESSAGES, response_format=form, stream=streamed
+        )
+        parts = list(answer) if streamed else [answer]
+        said = [part.choices[0].delta if streamed else part.choices[0].message for part in parts]
+        found = json.loads("".join(piece.content or "" for piece in said))
+        assert found["pet"] in ("dog", "fox") and found["legs"] == 4
+        assert parts[-1].choices[0].finish_reason == "stop"
+    form["json_schema"]["schema"] = {"type": "nonsense"}
+    refused = api.post(response_format=form)
+    assert refused.status_code == 400 and "Invalid type: nonsense" in refused.json()["error"]["message"]
+
+
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "localmoe"

@@ -49,6 +49,21 @@ def test_thoughts_are_chosen_as_clients_do_it(
     assert engine.last is not None and engine.last.thinking == thinking
 
 
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        (None, None), ({}, None), ({"type": "text"}, None), ({"type": "json_object"}, '{"type": "object"}'),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}, "strict": True}},
+         '{"enum": [1]}'),
+    ],
+)  # fmt: skip
+def test_the_form_of_an_answer_is_asked_for_as_openai_has_it(
+    form: object, schema: str | None, api: Api, engine: ScriptedEngine
+) -> None:
+    assert api.post(response_format=form).status_code == 200
+    assert engine.last is not None and engine.last.json_schema == schema
+
+
 def test_where_a_request_says_nothing_of_thoughts_the_servers_choice_holds(engine: ScriptedEngine) -> None:
     with running(engine, ServerSettings(thinking="off")) as api:
         for body, thinking in (({}, "off"), ({"reasoning_effort": "high"}, "high")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,47 @@ class Table:
         return tokens[len(prompt) :]
 
 
+class Rule:
+    """A grammar of a toy model: what may follow depends on the last token and on where the text is."""
+
+    def __init__(self, table: Table, seed: int) -> None:
+        chance = random.Random(seed)
+        self.vocab = table.vocab
+        self.may = {
+            (token, odd): frozenset(chance.sample(range(table.vocab), chance.randint(1, table.vocab)))
+            for token in range(table.vocab)
+            for odd in (0, 1)
+        }
+
+    def allowed(self, text: Sequence[int], count: int) -> Tensor | None:
+        may = self.may[text[-1], len(text) % 2]
+        return torch.tensor([token in may for token in range(count)])
+
+    def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        written = list(text)
+        for token in tokens:
+            if token not in self.may[written[-1], len(written) % 2]:
+                break
+            written.append(token)
+        return len(written) - len(text)
+
+    def scaled(self, table: Table, text: Sequence[int]) -> Tensor:
+        """The target's distribution of what may follow."""
+        allowed = self.allowed(text, self.vocab)
+        assert allowed is not None
+        kept = table.target(text) * allowed
+        return kept / kept.sum()
+
+    def greedy(self, table: Table, prompt: Sequence[int], count: int, end: frozenset[int]) -> list[int]:
+        """What plain greedy decoding writes that asks it before each token."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.scaled(table, tokens).argmax()))
+            if tokens[-1] in end:
+                break
+        return tokens[len(prompt) :]
+
+
 class TokenState:
     """A sequence state that remembers the tokens themselves."""
 
@@ -68,6 +110,9 @@ class TokenState:
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    def keepable(self, length: int) -> int:
+        return min(length, len(self.tokens))
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)

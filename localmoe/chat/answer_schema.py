@@ -1,0 +1,62 @@
+"""The grammar of an answer that is JSON of a schema, in llguidance's Lark: what a model may think before it,
+in its own marks, is free. Chooses no tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
+from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
+
+# between JSON's tokens: a space, or an indented new line; without a bound a model may write nothing else
+_WHITE_SPACE = r"( |\n[ \t]{0,40})?"
+_BEHIND_THOUGHTS = r"/[ \n]{0,2}/"
+
+
+def answer_grammar(tokenizer: Any, prompt: Sequence[int], schema: str) -> str:
+    """Of the answer to this prompt.
+
+    Args:
+        schema: JSON of a JSON schema that is an object.
+    """
+    kept = {**json.loads(schema), "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
+    value = f"json: %json {json.dumps(kept)}\nvalue: {_BEHIND_THOUGHTS} json\n"
+    marks = {mark: f"<[{token}]>" for token, mark in harmony_marks(tokenizer).items()}
+    if marks:
+        return _in_channels(marks) + value
+    thoughts = _thoughts(tokenizer)
+    if opens_reasoning(tokenizer, prompt):
+        return f"start: thoughts value\n{thoughts}{value}"
+    if not _knows_thoughts(tokenizer):
+        return f'start: " "? json\n{value}'
+    return f"start: (open thoughts)? value\n{thoughts}{value}"
+
+
+def _knows_thoughts(tokenizer: Any) -> bool:
+    template = getattr(tokenizer, "chat_template", None)
+    return OPEN in getattr(tokenizer, "get_vocab", dict)() or OPEN in json.dumps(template or "")
+
+
+def _thoughts(tokenizer: Any) -> str:
+    """Rules of the opening mark, and of all up to the closing one. A token of its own, special or not, is no
+    text to llguidance."""
+    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    opening = f"<[{vocabulary[OPEN]}]>" if OPEN in vocabulary else f'"{OPEN}"'
+    if CLOSE in vocabulary:
+        return f"open: {opening}\nthoughts: ANYTHING <[{vocabulary[CLOSE]}]>\nANYTHING: /(?s:.*)/\n"
+    closed = CLOSE.replace("/", "\\/")
+    return f"open: {opening}\nthoughts[lazy]: /(?s:.*){closed}/\n"
+
+
+def _in_channels(marks: dict[str, str]) -> str:
+    """gpt-oss's: the prompt ends in a message's header."""
+    channel, message = marks[CHANNEL], marks[MESSAGE]
+    constrained = f'({marks["<|constrain|>"]} "json")?' if "<|constrain|>" in marks else ""
+    return (
+        "start: analysis* final\n"
+        f'analysis: {channel} "analysis" {message} ANYTHING {marks[END]} {marks[START]} "assistant"\n'
+        f'final: {channel} "final" " "? {constrained} {message} value\n'
+        "ANYTHING: /(?s:.*)/\n"
+    )

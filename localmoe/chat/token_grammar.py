@@ -1,0 +1,112 @@
+"""Which tokens of a tokenizer a grammar allows after a text, by llguidance. Knows no model and no JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import llguidance.hf
+import numpy as np
+import torch
+import transformers
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+from localmoe.core.errors import ConfigError
+
+_PLACE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: |\n +1 \| .*", re.DOTALL)
+
+
+class Vocabulary:
+    """A tokenizer's tokens as grammars need them, looked at when the first one is made (some 0.1 to 1 s)."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Collection[int]) -> None:
+        """end_tokens: which end an answer, allowed where the grammar is satisfied, and only there."""
+        self._tokenizer, self._end_tokens = tokenizer, frozenset(end_tokens)
+        self._made: LLTokenizer | None = None
+
+    def grammar(self, lark: str, begins: int) -> AnswerGrammar:
+        """Of an answer that begins behind `begins` tokens.
+
+        Args:
+            lark: in llguidance's dialect of Lark.
+
+        Raises:
+            ConfigError: the grammar, or this tokenizer, is none that can be used.
+        """
+        grammar, tokens = LLMatcher.grammar_from_lark(lark), self._tokens()
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        return AnswerGrammar(matcher, begins, self._end_tokens)
+
+    def _tokens(self) -> LLTokenizer:
+        if self._made is None:
+            if not self._end_tokens:
+                raise _no_schema("it names no token that ends an answer")
+            if not isinstance(self._tokenizer, transformers.PreTrainedTokenizerFast):
+                raise _no_schema(f"its tokenizer is of the kind {type(self._tokenizer).__name__}")
+            ends = sorted(self._end_tokens)
+            try:
+                self._made = llguidance.hf.from_tokenizer(self._tokenizer, eos_token=ends)
+            except ValueError as error:
+                raise _no_schema(f"its tokenizer is of a kind that is not known, {error}") from None
+        return self._made
+
+
+class AnswerGrammar:
+    """The grammar of one answer (speculative.grammar.Grammar)."""
+
+    def __init__(self, matcher: LLMatcher, begins: int, end_tokens: frozenset[int]) -> None:
+        """begins: tokens of the prompt, of which the grammar knows nothing."""
+        self._matcher, self._begins, self._end_tokens = matcher, begins, end_tokens
+        self._taken: list[int] = []  # what the matcher stands behind
+
+    def allowed(self, text: Sequence[int], count: int) -> Tensor | None:
+        """As the protocol says.
+
+        Raises:
+            ConfigError: the grammar takes more than it may.
+        """
+        if self._go_to(text) < len(text):
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        found = np.unpackbits(bits, count=min(count, 8 * len(bits)), bitorder="little")
+        return torch.from_numpy(np.pad(found, (0, count - len(found))).view(np.bool_))
+
+    def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        """As the protocol says. Raises as `allowed`."""
+        reached = self._go_to([*text, *tokens]) - len(text)
+        ends = reached < len(tokens) and tokens[reached] in self._end_tokens and self._matcher.is_accepting()
+        return reached + ends
+
+    def _go_to(self, text: Sequence[int]) -> int:
+        """As far as the text is allowed and has not ended; how many tokens that are."""
+        wanted, stands = list(text[self._begins :]), len(self._taken)
+        if wanted[:stands] != self._taken:
+            pairs = enumerate(zip(wanted, self._taken, strict=False))
+            agree = next((i for i, (token, taken) in pairs if token != taken), min(len(wanted), stands))
+            self._matcher.rollback(stands - agree)
+            del self._taken[agree:]
+        new = wanted[len(self._taken) :]
+        new = new[: next((i for i, token in enumerate(new) if token in self._end_tokens), len(new))]
+        if new:
+            self._taken += new[: self._matcher.try_consume_tokens(new)]
+            self._check()
+        return self._begins + len(self._taken)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _refusal(self._matcher.get_error())
+
+
+def _no_schema(reason: str) -> ConfigError:
+    return ConfigError(f"Answers of this model cannot be held to a schema: {reason}.")
+
+
+def _refusal(error: str) -> ConfigError:
+    """llguidance's message without the place in the grammar that it knows."""
+    reason = " ".join(_PLACE.sub("", error).split())
+    return ConfigError(f"No answer can be held to this schema: {reason.rstrip('.')}.")

@@ -1,0 +1,213 @@
+"""Which tokens a schema allows: by tokenizers of all kinds, behind thoughts in all their marks."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_tokenizers import byte_fallback, byte_level, channels, thinking_marks
+
+from localmoe.chat.answer_schema import answer_grammar
+from localmoe.chat.reasoning import split_reasoning
+from localmoe.chat.text_stream import text_stream
+from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
+from localmoe.core.errors import ConfigError
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["a", "bb", None, 1.5]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+HALF = '{"name": "x", "age": 1'
+WHOLE = '{"name": "x", "age": 12, "likes": ["bb", null]}'
+
+
+@cache
+def vocabulary(tokenizer: Any) -> Vocabulary:
+    return Vocabulary(tokenizer, ends_of(tokenizer))
+
+
+def ends_of(tokenizer: Any) -> list[int]:
+    """As a model's config names them: more than one, where there are."""
+    if tokenizer is channels():
+        return [ids(tokenizer, mark)[0] for mark in ("<|return|>", "<|call|>")]
+    return [tokenizer.eos_token_id]
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def grammar(tokenizer: Any, schema: dict[str, Any] = PERSON, prompt: Sequence[int] = (5, 6)) -> AnswerGrammar:
+    lark = answer_grammar(tokenizer, prompt, json.dumps(schema))
+    return vocabulary(tokenizer).grammar(lark, len(prompt))
+
+
+THINKING = [thinking_marks(special=special) for special in (False, True, None)]
+
+
+def is_person(value: Any) -> bool:
+    return (
+        value.keys() == {"name", "age", "likes"}
+        and isinstance(value["name"], str) and len(value["name"]) <= 4
+        and isinstance(value["age"], int) and 0 <= value["age"] <= 120
+        and len(value["likes"]) <= 2 and all(one in ("a", "bb", None, 1.5) for one in value["likes"])
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_whatever_is_chosen_among_the_allowed_tokens_is_json_of_the_schema(tokenizer: Any, seed: int) -> None:
+    made, text, chance = grammar(tokenizer), [5, 6], random.Random(seed)
+    ends = frozenset(ends_of(tokenizer))
+    while text[-1] not in ends:
+        allowed = made.allowed(text, len(tokenizer) + 3)  # logits may be padded
+        assert allowed is not None and allowed.shape == (len(tokenizer) + 3,) and not allowed[-3:].any()
+        text.append(chance.choice(allowed.nonzero().flatten().tolist()))
+        assert len(text) < 400, "white space has a limit"
+    stream = text_stream(tokenizer, text[:2])
+    written = "".join([stream.add(text[2:]), stream.finish()])
+    assert is_person(json.loads(written)), written
+    assert made.allowed(text, 10) is None and made.valid(text[:2], text[2:]) == len(text) - 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    places=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=12),
+    strange=st.integers(0, 4000),
+)
+def test_it_says_the_same_wherever_it_was_asked_before(places: list[tuple[int, bool]], strange: int) -> None:
+    """Texts that are proposed go back and forth, and may be none that are allowed."""
+    tokenizer = byte_level()
+    whole, made = [5, 6, *ids(tokenizer, WHOLE), tokenizer.eos_token_id], grammar(byte_level())
+    for place, odd in places:
+        text = [*whole[: 2 + place], *([strange, *whole[2 + place :]] if odd else [])]
+        fresh, said = grammar(byte_level()).allowed(text, 4096), made.allowed(text, 4096)
+        assert (said is None) == (fresh is None)
+        assert said is None or fresh is None or said.equal(fresh)
+
+
+@settings(max_examples=60, deadline=None)
+@given(start=st.integers(0, 12), strange=st.integers(0, 4095), at=st.integers(0, 12))
+def test_as_many_tokens_are_valid_as_are_allowed_one_by_one(start: int, strange: int, at: int) -> None:
+    tokenizer = byte_level()
+    whole = [*ids(tokenizer, WHOLE), tokenizer.eos_token_id, 7]
+    text, tokens = [5, 6, *whole[:start]], whole[start:]
+    tokens[at : at + 1] = [strange]
+    one_by_one, expected = grammar(tokenizer), 0
+    while expected < len(tokens):
+        allowed = one_by_one.allowed([*text, *tokens[:expected]], 4096)
+        if allowed is None or not allowed[tokens[expected]]:
+            break
+        expected += 1
+    assert grammar(tokenizer).valid(text, tokens) == expected
+
+
+def accepted(tokenizer: Any, prompt: str, text: str, schema: dict[str, Any] = PERSON) -> str:
+    """As much of a text, and of the end of the answer, as is allowed."""
+    before, tokens = ids(tokenizer, prompt), [*ids(tokenizer, text), ends_of(tokenizer)[0]]
+    valid = grammar(tokenizer, schema, before).valid(before, tokens)
+    ended = valid == len(tokens)
+    return tokenizer.decode(tokens[: valid - ended], skip_special_tokens=False) + "." * ended  # type: ignore[no-any-return]
+
+
+THOUGHTS = 'So {"name": 3} <b>\n\n1 < 2, "done"\n'
+
+
+@pytest.mark.parametrize("tokenizer", THINKING, ids=["text", "special", "letters"])
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("hi", WHOLE, WHOLE + "."),
+        ("hi", f"<think>{THOUGHTS}</think>\n\n{WHOLE}", f"<think>{THOUGHTS}</think>\n\n{WHOLE}."),
+        ("hi<think>", f"{THOUGHTS}</think>{WHOLE}", f"{THOUGHTS}</think>{WHOLE}."),
+        ("hi<think>\n", "</think>\nNo", "</think>\n"),
+        ("hi<think>", THOUGHTS, THOUGHTS),  # thoughts end before the answer does
+        ("hi<think></think>", f"{WHOLE}", f"{WHOLE}."),
+        ("hi", "Sure", ""), ("hi", f"{HALF}</think>", HALF), ("hi", f"<think></think>{HALF}",
+         f"<think></think>{HALF}"), ("hi", f"{WHOLE} ", WHOLE),
+    ],
+)  # fmt: skip
+def test_thoughts_are_free_and_the_answer_is_not(
+    tokenizer: Any, prompt: str, text: str, expected: str
+) -> None:
+    assert accepted(tokenizer, prompt, text) == expected
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
+def test_a_model_without_thoughts_begins_with_its_answer(tokenizer: Any) -> None:
+    assert accepted(tokenizer, "hi", "<think>") == ""
+    for text in ('{"name": "x"', '{"name": "x"'.replace(" ", "\n\t")):
+        found = grammar(tokenizer).valid([5, 6], ids(tokenizer, text))
+        assert found == len(ids(tokenizer, text))
+    assert accepted(tokenizer, "hi", "\n\n\n{") == ""
+
+
+ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>final<|message|>{}", '<|channel|>final<|message|>{}.'),
+        ("<|channel|>final <|constrain|>json<|message|>{}",
+         "<|channel|>final <|constrain|>json<|message|>{}."),
+        ("<|channel|>analysis<|message|>a {<|end|><|start|>assistant<|channel|>final<|message|>{} ",
+         "<|channel|>analysis<|message|>a {<|end|><|start|>assistant<|channel|>final<|message|>{}"),
+        ("<|channel|>analysis<|message|>a<|return|>", "<|channel|>analysis<|message|>a"),
+        ("<|channel|>final<|message|>yes", "<|channel|>final<|message|>"),
+        ("<|channel|>commentary", "<|channel|>"), ("<|message|>", ""), ("{}", ""),
+    ],
+)  # fmt: skip
+def test_channels_hold_the_answer_in_the_last_one(text: str, expected: str) -> None:
+    empty = {"type": "object", "additionalProperties": False}
+    assert accepted(channels(), ASKED, text, empty) == expected
+    if expected.endswith("."):
+        stream = text_stream(channels(), ids(channels(), ASKED))
+        shown = "".join([stream.add(ids(channels(), text)), stream.finish()])
+        assert json.loads(split_reasoning(shown).answer) == {}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "nonsense"}, "Invalid type: nonsense"), ({"$ref": "http://x/y"}, "http://x/y"),
+        ({"type": "object", "required": 5}, "required"), ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "string", "pattern": "(?<=a)b"}, "look-around"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength (5)"),
+    ],
+)  # fmt: skip
+def test_schemas_that_cannot_be_held_to_are_refused_in_one_sentence(
+    schema: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grammar(byte_level(), schema)
+    sentence = str(caught.value)
+    assert words in sentence and "\n" not in sentence and "start:" not in sentence and sentence.endswith(".")
+
+
+def test_models_that_cannot_be_held_to_any_are_refused() -> None:
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    raw.decoder = tokenizers.decoders.Fuse()
+    odd = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+    for tokenizer, ends, words in (
+        (byte_level(), [], "names no token that ends an answer"), (object(), [2], "of the kind object"),
+        (odd, [0], "of a kind that is not known"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"cannot be held to a schema: .*{words}"):
+            Vocabulary(tokenizer, ends).grammar(answer_grammar(byte_level(), [5], "{}"), 1)

@@ -1,0 +1,105 @@
+"""Answers that are JSON of a schema, by the embedded model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.engines import ask, check_stats, load_with_slots
+
+from localmoe.chat.answer_schema import answer_grammar
+from localmoe.chat.token_grammar import Vocabulary
+from localmoe.core.config import GenerationRequest, SamplingConfig
+from localmoe.core.errors import ConfigError
+from localmoe.core.tools import Tool
+from localmoe.core.types import Message
+from localmoe.engine import Engine
+from localmoe.hub.catalogue import demo_folder
+
+ASKED = [Message("user", "Describe a fox.")]
+FOX: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 40},
+        "red": {"type": "boolean"},
+        "eats": {"type": "array", "items": {"enum": ["mice", "eggs"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "red", "eats"], "additionalProperties": False,
+}  # fmt: skip
+SCHEMA = json.dumps(FOX)
+
+
+def is_fox(text: str) -> bool:
+    fox = json.loads(text)
+    return (
+        list(fox) == ["name", "age", "red", "eats"]
+        and len(fox["name"]) <= 12 and fox["age"] in range(41) and isinstance(fox["red"], bool)
+        and len(fox["eats"]) <= 2 and set(fox["eats"]) <= {"mice", "eggs"}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with load_with_slots("demo", 32) as loaded:
+        yield loaded
+
+
+def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(engine: Engine) -> None:
+    answers = [ask(engine, ASKED, 120, draft_length=n, json_schema=SCHEMA) for n in (0, 4, "auto")]
+    model = transformers.AutoModelForCausalLM.from_pretrained(demo_folder(), dtype="float32").eval()
+    tokenizer, ends = transformers.AutoTokenizer.from_pretrained(demo_folder()), engine._end_tokens
+    text = list(answers[0].prompt)
+    made = Vocabulary(tokenizer, ends).grammar(answer_grammar(tokenizer, text, SCHEMA), len(text))
+    while text[-1] not in ends or len(text) == len(answers[0].prompt):
+        with torch.inference_mode():
+            scores = model(torch.tensor([text])).logits[0, -1]
+        allowed = made.allowed(text, len(scores))
+        assert allowed is not None
+        text.append(int(scores.masked_fill(~allowed, -torch.inf).argmax()))
+    for answer in answers:
+        assert answer.tokens == text[len(answer.prompt) :]
+        assert is_fox(answer.text) and answer.events[-1].finish_reason == "stop"
+        check_stats(answer)
+
+
+@pytest.mark.parametrize("draft_length", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_sampled_answers_are_json_of_it_too(engine: Engine, draft_length: int, seed: int) -> None:
+    sampling = SamplingConfig(temperature=1.5, top_k=60, repetition_penalty=1.1, seed=seed)
+    answer = ask(engine, ASKED, 400, draft_length=draft_length, json_schema=SCHEMA, sampling=sampling)
+    assert is_fox(answer.text) and answer.events[-1].finish_reason == "stop"
+
+
+def test_one_that_is_cut_is_what_a_longer_one_begins_with_and_a_chat_goes_on(engine: Engine) -> None:
+    whole = ask(engine, ASKED, 120, draft_length=3, json_schema=SCHEMA)
+    cut = ask(engine, ASKED, 9, draft_length=3, json_schema=SCHEMA)
+    assert cut.tokens == whole.tokens[:9] and cut.events[-1].finish_reason == "length"
+    chat = [*ASKED, Message("assistant", whole.text), Message("user", "and then?")]
+    free = ask(engine, chat, 12, draft_length=3)
+    assert free.stats.reused_tokens > 0
+    engine.reset()
+    assert ask(engine, chat, 12, draft_length=0).tokens == free.tokens
+
+
+@pytest.mark.parametrize("schema", ['{"type": "nonsense"}', '{"type": "string", "pattern": "(?<=a)b"}'])
+def test_a_schema_that_cannot_be_held_to_is_refused_and_nothing_is_lost(engine: Engine, schema: str) -> None:
+    with pytest.raises(ConfigError, match="No answer can be held to this schema"):
+        ask(engine, ASKED, 5, json_schema=schema)
+    assert ask(engine, ASKED, 5).tokens
+
+
+@pytest.mark.parametrize(
+    ("schema", "more", "words"),
+    [
+        ("{", {}, "no JSON"), ("[1]", {}, "JSON object"), ("[" * 100_000, {}, "no JSON"),
+        ("{}", {"tools": (Tool("a", "{}"),)}, "tools"), ("{}", {"draft_only": True}, "approximate"),
+        ("{}", {"continue_answer": True}, "continue"),
+    ],
+)  # fmt: skip
+def test_what_no_answer_can_be_is_refused_at_once(schema: str, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GenerationRequest(messages=(*ASKED, Message("assistant", "{")), json_schema=schema, **more)
