@@ -23,7 +23,7 @@ def cut_shortlist(logits: Tensor, length: int, config: SamplingConfig) -> Tensor
     best, tokens = scores.topk(length)  # from the best on
     whole = scores.logsumexp(0)
     best, tokens, whole = best.cpu().double(), tokens.cpu(), whole.cpu().double()
-    alive = torch.ones(length, dtype=torch.bool)
+    alive = best > -torch.inf  # what a grammar forbids never is
     if 0 < config.top_k < len(logits):
         if config.top_k >= length:
             return None

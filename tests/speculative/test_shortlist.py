@@ -55,6 +55,25 @@ def test_the_same_tokens_with_the_same_chances_survive(
         assert int((short > 0).sum()) < LENGTH
 
 
+@given(
+    st.integers(0, 10_000), st.sampled_from([1, 2, 7, LENGTH - 1, LENGTH, 300]), st.sampled_from([0, 3, 40]),
+    st.sampled_from([1.0, 0.9]), st.sampled_from([0.0, 0.05]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=100)
+def test_of_few_that_a_grammar_allows_the_same_survive(
+    seed: int, allowed: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    config, chance = SamplingConfig(1.0, top_p, top_k, min_p), torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(VOCAB, generator=chance)
+    logits[torch.randperm(VOCAB, generator=chance)[allowed:]] = -torch.inf
+    short, expected = cut_shortlist(logits, LENGTH, config), whole(logits, config)
+    assert short is not None or allowed >= LENGTH, "no other token can survive"
+    if short is not None and border(logits, config) > NEAR:
+        assert torch.equal(short > 0, expected > 0)
+        assert torch.allclose(short, expected, rtol=1e-5, atol=1e-8)
+        assert (logits[short > 0] > -torch.inf).all()
+
+
 def test_equals_of_the_last_of_top_k_stay_and_those_beyond_the_shortlist_are_not_forgotten() -> None:
     config = SamplingConfig(1.0, top_k=3)
     logits = torch.full((VOCAB,), -5.0)

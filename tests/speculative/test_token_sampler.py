@@ -218,8 +218,8 @@ def test_the_penalty_counts_every_token_of_a_text_that_grows_shrinks_and_changes
     for kept, added in steps:
         text = text[:kept] + [chance.randrange(VOCAB) for _ in range(added)] or [2]
         fresh = TokenSampler(SamplingConfig(repetition_penalty=1.7))
-        assert torch.equal(sampler._penalised(logits, text), fresh._penalised(logits, text))
+        assert torch.equal(sampler._scored(logits, text), fresh._scored(logits, text))
         seen = torch.zeros(VOCAB, dtype=torch.bool)
         seen[text] = True
         expected = torch.where(seen, torch.where(logits < 0, logits * 1.7, logits / 1.7), logits)
-        assert torch.allclose(fresh._penalised(logits, text), expected)
+        assert torch.allclose(fresh._scored(logits, text), expected)
