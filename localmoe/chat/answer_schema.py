@@ -1,5 +1,5 @@
-"""The grammar of an answer that is JSON of a schema, in llguidance's Lark: what a model may think before it,
-in its own marks, is free. Chooses no tokens."""
+"""The grammar of an answer that is JSON of a schema, or a call of a tool, in llguidance's Lark: what a model
+may think before it, in its own marks, is free. Chooses no tokens."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
+from localmoe.core.tools import Tool
 
 # between JSON's tokens: a space, or an indented new line; without a bound a model may write nothing else
 _WHITE_SPACE = r"( |\n[ \t]{0,40})?"
 _BEHIND_THOUGHTS = r"/[ \n]{0,2}/"
 
 
-def answer_grammar(tokenizer: Any, prompt: Sequence[int], schema: str) -> str:
+def answer_grammar(tokenizer: Any, prompt: Sequence[int], rules: str) -> str:
     """Of the answer to this prompt.
 
     Args:
-        schema: JSON of a JSON schema that is an object.
+        rules: of `json`, what it has to be.
     """
-    kept = {**json.loads(schema), "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
-    value = f"json: %json {json.dumps(kept)}\nvalue: {_BEHIND_THOUGHTS} json\n"
+    value = f"{rules}value: {_BEHIND_THOUGHTS} json\n"
     marks = {mark: f"<[{token}]>" for token, mark in harmony_marks(tokenizer).items()}
     if marks:
         return _in_channels(marks) + value
@@ -32,6 +32,27 @@ def answer_grammar(tokenizer: Any, prompt: Sequence[int], schema: str) -> str:
     if not _knows_thoughts(tokenizer):
         return f'start: " "? json\n{value}'
     return f"start: (open thoughts)? value\n{thoughts}{value}"
+
+
+def schema_rules(schema: str) -> str:
+    """JSON of a schema, which is the JSON of an object."""
+    return f"json: {_json(json.loads(schema))}\n"
+
+
+def call_rules(tools: Sequence[Tool]) -> str:
+    """A call of one of these tools, as tool_formats.FORCED reads it. Each one's arguments are a schema of
+    their own, whose references begin at its own root."""
+    calls, rules = [], []
+    for number, tool in enumerate(tools):
+        parameters = tool.as_dict()["function"].get("parameters") or {}
+        opening = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+        calls.append(f'{json.dumps(opening)} arguments{number} "}}"')
+        rules.append(f"arguments{number}: {_json({'type': 'object', **parameters})}\n")
+    return f"json: {' | '.join(calls)}\n{''.join(rules)}"
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITE_SPACE}})}"
 
 
 def _knows_thoughts(tokenizer: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, harmony_marks
 from localmoe.chat.marked_text import MarkedText, special_marks
-from localmoe.chat.tool_formats import FORMATS
+from localmoe.chat.tool_formats import format_of
 
 
 class TextStream(Protocol):
@@ -25,10 +25,10 @@ def text_stream(tokenizer: Any, prompt: Sequence[int], tool_format: str = "") ->
     """What turns an answer to this prompt into text.
 
     Args:
-        tool_format: in which tools may be called, of `tool_formats.FORMATS`; "": none may.
+        tool_format: in which tools may be called, as `tool_formats.format_of` knows it; "": none may.
     """
     channels = harmony_marks(tokenizer)
     if channels:
         return HarmonyText(tokenizer, channels, prompt, calls=bool(tool_format))
-    marks = special_marks(tokenizer, FORMATS[tool_format].special()) if tool_format else {}
+    marks = special_marks(tokenizer, format_of(tool_format).special()) if tool_format else {}
     return MarkedText(tokenizer, marks) if marks else Detokeniser(tokenizer)

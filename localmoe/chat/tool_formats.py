@@ -57,6 +57,11 @@ def find_format(tokenizer: Any) -> str:
     return next((name for name, one in FORMATS.items() if one.sign in text), "")
 
 
+def format_of(name: str) -> ToolFormat:
+    """One of FORMATS, or FORCED."""
+    return _FORCED if name == FORCED else FORMATS[name]
+
+
 def _call(name: Any, arguments: Any) -> ToolCall:
     if isinstance(arguments, str):
         arguments = _JSON.decode(arguments or "{}")
@@ -221,6 +226,14 @@ def _read_mistral(block: str, texts: Texts) -> list[ToolCall]:
             part = part[end:]
     return _some(calls)
 
+
+def _read_forced(block: str, texts: Texts) -> list[ToolCall]:
+    return _objects(block)
+
+
+# of an answer that has to be a call (chat.answer_schema): JSON alone, whatever the model's own notation is
+FORCED = "forced"
+_FORCED = ToolFormat((("{", ""),), _read_forced, "")
 
 # the first whose sign is in a template: those that share marks with others come before them
 FORMATS: dict[str, ToolFormat] = {

@@ -193,6 +193,15 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
         raise ConfigError(f"{name} {value} is out of range: use a value {above} {low:g} and at most {most}.")
 
 
+def _check_schema(schema: str) -> None:
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"The schema of the answer is no JSON ({error}): mend it.") from None
+    if not isinstance(found, dict):
+        raise ConfigError("The schema of the answer has to be a JSON object.")
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One answer: to chat messages, a raw prompt text, or token ids as they are. Draft length and policy may
@@ -202,7 +211,8 @@ class GenerationRequest:
     and what is generated goes on from its last character. tools: what the model is told that it may
     call; the events' text holds its calls in its own notation. thinking: before it answers, as far as its
     chat template lets one choose; auto: as the template has it. json_schema: what the answer has to be
-    JSON of, behind its thoughts, as a text."""
+    JSON of, behind its thoughts, as a text. must_call: names of tools, one of which the answer has to call
+    with arguments of its schema; its text is JSON then, see chat.tool_formats.FORCED."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -218,10 +228,12 @@ class GenerationRequest:
     tools: tuple[Tool, ...] = ()
     thinking: Thinking = "auto"
     json_schema: str | None = None
+    must_call: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:
-            self._check_schema(self.json_schema)
+            _check_schema(self.json_schema)
+        self._check_held()
         if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):
             raise ConfigError("There is no answer to continue: the last message has to be the assistant's.")
         given = bool(self.messages) + (self.prompt is not None) + (self.prompt_token_ids is not None)
@@ -237,16 +249,17 @@ class GenerationRequest:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"Max new tokens {self.max_new_tokens} is out of range: give at least 1.")
 
-    def _check_schema(self, schema: str) -> None:
-        try:
-            found = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"The schema of the answer is no JSON ({error}): mend it.") from None
-        if not isinstance(found, dict):
-            raise ConfigError("The schema of the answer has to be a JSON object.")
-        for other, wanted in (
-            ("tools", self.tools), ("an answer to continue", self.continue_answer),
-            ("approximate answers", self.draft_only),
-        ):  # fmt: skip
-            if wanted:
-                raise ConfigError(f"A schema of the answer does not go with {other}: leave one of both out.")
+    def _check_held(self) -> None:
+        """What an answer that is held to a form does not go with."""
+        held = [("a schema", self.json_schema is not None), ("a call that has to be", bool(self.must_call))]
+        others = [("an answer to continue", self.continue_answer), ("approximate answers", self.draft_only)]
+        others.append(("tools", bool(self.tools) and not self.must_call))
+        forms = [name for name, wanted in held if wanted]
+        found = [*forms, *(name for name, wanted in others if wanted)]
+        if forms and len(found) > 1:
+            raise ConfigError(
+                f"An answer with {found[0]} does not go with {found[1]}: leave one of both out."
+            )
+        unknown = [name for name in self.must_call if name not in [tool.name for tool in self.tools]]
+        if unknown:
+            raise ConfigError(f"No tool '{unknown[0]}' is offered, which has to be called: offer it.")

@@ -8,7 +8,8 @@ from typing import Any
 from localmoe.chat.reasoning import opens_reasoning
 from localmoe.chat.session import Session
 from localmoe.chat.text_stream import text_stream
-from localmoe.chat.tool_formats import find_format
+from localmoe.chat.tool_formats import FORCED, find_format
+from localmoe.core.config import GenerationRequest
 from localmoe.core.stream import StreamEvent
 from localmoe.engine.log_lines import log_answer
 from localmoe.engine.meter import Meter
@@ -21,12 +22,12 @@ def write_events(
     session: Session | None,
     tokenizer: Any,
     meter: Meter,
-    may_call: bool = False,
+    request: GenerationRequest,
 ) -> Iterator[StreamEvent]:
     """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
-    its keys and values are not the target's, so the next turn must not build on them. may_call: the prompt
-    offers tools."""
-    calls = find_format(tokenizer) if may_call else ""
+    its keys and values are not the target's, so the next turn must not build on them. request: what is
+    answered, of which the tools count here."""
+    calls = FORCED if request.must_call else find_format(tokenizer) if request.tools else ""
     told, text = tuple(prompt), text_stream(tokenizer, prompt, calls)
     thinks, reason = opens_reasoning(tokenizer, prompt), "its reader went away"
     try:

@@ -1,12 +1,12 @@
-"""How an answer's tokens are chosen: by its sampling settings, among those that its schema allows. Takes no
-step."""
+"""How an answer's tokens are chosen: by its sampling settings, among those that its schema allows, or that of
+a tool which it has to call. Takes no step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from localmoe.chat.answer_schema import answer_grammar
+from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
 from localmoe.chat.prompt import Encoder
 from localmoe.core.config import GenerationRequest
 from localmoe.speculative.sampling import TokenSampler
@@ -28,11 +28,15 @@ class AnswerSampling:
         Raises:
             ConfigError: its schema is none, or none that an answer can be held to.
         """
-        if request.json_schema is None:
+        if request.json_schema is not None:
+            rules = schema_rules(request.json_schema)
+        elif request.must_call:
+            rules = call_rules([tool for tool in request.tools if tool.name in request.must_call])
+        else:
             return TokenSampler(request.sampling)
         if self._vocabulary is None:
             from localmoe.chat.token_grammar import Vocabulary
 
             self._vocabulary = Vocabulary(self._encoder.tokenizer, self._end_tokens)
-        lark = answer_grammar(self._encoder.tokenizer, prompt, request.json_schema)
+        lark = answer_grammar(self._encoder.tokenizer, prompt, rules)
         return TokenSampler(request.sampling, self._vocabulary.grammar(lark, len(prompt)))

@@ -182,7 +182,7 @@ class Engine(AbstractContextManager["Engine"]):
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
         session = None if request.draft_only else self._session
-        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter, bool(request.tools))
+        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter, request)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:

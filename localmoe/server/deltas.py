@@ -11,7 +11,7 @@ from typing import Literal
 
 from localmoe.chat.reasoning import OPEN
 from localmoe.chat.thought_stream import Parts, ThoughtStream
-from localmoe.chat.tool_formats import FORMATS
+from localmoe.chat.tool_formats import format_of
 from localmoe.chat.tool_stream import Found, ToolStream
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import FinishReason, StreamEvent
@@ -54,7 +54,7 @@ def write_deltas(
     for event in events:
         parts, found = Parts("", event.text), Found("", ())
         if event.tool_format:
-            tool_stream = ToolStream(FORMATS[event.tool_format], tools)
+            tool_stream = ToolStream(format_of(event.tool_format), tools)
         if thoughts is not None:
             parts = thoughts.add(OPEN + event.text if event.opens_reasoning else event.text)
         if thoughts is not None and event.finish_reason is not None:

@@ -4,7 +4,7 @@ Parses no JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,8 +49,6 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     _check(body, model)
     if body.logprobs:
         raise _unsupported("logprobs", "probabilities of tokens are not given")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", "the model calls tools as it likes: give 'auto' or 'none'")
     if not body.messages:
         raise ApiError(400, "The field 'messages' is empty: give at least one message.", param="messages")
     called = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
@@ -59,12 +57,11 @@ def chat_order(body: ChatRequest, model: str, settings: ServerSettings) -> Order
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     schema = _schema(body.response_format or {})
     if schema is not None and tools:
-        raise _unsupported(
-            "response_format", 'not with tools: leave one of both out, or choose no tool ("none")'
-        )
+        raise _unsupported("response_format", "not with tools: leave one of both out, or choose no tool")
     generation = GenerationRequest(
-        messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema
-    )
+        messages=messages, tools=tools, thinking=_thinking(body, settings.thinking), json_schema=schema,
+        must_call=_must_call(body.tool_choice, tools),
+    )  # fmt: skip
     return _order("chat", body, settings.sampling, generation, limit)
 
 
@@ -117,6 +114,28 @@ def _thinking(body: ChatRequest, usual: Thinking) -> Thinking:
     if fields is not None and (fields.enable_thinking, fields.thinking) != (None, None):
         return "on" if fields.enable_thinking or fields.thinking else "off"
     return usual if body.reasoning_effort is None else _EFFORTS[body.reasoning_effort]
+
+
+def _must_call(choice: str | dict[str, object] | None, tools: Sequence[Tool]) -> tuple[str, ...]:
+    """Names of tools, one of which has to be called."""
+    names = tuple(tool.name for tool in tools)
+    if choice in (None, "auto", "none"):
+        return ()
+    if choice == "required":
+        wanted = names
+    else:
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            form = '{"type": "function", "function": {"name": "..."}}'
+            raise _unsupported("tool_choice", f"give 'auto', 'none', 'required' or {form}")
+        wanted = (name,)
+    if not wanted or wanted[0] not in names:
+        missing = f"no tool '{wanted[0]}' is" if wanted else "no tools are"
+        raise ApiError(
+            400, f"The field 'tool_choice' cannot be used: {missing} in 'tools'.", param="tool_choice"
+        )
+    return wanted
 
 
 def _schema(form: Mapping[str, object]) -> str | None:

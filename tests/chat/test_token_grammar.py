@@ -15,11 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level, channels, thinking_marks
 
-from localmoe.chat.answer_schema import answer_grammar
+from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
 from localmoe.chat.reasoning import split_reasoning
 from localmoe.chat.text_stream import text_stream
 from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
+from localmoe.chat.tool_formats import FORCED, format_of
+from localmoe.chat.tool_stream import ToolStream
 from localmoe.core.errors import ConfigError
+from localmoe.core.tools import Tool
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -53,7 +56,7 @@ def ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def grammar(tokenizer: Any, schema: dict[str, Any] = PERSON, prompt: Sequence[int] = (5, 6)) -> AnswerGrammar:
-    lark = answer_grammar(tokenizer, prompt, json.dumps(schema))
+    lark = answer_grammar(tokenizer, prompt, schema_rules(json.dumps(schema)))
     return vocabulary(tokenizer).grammar(lark, len(prompt))
 
 
@@ -183,6 +186,48 @@ def test_channels_hold_the_answer_in_the_last_one(text: str, expected: str) -> N
         assert json.loads(split_reasoning(shown).answer) == {}
 
 
+def tool(name: str, **parameters: Any) -> Tool:
+    return Tool(name, json.dumps({"name": name, **({"parameters": parameters} if parameters else {})}))
+
+
+TOOLS = (
+    tool("now"),
+    tool('odd "name"', properties={"a": {"$ref": "#/$defs/A"}}, required=["a"], additionalProperties=False,
+         **{"$defs": {"A": {"type": "integer"}}}),
+    tool("move", properties={"a": {"$ref": "#/$defs/A"}}, required=["a"], additionalProperties=False,
+         **{"$defs": {"A": {"enum": ["up", "down"]}}}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "now", "arguments": {}}', ("now", {})),
+        ('{"name": "now", "arguments": {"any": [1]}}', ("now", {"any": [1]})),
+        ('{"name": "odd \\"name\\"", "arguments": {"a": 3}}', None),  # no name of a tool that is read
+        ('{"name": "move", "arguments": {"a": "up"}}', ("move", {"a": "up"})),
+        ('<think>{"name": "x"}</think>\n{"name": "move", "arguments": {\n  "a": "down"\n}}',
+         ("move", {"a": "down"})),
+        ('{"name": "move", "arguments": {"a": 3}}', '{"name": "move", "arguments": {"a": '),
+        ('{"name": "other"', '{"name": "'), ('[{"name"', ""), ("Sure", ""),
+        ('{"name": "now", "arguments": []}', '{"name": "now", "arguments":'),
+    ],
+)  # fmt: skip
+def test_an_answer_that_has_to_be_a_call_is_one_of_a_tool_s_schema(text: str, call: Any) -> None:
+    tokenizer, prompt = thinking_marks(special=False), [5, 6]
+    made = vocabulary(tokenizer).grammar(answer_grammar(tokenizer, prompt, call_rules(TOOLS)), 2)
+    tokens = [*ids(tokenizer, text), tokenizer.eos_token_id]
+    valid = made.valid(prompt, tokens)
+    if isinstance(call, str):
+        assert tokenizer.decode(tokens[:valid]) == call
+        return
+    assert valid == len(tokens)
+    stream = ToolStream(format_of(FORCED), TOOLS)
+    answer = split_reasoning(text).answer
+    found = [*stream.add(answer).calls, *stream.finish().calls]
+    assert [(one.name, json.loads(one.arguments)) for one in found] == ([call] if call else [])
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -210,4 +255,4 @@ def test_models_that_cannot_be_held_to_any_are_refused() -> None:
         (odd, [0], "of a kind that is not known"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"cannot be held to a schema: .*{words}"):
-            Vocabulary(tokenizer, ends).grammar(answer_grammar(byte_level(), [5], "{}"), 1)
+            Vocabulary(tokenizer, ends).grammar(answer_grammar(byte_level(), [5], schema_rules("{}")), 1)

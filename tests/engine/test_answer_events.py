@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import transformers
@@ -13,6 +14,7 @@ from support.engines import load_with_slots
 from localmoe.core.config import GenerationRequest
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
+from localmoe.core.tools import Tool
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine.answer import write_events
@@ -24,14 +26,13 @@ from localmoe.speculative.loop import StepResult
 TOKENIZER = transformers.AutoTokenizer.from_pretrained(demo_folder())
 
 
-def events_of(
-    steps: Sequence[Sequence[int]], prompt: Sequence[int], may_call: bool = False
-) -> list[StreamEvent]:
+def events_of(steps: Sequence[Sequence[int]], prompt: Sequence[int], **more: Any) -> list[StreamEvent]:
     """A scripted answer that ends with its last step."""
     results = [StepResult(list(step), max(0, len(step) - 1), None) for step in steps]
     results.append(StepResult([], 0, "cancelled"))
     meter = Meter(GenerationCounters(), TransferCounters, lambda: 0, 0.0)
-    return list(write_events(results, prompt, None, TOKENIZER, meter, may_call))
+    request = GenerationRequest(prompt="a", **more)
+    return list(write_events(results, prompt, None, TOKENIZER, meter, request))
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 6), max_size=20), st.integers(0, 3))
@@ -58,7 +59,11 @@ def test_the_pieces_of_a_step_are_its_tokens_texts(text: str, sizes: list[int], 
 
 def test_an_answer_that_may_call_tools_says_in_which_notation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ tools }}<|tool_call>call:{{ messages }}")
-    assert [event.tool_format for event in events_of([[300], [301]], [1], True)] == ["gemma", "", ""]
+    tools = (Tool("now", '{"name": "now"}'),)
+    found = events_of([[300], [301]], [1], tools=tools)
+    assert [event.tool_format for event in found] == ["gemma", "", ""]
+    found = events_of([[300], [301]], [1], tools=tools, must_call=("now",))
+    assert [event.tool_format for event in found] == ["forced", "", ""]
     assert not any(event.tool_format for event in events_of([[300], [301]], [1]))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 import transformers
 from support.engines import ask, check_stats, load_with_slots
 
-from localmoe.chat.answer_schema import answer_grammar
+from localmoe.chat.answer_schema import answer_grammar, schema_rules
 from localmoe.chat.token_grammar import Vocabulary
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError
@@ -53,7 +55,9 @@ def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(eng
     model = transformers.AutoModelForCausalLM.from_pretrained(demo_folder(), dtype="float32").eval()
     tokenizer, ends = transformers.AutoTokenizer.from_pretrained(demo_folder()), engine._end_tokens
     text = list(answers[0].prompt)
-    made = Vocabulary(tokenizer, ends).grammar(answer_grammar(tokenizer, text, SCHEMA), len(text))
+    made = Vocabulary(tokenizer, ends).grammar(
+        answer_grammar(tokenizer, text, schema_rules(SCHEMA)), len(text)
+    )
     while text[-1] not in ends or len(text) == len(answers[0].prompt):
         with torch.inference_mode():
             scores = model(torch.tensor([text])).logits[0, -1]
@@ -85,6 +89,19 @@ def test_one_that_is_cut_is_what_a_longer_one_begins_with_and_a_chat_goes_on(eng
     assert ask(engine, chat, 12, draft_length=0).tokens == free.tokens
 
 
+def test_a_tool_that_has_to_be_called_is_called_with_arguments_of_its_schema(tmp_path: Path) -> None:
+    folder = shutil.copytree(demo_folder(), tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ tools | tojson if tools }}\n" + template.read_text())
+    tools = tuple(Tool(name, json.dumps({"name": name, "parameters": FOX})) for name in ("feed", "see"))
+    with load_with_slots(str(folder), 32) as engine:
+        for names in (("feed", "see"), ("see",)):
+            answer = ask(engine, ASKED, 150, draft_length=3, tools=tools, must_call=names)
+            call = json.loads(answer.text)
+            assert call["name"] in names and is_fox(json.dumps(call["arguments"]))
+            assert answer.events[0].tool_format == "forced"
+
+
 @pytest.mark.parametrize("schema", ['{"type": "nonsense"}', '{"type": "string", "pattern": "(?<=a)b"}'])
 def test_a_schema_that_cannot_be_held_to_is_refused_and_nothing_is_lost(engine: Engine, schema: str) -> None:
     with pytest.raises(ConfigError, match="No answer can be held to this schema"):
@@ -98,8 +115,13 @@ def test_a_schema_that_cannot_be_held_to_is_refused_and_nothing_is_lost(engine: 
         ("{", {}, "no JSON"), ("[1]", {}, "JSON object"), ("[" * 100_000, {}, "no JSON"),
         ("{}", {"tools": (Tool("a", "{}"),)}, "tools"), ("{}", {"draft_only": True}, "approximate"),
         ("{}", {"continue_answer": True}, "continue"),
+        ("{}", {"tools": (Tool("a", "{}"),), "must_call": ("a",)}, "a call that has to be"),
+        (None, {"tools": (Tool("a", "{}"),), "must_call": ("b",)}, "No tool 'b' is offered"),
+        (None, {"must_call": ("b",)}, "No tool 'b' is offered"),
     ],
 )  # fmt: skip
-def test_what_no_answer_can_be_is_refused_at_once(schema: str, more: dict[str, Any], words: str) -> None:
+def test_what_no_answer_can_be_is_refused_at_once(
+    schema: str | None, more: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         GenerationRequest(messages=(*ASKED, Message("assistant", "{")), json_schema=schema, **more)

@@ -28,7 +28,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 def script(request: GenerationRequest) -> Iterator[StreamEvent]:
     """What the message says, a letter a step; calls in JSON where tools are offered."""
     *pieces, last = request.messages[-1].content or "none"
-    form = "json" if request.tools else ""
+    form = "forced" if request.must_call else "json" if request.tools else ""
     for number, piece in enumerate(pieces):
         yield event(piece, tokens=number + 1, tool_format="" if number else form)
     yield event(last, "length" if last == "…" else "stop", tool_format="" if pieces else form)
@@ -70,6 +70,22 @@ def test_a_call_comes_apart_from_thoughts_and_text(client: openai.OpenAI, engine
     assert engine.last is not None
     (tool,) = engine.last.tools
     assert tool.name == "weather" and tool.as_dict() == WEATHER
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_that_has_to_be_is_asked_for_and_comes_as_one(
+    choice: Any, streamed: bool, client: openai.OpenAI, engine: ScriptedEngine
+) -> None:
+    text = '<think>{"a": 1}</think>\n{"name": "weather", "arguments": {"city": "Paris"}}'
+    answer = ask(client, text, tool_choice=choice, stream=streamed)
+    parts = [part.choices[0] for part in answer] if streamed else [answer.choices[0]]
+    said = [part.delta if streamed else part.message for part in parts]
+    (call,) = [call for piece in said for call in piece.tool_calls or ()]
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert not "".join(piece.content or "" for piece in said)
+    assert parts[-1].finish_reason == "tool_calls"
+    assert engine.last is not None and engine.last.must_call == ("weather",)
 
 
 def test_a_call_alone_has_no_content(client: openai.OpenAI) -> None:
