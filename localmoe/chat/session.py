@@ -6,20 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from localmoe.chat.prompt_cache import PromptCache, Tokens, is_worth_copying, shared_prefix
 from localmoe.model.runner import SequenceState
+
+# tokens of a prompt's end that the next turn of the same chat may have otherwise: templates put more there
+_PROMPT_END = 32
 
 
 class Session:
-    """Token ids behind one sequence state. A chat's next turn prefills only what is new."""
+    """Token ids behind one sequence state. A chat's next turn prefills only what is new, and so does a text
+    that is gone back to, as long as the cache has it."""
 
-    def __init__(self, state: SequenceState) -> None:
-        self._state = state
+    def __init__(self, state: SequenceState, cache: PromptCache | None = None) -> None:
+        """cache: of what the state held before; None: there is none."""
+        self._state, self._cache = state, cache
         self._tokens: list[int] = []
+        self._prompt_length = 0
         self._exact = True
 
     def begin(self, prompt: Sequence[int], *, exact: bool = True) -> int:
         """Shorten the state to the longest prefix that it shares with the prompt, and can keep; returns that
-        prefix's length.
+        prefix's length. A text of the cache that spares more is brought back first.
 
         At least the last prompt token is left to run, since its logits are needed.
 
@@ -27,22 +36,34 @@ class Session:
             exact: nothing in this turn is summed in an order that depends on timing; such a turn builds on
                 nothing that another one left.
         """
-        held = self._tokens[: self._state.length] if self._exact or not exact else []
-        self._exact = exact
-        shared = 0
-        for old, new in zip(held, prompt[:-1], strict=False):
-            if old != new:
-                break
-            shared += 1
-        shared = self._state.keepable(shared)
+        wanted = np.asarray(prompt[:-1], dtype=np.int64)
+        held = np.asarray(self._tokens[: self._state.length], dtype=np.int64)
+        agree = shared_prefix(held, wanted)
+        shared = self._state.keepable(agree) if self._exact or not exact else 0
+        if self._cache is not None:
+            shared = self._exchange(self._cache, held, wanted, shared, exact)
         self._state.truncate(shared)
-        self._tokens = list(prompt)
+        self._tokens, self._prompt_length, self._exact = list(prompt), len(prompt), exact
         return shared
+
+    def _exchange(self, cache: PromptCache, held: Tokens, wanted: Tokens, shared: int, exact: bool) -> int:
+        """Put away a text that is left, and bring back one that spares more than `shared` tokens, which the
+        state has of what is wanted; how many it has then."""
+        found, agree = cache.take(wanted, shared, exact=exact), shared_prefix(held, wanted)
+        leaves = found is not None or agree < min(self._prompt_length, len(held)) - _PROMPT_END
+        if leaves and is_worth_copying(len(held) - agree, len(held)):
+            cache.keep(self._state, held, exact=self._exact)
+        if found is None:
+            return shared
+        self._state.bring_back(found.copy)
+        return self._state.keepable(shared_prefix(found.tokens, wanted))
 
     def forget(self) -> None:
         """Drop everything."""
         self._state.truncate(0)
-        self._tokens = []
+        self._tokens, self._prompt_length = [], 0
+        if self._cache is not None:
+            self._cache.clear()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens that were emitted."""

@@ -73,9 +73,23 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
     )
     parser.add_argument(
+        "--prompt-cache", type=checked(_cache_size), metavar="SIZE",
+        help="RAM for what other chats, or clients, had left in the KV cache, so that going back to one "
+        "reads only what is new; 0 is none; default: up to a sixteenth of all RAM, as far as it is free",
+    )  # fmt: skip
+    parser.add_argument(
         "--emulated-link", type=checked(parse_speed), metavar="SPEED", help="e.g. 2GB/s; CPU only"
     )
     parser.set_defaults(check=partial(check_load, parser))
+
+
+def _cache_size(text: str) -> int:
+    """Bytes, or none.
+
+    Raises:
+        ConfigError: the text is no size.
+    """
+    return 0 if text.strip() == "0" else parse_bytes(text)
 
 
 def check_load(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -125,6 +139,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = DEFAULTS.policy) ->
         draft_dir=args.draft,
         draft_bits=DEFAULTS.draft_bits if args.draft_bits is None else args.draft_bits,
         emulated_link_bytes_per_s=args.emulated_link,
+        prompt_cache_bytes=args.prompt_cache,
         pack_experts=not args.no_packing,
         device=args.device,
         dtype=args.dtype,

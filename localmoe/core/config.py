@@ -83,6 +83,8 @@ class EngineConfig:
             loss, where they can be computed from that.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
+        prompt_cache_bytes: host RAM for what other texts had left in the KV cache, so that going back to one
+            prefills only what is new; None: hardware.host_room chooses; 0: none.
         improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see
             Engine.improve_draft); the engine itself starts nothing.
     """
@@ -102,11 +104,12 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     pack_experts: bool = True
     emulated_link_bytes_per_s: float | None = None
+    prompt_cache_bytes: int | None = None
     improve_draft: bool = False
 
     def __post_init__(self) -> None:
         check_draft_length(self.draft_length)
-        for name in ("vram_budget_bytes", "context", "cpu_threads", "draft_bits"):
+        for name in ("vram_budget_bytes", "context", "cpu_threads", "draft_bits", "prompt_cache_bytes"):
             _check_whole(name.replace("_", " ").capitalize(), getattr(self, name))
         for name, known_names in (("device", DeviceName), ("dtype", DtypeName)):
             if getattr(self, name) not in get_args(known_names):
@@ -127,6 +130,10 @@ class EngineConfig:
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
             raise ConfigError(
                 f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."
+            )
+        if self.prompt_cache_bytes is not None and self.prompt_cache_bytes < 0:
+            raise ConfigError(
+                f"Prompt cache {self.prompt_cache_bytes} bytes is out of range: give a size, or 0 for none."
             )
         if self.context is not None and self.context < 16:
             raise ConfigError(f"Context {self.context} is too small: give at least 16 tokens.")

@@ -13,7 +13,6 @@ from types import TracebackType
 import torch
 
 from localmoe.chat.prompt import Encoder
-from localmoe.chat.session import Session
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import EngineBusyError, EngineClosedError
 from localmoe.core.plan_types import MemoryPlan
@@ -37,6 +36,7 @@ from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
 from localmoe.engine.packing import load_parts
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
+from localmoe.engine.sessions import new_session
 from localmoe.engine.stepping import make_stepper
 from localmoe.engine.switching import apply_switches
 from localmoe.engine.turns import Turns
@@ -64,7 +64,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
         self.captures = Captures(parts.runner, self._busy, self._turns)
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
-        self._session = Session(parts.runner.sequence)
+        self._session = new_session(parts, config)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._sampling = AnswerSampling(encoder, self._end_tokens)
         self._answers = 0  # since load or reset
@@ -213,9 +213,8 @@ class Engine(AbstractContextManager["Engine"]):
 
     def info(self) -> EngineInfo:
         """A description for people."""
-        return describe(
-            self._loaded, self.config, self.plan, self._policy, self._draft_place.rates, self._encoder
-        )  # fmt: skip
+        rates, encoder = self._draft_place.rates, self._encoder
+        return describe(self._loaded, self.config, self.plan, self._policy, rates, encoder)
 
     def resize(self, vram_budget_bytes: int | None) -> MemoryPlan:
         """Divide another budget, without reading the weights again: slots are made anew (and start empty).
@@ -290,6 +289,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Give a closed engine's memory back, once no answer uses it: now, or when the running answer
         ends."""
         if self._closing is not None and self._busy.acquire(blocking=False):
+            self._session.forget()
             self._closing.close()
             self._closing = None
             self._busy.release()

@@ -13,6 +13,7 @@ RESERVE_BYTES = 2 << 30  # left to the system and other programs, at least
 RESERVE_SHARE = 0.05  # of all RAM, if that is more
 RESERVE_LIMIT = 0.25  # of what is available, at most: a small model loads on a busy machine too
 CPU_SHARE = 0.8  # of what is available, where the target computes in RAM as well
+TEXTS_SHARE = 1 / 16  # of all RAM: keys and values of chats that were left, so that one can go back to them
 WINDOWS_PINNED_SHARE = 0.5  # of all RAM: what Windows lets a GPU's driver pin, under WSL 2 too
 
 
@@ -41,8 +42,7 @@ def host_room(hardware: Hardware, *, device: Literal["cpu", "cuda"], held_bytes:
         held_bytes: RAM that this model holds already and will use again.
     """
     available = hardware.ram_available_bytes + held_bytes
-    reserve = max(RESERVE_BYTES, int(hardware.ram_total_bytes * RESERVE_SHARE))
-    reserve = min(reserve, int(available * RESERVE_LIMIT))
+    reserve = _reserve(hardware.ram_total_bytes, available)
     room, reason = available - reserve, f"{format_bytes(reserve)} of them stay free for the system"
     if device == "cpu":
         if int(available * CPU_SHARE) < room:
@@ -57,6 +57,24 @@ def host_room(hardware: Hardware, *, device: Literal["cpu", "cuda"], held_bytes:
                 f"Windows lets the GPU's driver pin {format_bytes(pinned)}, half of the RAM",
             )
     return HostRoom(available, room, reason, holds_slots=False)
+
+
+def texts_room(total_bytes: int, available_bytes: int, held_bytes: int, limit_bytes: int | None) -> int:
+    """How much RAM texts that were left may take, those that are held already among them.
+
+    Args:
+        total_bytes, available_bytes: of RAM, now.
+        held_bytes: by such texts.
+        limit_bytes: that somebody set; None: TEXTS_SHARE of all.
+    """
+    available = available_bytes + held_bytes
+    limit = int(total_bytes * TEXTS_SHARE) if limit_bytes is None else limit_bytes
+    return max(0, min(limit, available - _reserve(total_bytes, available)))
+
+
+def _reserve(total_bytes: int, available_bytes: int) -> int:
+    reserve = max(RESERVE_BYTES, int(total_bytes * RESERVE_SHARE))
+    return min(reserve, int(available_bytes * RESERVE_LIMIT))
 
 
 def _is_windows(platform: str) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from localmoe.hardware.needs import PASS_PADDING, cache_positions
@@ -18,6 +19,7 @@ from localmoe.model.device_rings import SlidingRings
 from localmoe.model.device_states import RecurrentStates
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
+from localmoe.model.sequence_copy import SequenceCopy, from_host, to_host
 
 # tokens: more than a template puts before an answer, and no more than are run again in no time
 _BEFORE_THE_END = 32
@@ -145,10 +147,7 @@ class DeviceKVCache(KVCache):
         length = min(length, self.length)
         if self.states is None:
             return self.rings.keepable(length)
-        found = min(length, self._reach)
-        if found >= self._base:
-            return found
-        return self._kept if self._kept <= length else 0
+        return _keepable(length, self._base, self._reach, self._kept)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, none or as many as can be kept."""
@@ -161,6 +160,43 @@ class DeviceKVCache(KVCache):
             self._kept = 0
         self.rings.truncate(length)
         super().truncate(length)
+
+    def _parts(self) -> Iterator[Tensor]:
+        """Of layers that keep all positions."""
+        for layer in self._with_keys:
+            if not layer.ring and layer.is_initialized:
+                yield from (layer.keys, layer.values)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of all that the text needs."""
+        return super().copy_bytes + self.rings.copy_bytes + (self.states.num_bytes if self.states else 0)
+
+    def copy_out(self) -> SequenceCopy:
+        """All that the text needs, in host RAM."""
+        length, place = self.length, (self._base, self._reach, self._kept)
+        parts = [to_host(part, length) for part in self._parts()]
+        rings = self.rings.copy_out(parts)
+        if self.states is not None:
+            self.states.copy_out(parts)
+
+        def keepable(wanted: int) -> int:
+            wanted = min(wanted, length)
+            return self.rings.keepable(wanted, rings) if self.states is None else _keepable(wanted, *place)
+
+        return SequenceCopy(length, tuple(parts), (rings, place), keepable)
+
+    def bring_back(self, kept: SequenceCopy) -> None:
+        """Hold what a copy holds."""
+        parts, (rings, place) = iter(kept.parts), kept.facts
+        with torch.inference_mode():
+            for part in self._parts():
+                from_host(next(parts), part)
+        self.rings.bring_back(rings, parts)
+        if self.states is not None:
+            self.states.bring_back(parts)
+        self._base, self._reach, self._kept = place
+        self.advance(kept.length)
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
@@ -218,3 +254,11 @@ class DeviceKVCache(KVCache):
         """Of kernels.gpu.state_places, before its first layer."""
         if self.states is not None:
             self.states.begin(kind)
+
+
+def _keepable(length: int, base: int, reach: int, kept: int) -> int:
+    """So many of the first `length` tokens, by the places whose state can be had."""
+    found = min(length, reach)
+    if found >= base:
+        return found
+    return kept if kept <= length else 0

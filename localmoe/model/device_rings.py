@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SECTION = SECTION * CHUNK  # positions, at multiples of which sums of attention begin anew
+
+
+class RingsCopy(NamedTuple):
+    """What rings know of their text beside what is in them; see SlidingRings.forget."""
+
+    written: int
+    mark: int | None
+    aside_written: int
+    aside_end: int
 
 
 class SlidingRings:
@@ -82,12 +91,14 @@ class SlidingRings:
 
     # -- going back
 
-    def keepable(self, length: int) -> int:
-        """So many of the first `length` tokens of the text can be kept."""
-        if self._intact(length, self._written):
+    def keepable(self, length: int, copied: RingsCopy | None = None) -> int:
+        """So many of the first `length` tokens of the text can be kept; of a copy's text, if one is given."""
+        now = RingsCopy(self._written, self._mark, self._aside_written, self._aside_end)
+        place = now if copied is None else copied
+        if self._intact(length, place.written):
             return length
-        length = min(length, self._aside_end)
-        return length if self._intact(length, self._aside_written) else 0
+        length = min(length, place.aside_end)
+        return length if self._intact(length, place.aside_written) else 0
 
     @torch.inference_mode()
     def truncate(self, length: int) -> None:
@@ -109,6 +120,31 @@ class SlidingRings:
         return all(
             written <= capacity or length >= written - capacity + window for capacity, window in self._sizes
         )
+
+    # -- copies of all of it
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of a copy."""
+        return sum(part.nbytes for part in self._parts()) * (2 if self._aside_end else 1)
+
+    def copy_out(self, parts: list[Tensor]) -> RingsCopy:
+        """Add what is in the rings, and kept aside, to `parts` in host RAM."""
+        parts += [part.to("cpu", copy=True) for part in self._parts()]
+        if self._aside_end:
+            parts += [kept.clone() for _, kept in self._aside()]
+        return RingsCopy(self._written, self._mark, self._aside_written, self._aside_end)
+
+    @torch.inference_mode()
+    def bring_back(self, copied: RingsCopy, parts: Iterator[Tensor]) -> None:
+        """Take from `parts` what a copy added."""
+        for part in self._parts():
+            part.copy_(next(parts))
+        self._written, self._mark, self._aside_written, self._aside_end = copied
+        if self._aside_end:
+            self.make_room()
+            for _, kept in self._aside():
+                kept.copy_(next(parts))
 
     # -- what is kept aside
 

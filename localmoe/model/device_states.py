@@ -4,6 +4,7 @@ kernels.gpu.state_places. Knows no cache of keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,19 @@ class RecurrentStates:
     def num_bytes(self) -> int:
         """Bytes allocated."""
         return 0 if self._memory is None else self._memory.num_bytes
+
+    def copy_out(self, parts: list[Tensor]) -> None:
+        """Add all of it to `parts` in host RAM."""
+        parts += [tensor.to("cpu", copy=True) for tensor in self._tensors()]
+
+    @torch.inference_mode()
+    def bring_back(self, parts: Iterator[Tensor]) -> None:
+        """Take from `parts` what a copy added."""
+        for tensor in self._tensors():
+            tensor.copy_(next(parts))
+
+    def _tensors(self) -> list[Tensor]:
+        return [] if self._memory is None else [self._places, *self._memory.tensors()]
 
     def run(self, net: RecurrentNet, hidden: Tensor) -> Tensor:
         """(T, H) -> (T, H) of the pass that has begun, in the layer of that module."""

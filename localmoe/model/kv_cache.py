@@ -7,7 +7,7 @@ lies past the written length is hidden by the causal mask. Does not decide what 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from localmoe.kernels.attention import KV_BLOCK
+from localmoe.model.sequence_copy import SequenceCopy, from_host, to_host
 
 # of decoder layers that are nothing else, whatever transformers' own cache has in their places
 _STATELESS_LAYER_TYPES = {"moe", "mlp"}
@@ -156,6 +157,31 @@ class KVCache(Cache):
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         for layer in self.layers:
             layer.length = length
+
+    def _parts(self) -> Iterator[Tensor]:
+        """Keys and values of all layers that have some."""
+        for layer in self.layers:
+            if not isinstance(layer, _NoKeys) and layer.is_initialized:
+                yield from (layer.keys, layer.values)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of the positions that are held."""
+        return sum(part.nbytes // part.shape[2] * self.length for part in self._parts())
+
+    def copy_out(self) -> SequenceCopy:
+        """Keys and values of the positions that are held, in host RAM."""
+        length = self.length
+        parts = tuple(to_host(part, length) for part in self._parts())
+        return SequenceCopy(length, parts, None, lambda wanted: min(wanted, length))
+
+    @torch.inference_mode()
+    def bring_back(self, kept: SequenceCopy) -> None:
+        """Hold what a copy holds."""
+        for copied, part in zip(kept.parts, self._parts(), strict=True):
+            from_host(copied, part)
+        for layer in self.layers:
+            layer.length = kept.length
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.experts_runtime import PassState
+from localmoe.model.sequence_copy import SequenceCopy, put_together, take_apart
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
@@ -47,6 +49,16 @@ class SequenceState(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of a copy of what it holds now, about."""
+
+    def copy_out(self) -> SequenceCopy:
+        """What it holds, in host RAM."""
+
+    def bring_back(self, kept: SequenceCopy) -> None:
+        """Hold what a copy of its own holds, instead of what it does."""
 
 
 class PassCommons(Protocol):
@@ -128,6 +140,26 @@ class RecurrentState(transformers.DynamicCache):
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
         self.layers = transformers.DynamicCache(config=self._config).layers
+
+    @property
+    def copy_bytes(self) -> int:
+        """All of it."""
+        return self.num_bytes
+
+    def copy_out(self) -> SequenceCopy:
+        """All of it, in host RAM."""
+        parts: list[Tensor] = []
+        layers = [(layer, take_apart(vars(layer), parts)) for layer in map(copy, self.layers)]
+        length = self.length
+        return SequenceCopy(length, tuple(parts), layers, lambda wanted: length if wanted >= length else 0)
+
+    def bring_back(self, kept: SequenceCopy) -> None:
+        """Hold what a copy holds."""
+        self.layers = []
+        for like, values in kept.facts:
+            layer = copy(like)
+            vars(layer).update(put_together(values, kept.parts))
+            self.layers.append(layer)
 
     @property
     def num_bytes(self) -> int:

@@ -252,8 +252,8 @@ def test_a_prompt_longer_than_the_context_is_refused(capsys: pytest.CaptureFixtu
         ("--draft-length", "-1"), ("--draft-length", "65"), ("--draft-length", "many"),
         ("--vram-budget", "lots"),
         ("--vram-budget", "-5GiB"), ("--emulated-link", "fast"), ("--emulated-link", "12"),
-        ("--emulated-link", "60Gb/s"), ("--device", "tpu"), ("--dtype", "int4"),
-        ("--nonsense", "1"),
+        ("--emulated-link", "60Gb/s"), ("--prompt-cache", "much"), ("--prompt-cache", "-1"),
+        ("--device", "tpu"), ("--dtype", "int4"), ("--nonsense", "1"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_read_are_usage_errors(

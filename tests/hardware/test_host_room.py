@@ -15,7 +15,7 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import parse_bytes
-from localmoe.hardware.host_room import HostRoom, host_room
+from localmoe.hardware.host_room import HostRoom, host_room, texts_room
 from localmoe.hardware.needs import device_needs
 from localmoe.hardware.plan import plan_memory
 
@@ -59,6 +59,26 @@ def test_two_gibibytes_stay_free_or_a_twentieth_of_a_large_machine_or_a_quarter_
     assert room(190 * GIB, total=200 * GIB).room_bytes == 180 * GIB
     assert room(4 * GIB).room_bytes == 3 * GIB
     assert room(60 * GIB, "cpu").room_bytes == 48 * GIB, "what computes in RAM leaves a fifth of it"
+
+
+@given(total=RAM, available=RAM, held=RAM, limit=st.none() | RAM)
+def test_texts_that_were_left_take_no_more_than_their_share_and_leave_the_system_its_own(
+    total: int, available: int, held: int, limit: int | None
+) -> None:
+    available = min(available, total)
+    room = texts_room(total, available, held, limit)
+    assert 0 <= room <= (total // 16 if limit is None else limit)
+    left = available + held - room
+    assert left >= min(2 * GIB, (available + held) // 4) - 1
+    assert texts_room(total, available, held + 1, limit) >= room, "what they hold already is theirs"
+
+
+def test_texts_take_a_sixteenth_or_what_was_named_as_far_as_it_is_free() -> None:
+    assert texts_room(32 * GIB, 20 * GIB, 0, None) == 2 * GIB
+    assert texts_room(32 * GIB, 20 * GIB, 0, 5 * GIB) == 5 * GIB
+    assert texts_room(32 * GIB, 1 * GIB, 0, None) == 3 * GIB // 4
+    assert texts_room(32 * GIB, 1 * GIB, 1 * GIB, 5 * GIB) == 3 * GIB // 2
+    assert texts_room(32 * GIB, 20 * GIB, 0, 0) == 0
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,19 @@ class Text:
         if self.marked is not None and kept < self.marked:
             self.marked = None
 
+    def leave(self, others: int) -> None:
+        """For another text of so many tokens, and back again."""
+        left, held, marked = self.cache.copy_out(), self.held, self.marked
+        ways = [self.cache.keepable(length) for length in range(len(held) + 1)]
+        self.go_back(0)
+        self.prompt(others)
+        self.answer(2, 5)
+        self.cache.bring_back(left)
+        self.held, self.marked = held, marked
+        assert [self.cache.keepable(length) for length in range(len(held) + 1)] == ways
+        assert [left.keepable(length) for length in range(len(held) + 1)] == ways
+        assert left.num_bytes <= self.cache.copy_bytes and self.cache.length == len(held)
+
     def check(self) -> None:
         """A row at the end of the text sees what the text holds; what is promised is kept."""
         end = len(self.held)
@@ -168,6 +181,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("answer"), st.integers(1, 70), st.integers(1, 33)),
     st.tuples(st.just("go back"), st.floats(0, 1)),
     st.just(("to the mark",)),
+    st.tuples(st.just("leave"), st.integers(1, DEVICE_PREFILL_CHUNK)),
 )
 
 
@@ -189,6 +203,8 @@ def test_a_row_sees_its_window_whatever_was_written_and_dropped(
             case "to the mark" if text.marked is not None:
                 text.go_back(text.marked)
                 assert len(text.held) == text.marked
+            case "leave":
+                text.leave(numbers[0])
         text.check()
     text.check_ways_back()
 

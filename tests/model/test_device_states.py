@@ -105,6 +105,34 @@ def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: De
     assert sequence.keepable(PROMPT) == 0
 
 
+@pytest.mark.parametrize("model", ["qwen3_next", "lfm2_moe"], indirect=True)
+def test_a_text_that_was_left_goes_on_as_if_nobody_had_left(runner: DeviceRunner) -> None:
+    tokens = torch.randint(6, 250, (PROMPT + 9,), generator=torch.Generator().manual_seed(4)).tolist()
+    sequence, ends = runner.sequence, []
+    for leaves in (False, True):
+        sequence.truncate(0)
+        run(runner, tokens[:PROMPT], "prefill")
+        run(runner, tokens[PROMPT : PROMPT + 4])
+        sequence.truncate(PROMPT + 3)  # in a window, whose rows the next pass goes through first
+        if leaves:
+            lengths = range(sequence.length + 2)
+            ways = [sequence.keepable(length) for length in lengths]
+            kept = sequence.copy_out()
+            assert kept.num_bytes <= sequence.copy_bytes + 1000 and kept.length == sequence.length
+            sequence.truncate(0)
+            run(runner, [9, 8, 7, 6, 5], "prefill")
+            run(runner, [4, 3, 2])
+            sequence.bring_back(kept)
+            assert [sequence.keepable(length) for length in lengths] == ways
+            assert [kept.keepable(length) for length in lengths] == ways
+        ends.append(run(runner, tokens[sequence.length :]))
+        back = sequence.keepable(PROMPT - 1)
+        assert back
+        sequence.truncate(back)
+        ends.append(run(runner, tokens[back : back + 4]))
+    assert torch.equal(ends[0], ends[2]) and torch.equal(ends[1], ends[3])
+
+
 def test_the_planner_knows_what_the_state_takes(runner: DeviceRunner) -> None:
     states = runner.sequence.states
     assert states is not None

@@ -95,9 +95,11 @@ class StateMemory:
     @property
     def num_bytes(self) -> int:
         """Of all."""
-        parts = [self.raw, self.draft_raw, self.kept_raw]
-        parts += [] if self.scan is None else _tensors(self.scan)
-        return sum(tensor.numel() * tensor.element_size() for tensor in parts)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """All of it."""
+        return [self.raw, self.draft_raw, self.kept_raw, *([] if self.scan is None else _tensors(self.scan))]
 
 
 def _tensors(scan: ScanMemory) -> list[Tensor]:
