@@ -130,7 +130,7 @@ class SlidingRings:
 
     def copy_out(self, parts: list[Tensor]) -> RingsCopy:
         """Add what is in the rings, and kept aside, to `parts` in host RAM."""
-        parts += [part.to("cpu", copy=True) for part in self._parts()]
+        parts += [part.to("cpu", copy=True) for part in self._parts()]  # in stream order, and waited for
         if self._aside_end:
             parts += [kept.clone() for _, kept in self._aside()]
         return RingsCopy(self._written, self._mark, self._aside_written, self._aside_end)
@@ -143,7 +143,9 @@ class SlidingRings:
         self._written, self._mark, self._aside_written, self._aside_end = copied
         if self._aside_end:
             self.make_room()
-            for _, kept in self._aside():
+            for part, kept in self._aside():
+                if part.is_cuda:  # what is kept aside may still be on its way to the rings
+                    torch.cuda.current_stream(part.device).synchronize()
                 kept.copy_(next(parts))
 
     # -- what is kept aside
