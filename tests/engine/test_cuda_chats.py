@@ -1,10 +1,12 @@
-"""Chats on a real GPU as people lead them: on, back, anew, broken off, with other settings each time. Every
-answer has the tokens, and leaves the cache, bit for bit, of an engine that never saw the chat and drafts
-nothing."""
+"""Chats on a real GPU as people lead them: on, back, anew, broken off, in turn with another one, held to a
+grammar, with other settings each time. Every answer has the tokens, and leaves the cache, bit for bit, of an
+engine that never saw the chat and drafts nothing."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from support.engines import Answer, ask, budget_for_slots, runner_of
 from support.tiny_models import SLIDING_WINDOW, tiny_model, write_model
 from torch import Tensor
 
+from localmoe.chat import prompt_cache
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
@@ -24,10 +27,16 @@ from localmoe.engine import Engine
 from localmoe.hardware import needs
 from localmoe.model import device_prompts
 from localmoe.model.device_cache import DeviceKVLayer
+from localmoe.speculative.sampling import TokenSampler
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 TURNS = 40
+
+
+@pytest.fixture(autouse=True)
+def chats_are_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "LEAST_TOKENS", 8)
 
 
 def on_gpu(budget: int | None = None) -> EngineConfig:
@@ -56,9 +65,12 @@ class Chat:
     questions: list[str]
     lengths: tuple[int, ...] = (1, 2, 9, 40)  # tokens of an answer
     messages: list[Message] = field(default_factory=list)
+    other: list[Message] = field(default_factory=list)  # of another chat
 
     def go_on(self) -> None:
-        """Another question at the end or further up, or the last one again."""
+        """Another question at the end or further up, or the last one again, in this chat or in the other."""
+        if self.chance.random() < 0.3:
+            self.messages, self.other = self.other, self.messages
         if not self.messages or self.chance.random() < 0.5:
             if len(self.messages) > 4:  # the context has room for no more
                 self.messages.clear()
@@ -83,6 +95,27 @@ class Chat:
             ]
         )
         return {"sampling": sampling, "num_tokens": chance.choice(self.lengths)}
+
+
+class NoThirds:
+    """A grammar: no token, together with the one before it, is a multiple of three."""
+
+    def allowed(self, text: Sequence[int], count: int) -> Tensor:
+        return (torch.arange(count) + text[-1]) % 3 != 0
+
+    def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        pairs = zip([text[-1], *tokens], tokens, strict=False)
+        return next((i for i, (last, token) in enumerate(pairs) if (last + token) % 3 == 0), len(tokens))
+
+
+@contextmanager
+def held_to_a_grammar(*engines: Engine) -> Iterator[None]:
+    """Their answers meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for engine in engines:
+            sampler = lambda request, prompt: TokenSampler(request.sampling, NoThirds())  # noqa: E731
+            patch.setattr(engine._sampling, "sampler", sampler)
+        yield
 
 
 def break_off(engine: Engine, chat: Chat, **how: Any) -> None:
@@ -154,12 +187,14 @@ def lead(chat: Chat, engine: Engine, fresh: Engine, budgets: list[int]) -> None:
         if chance.random() < 0.1:
             ask(engine, chat.messages, 12, draft_only=True)
         settings = chat.settings()
-        given: Answer = ask(engine, chat.messages, **settings, **how)
+        held = held_to_a_grammar(engine, fresh) if chance.random() < 0.25 else nullcontext()
         fresh.reset()
         if chance.random() < 0.3:  # in the pause before the next one
             while engine.captures.ahead(chance.choice([None, settings["sampling"]])):
                 pass
-        expected = ask(fresh, chat.messages, **settings, draft_length=0, policy="on-demand")
+        with held:
+            given: Answer = ask(engine, chat.messages, **settings, **how)
+            expected = ask(fresh, chat.messages, **settings, draft_length=0, policy="on-demand")
         assert given.tokens == expected.tokens, (settings, how)
         tokens = len(given.prompt) + len(given.tokens) - 1
         pairs = zip(
