@@ -3,7 +3,6 @@ another window may have changed the others meanwhile. Knows no widget."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -32,15 +31,6 @@ class Shown:
         held = dict(zip(HELD_NAMES, self.held, strict=True))
         held.update((name, getattr(now, name)) for name in names)
         return Shown(now, held_of(held))
-
-
-class FormMemory:
-    """`Shown` of one page, which several of its listeners may read and change at the same time: each holds
-    the lock from its look at it until it has changed it."""
-
-    def __init__(self, answers: AnswerSettings) -> None:
-        self.lock = threading.Lock()
-        self.shown = Shown.of(answers)
 
 
 def as_shown(answers: AnswerSettings) -> dict[str, Any]:

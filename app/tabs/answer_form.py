@@ -12,7 +12,8 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
-from app.tabs.answer_edits import FormMemory, as_shown, changed_elsewhere, keep
+from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, keep
+from app.tabs.form_memory import FormMemory
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
 from app.tabs.sampling_row import SamplingRow, create_sampling_row, held_of, settle
 from app.texts import texts_for
@@ -134,12 +135,12 @@ def answer_values(form: AnswerForm, service: ChatService) -> Updates:
         **_filled(form, answers, ["draft_length", *form.plain_fields()]),
         **preset_values(form.prompts, service),
         **preset_values(form.samplings, service),
-        form.memory: FormMemory(answers),
+        form.memory: FormMemory(Shown.of(answers)),
     }
 
 
 def followed_answers(
-    form: AnswerForm, service: ChatService, memory: FormMemory | None, values: Sequence[Any]
+    form: AnswerForm, service: ChatService, memory: FormMemory[Shown] | None, values: Sequence[Any]
 ) -> Updates:
     """What the form shows otherwise once settings were changed elsewhere; what its user is changing stays.
 
@@ -147,11 +148,11 @@ def followed_answers(
         values: of `fields`.
     """
     if memory is None:  # the connection was lost for long
-        return {form.memory: FormMemory(service.answers)}
+        return {form.memory: FormMemory(Shown.of(service.answers))}
     with memory.lock:
         now = service.answers
-        names = changed_elsewhere(form.settings(values), memory.shown.kept, now)
-        memory.shown = memory.shown.follow(now, names)
+        names = changed_elsewhere(form.settings(values), memory.known.kept, now)
+        memory.known = memory.known.follow(now, names)
     return {**_filled(form, now, names), form.memory: gr.skip()}
 
 
@@ -176,14 +177,14 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
     connect_preset_row(form.samplings, form, screen)
 
     def handle_change(
-        view: View, memory: FormMemory | None, mode: str, length: float | None, *plain: Any
+        view: View, memory: FormMemory[Shown] | None, mode: str, length: float | None, *plain: Any
     ) -> Updates:
-        memory, said = memory or FormMemory(service.answers), form.settings([mode, length, *plain])
+        memory, said = memory or FormMemory(Shown.of(service.answers)), form.settings([mode, length, *plain])
         with memory.lock:
-            wanted = settle(said, memory.shown.held)
-            memory.shown = replace(memory.shown, held=held_of(wanted))
+            wanted = settle(said, memory.known.held)
+            memory.known = replace(memory.known, held=held_of(wanted))
             try:
-                (memory.shown, message), good = keep(service, wanted, memory.shown), True
+                (memory.known, message), good = keep(service, wanted, memory.known), True
             except LocalMoeError as error:
                 message, good = str(error), False
         switch = gr.skip() if wanted["own_sampling"] == said["own_sampling"] else wanted["own_sampling"]

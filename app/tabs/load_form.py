@@ -3,6 +3,7 @@ nothing itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import LoadSettings, parse_budget
 from app.status_html import message_html
+from app.tabs.form_memory import FormMemory
 from app.tabs.models import action_html
 from app.texts import texts_for
 from app.view import Seen, Updates, View
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadForm:
-    """The widgets; `share` says what the budget buys, `applied` what came of Apply. held: the settings that
-    the form was last filled in from; refilled: changes when it was filled in after the page opened."""
+    """The widgets; `share` says what the budget buys, `applied` what came of Apply. memory: of the settings
+    that the form was last filled in from; refilled: changes when it was filled in after the page opened."""
 
     model: gr.Dropdown
     automatic: gr.Checkbox
@@ -40,12 +42,12 @@ class LoadForm:
     apply: gr.Button
     applied: gr.HTML
     share: gr.HTML
-    held: gr.State
+    memory: gr.State
     refilled: gr.HTML
 
     def fields(self) -> list[Any]:
         """What is filled in when a page opens."""
-        return [*self.choices(), self.automatic, self.held]
+        return [*self.choices(), self.automatic, self.memory]
 
     def choices(self) -> list[Any]:
         """Inputs of Apply, in the order of `chosen_settings`."""
@@ -176,37 +178,64 @@ def model_choices(service: ChatService) -> list[tuple[str, str]]:
         return [("demo", "demo")]
 
 
-def load_values(form: LoadForm, service: ChatService, held: LoadSettings | None = None) -> Updates:
-    """What the form shows when a page opens; with held, only what is to be shown otherwise than that: what
-    the user is about to change elsewhere in the form stays."""
-    load, widgets = service.load_settings, form.named()
-    shown: Updates = _shown(load)
-    names = list(shown) if held is None else changed_names(held, load)
+def load_values(form: LoadForm, service: ChatService) -> Updates:
+    """What the form shows when a page opens."""
+    load = service.load_settings
+    return {**_filled(form, service, load, list(_shown(load))), form.memory: FormMemory(load)}
+
+
+def followed_load(
+    form: LoadForm, service: ChatService, memory: FormMemory[LoadSettings] | None, choices: Sequence[Any]
+) -> Updates:
+    """What the form shows otherwise once settings were changed elsewhere; what its user is changing stays."""
+    if memory is None:  # the connection was lost for long
+        return load_values(form, service)
+    with memory.lock:
+        load, held = service.load_settings, memory.known
+        own = changed_names(held, chosen_settings(load, *choices))
+        names = [name for name in changed_names(held, load) if name not in own]
+        memory.known = load
+    return {**_filled(form, service, load, names), form.memory: gr.skip()}
+
+
+def _filled(form: LoadForm, service: ChatService, load: LoadSettings, names: Sequence[str]) -> Updates:
+    """The widgets of these settings."""
+    shown, widgets = _shown(load), form.named()
     updates: Updates = {widgets[name]: shown[name] for name in names}
     if "model" in names:
         updates[form.model] = gr.Dropdown(choices=model_choices(service), value=load.model)
     if "vram_budget" in names:
         updates[form.automatic] = parse_budget(load.vram_budget) is None
-    return {**updates, form.held: load}
+    return updates
 
 
 def connect_load_form(form: LoadForm, screen: Screen) -> None:
     """Attach the listener."""
     service = screen.service
 
-    def handle_apply(view: View, seen: Seen, held: LoadSettings | None, *choices: Any) -> Updates:
-        shown = chosen_settings(service.load_settings, *choices)
-        wanted, kept = edited_settings(service.load_settings, shown, held), held
+    def apply(wanted: LoadSettings) -> tuple[str, bool]:
         try:
-            message, good = service.apply_load(wanted), True
-            if held is not None:  # what was changed elsewhere is still to be filled in
-                kept = replace(held, **{name: getattr(shown, name) for name in changed_names(held, shown)})
+            return service.apply_load(wanted), True
         except LocalMoeError as error:
-            message, good = str(error), False
+            return str(error), False
+
+    def handle_apply(
+        view: View, seen: Seen, memory: FormMemory[LoadSettings] | None, *choices: Any
+    ) -> Updates:
+        shown = chosen_settings(service.load_settings, *choices)
+        if memory is None:
+            message, good = apply(edited_settings(service.load_settings, shown, None))
+        else:
+            with memory.lock:
+                held = memory.known
+                message, good = apply(edited_settings(service.load_settings, shown, held))
+                if good:  # what was changed elsewhere is still to be filled in
+                    own = {name: getattr(shown, name) for name in changed_names(held, shown)}
+                    memory.known = replace(held, **own)
         return {
             **screen.updates(view, seen),
-            form.applied: message_html(texts_for(view.language)(message), good), form.held: kept,
-        }  # fmt: skip
+            form.applied: message_html(texts_for(view.language)(message), good),
+        }
 
-    inputs = [screen.view, screen.seen, form.held, *form.choices()]
-    screen.listen(form.apply.click, handle_apply, inputs, [form.applied, form.held])
+    inputs = [screen.view, screen.seen, form.memory, *form.choices()]
+    screen.listen(form.apply.click, handle_apply, inputs, [form.applied])

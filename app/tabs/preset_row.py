@@ -13,7 +13,8 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
-from app.tabs.answer_edits import FormMemory, keep
+from app.tabs.answer_edits import Shown, keep
+from app.tabs.form_memory import FormMemory
 from app.tabs.sampling_row import held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View
@@ -58,21 +59,23 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     """Attach the listeners. What is chosen holds from the next answer on, as what is typed does."""
     service, plain = screen.service, form.plain_fields()
 
-    def handle_choose(view: View, name: str | None, memory: FormMemory | None, *values: Any) -> Updates:
+    def handle_choose(
+        view: View, name: str | None, memory: FormMemory[Shown] | None, *values: Any
+    ) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
             return {row.said: gr.skip()}  # a new name, to be saved
         if row.kind == "sampling":
             preset["own_sampling"] = False
-        memory = memory or FormMemory(service.answers)
+        memory = memory or FormMemory(Shown.of(service.answers))
 
         def choose() -> str:
-            memory.shown, sentence = keep(service, wanted, memory.shown, also=tuple(preset))
+            memory.known, sentence = keep(service, wanted, memory.known, also=tuple(preset))
             return sentence
 
         with memory.lock:
-            wanted = {**settle(form.settings(values), memory.shown.held), **preset}
-            memory.shown = replace(memory.shown, held=held_of(wanted))
+            wanted = {**settle(form.settings(values), memory.known.held), **preset}
+            memory.known = replace(memory.known, held=held_of(wanted))
             said = _said(view, choose)
         filled = {plain[field]: wanted[field] for field in (*preset, "own_sampling")}
         return {**filled, form.memory: memory, **said}

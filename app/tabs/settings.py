@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.service import ChatService
 from app.settings import LoadSettings
-from app.tabs.answer_edits import FormMemory
+from app.tabs.answer_edits import Shown
 from app.tabs.answer_form import (
     AnswerForm,
     answer_values,
@@ -18,7 +18,8 @@ from app.tabs.answer_form import (
     create_answer_form,
     followed_answers,
 )
-from app.tabs.load_form import LoadForm, connect_load_form, create_load_form, load_values
+from app.tabs.form_memory import FormMemory
+from app.tabs.load_form import LoadForm, connect_load_form, create_load_form, followed_load, load_values
 from app.view import Updates
 
 if TYPE_CHECKING:
@@ -56,14 +57,18 @@ def connect_settings_tab(widgets: SettingsWidgets, screen: Screen) -> None:
     connect_load_form(load, screen)
     connect_answer_form(answers, screen)
 
-    def handle_kept(held: LoadSettings | None, memory: FormMemory | None, *values: Any) -> Updates:
+    choices = load.choices()
+
+    def handle_kept(
+        of_load: FormMemory[LoadSettings] | None, of_answers: FormMemory[Shown] | None, *values: Any
+    ) -> Updates:
         """Settings were changed, maybe in another tab or window: the forms follow."""
-        followed = load_values(load, service, held)
+        followed = followed_load(load, service, of_load, values[: len(choices)])
         told = {load.refilled: str(time.monotonic_ns())} if len(followed) > 1 else {}
-        return {**followed, **told, **followed_answers(answers, service, memory, values)}
+        return {**followed, **told, **followed_answers(answers, service, of_answers, values[len(choices) :])}
 
     screen.widgets.kept.change(
-        handle_kept, [load.held, answers.memory, *answers.fields()],
+        handle_kept, [load.memory, answers.memory, *choices, *answers.fields()],
         [*load.fields(), load.refilled, *answers.fields(), answers.memory],
         queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )  # fmt: skip

@@ -47,8 +47,11 @@ def test_the_form_follows_what_is_loaded_elsewhere_and_keeps_what_is_typed(
     wait_value(other, "lm-model", str(folder))
     assert other.value("lm-context") == "512" and page.value("lm-context") == "auto"
     page.fill("lm-budget", "24MiB")
-    page.apply("24.0 MiB")
+    page.fill("lm-context", "256")
+    page.apply("")
+    server.wait("ready")
     wait_value(other, "lm-budget", "24MiB")
+    assert other.value("lm-context") == "512", "its own user is changing it"
     wait_for(lambda: not other.page.is_checked("#lm-automatic input"), 10, "the switch to follow")
     assert server.health()["model"] == str(folder), "Apply says nothing of the model"
     other.apply("")
