@@ -48,8 +48,19 @@ def top_html(t: Texts) -> str:
         f'aria-controls="lm-nav" aria-label="{chats}">☰</button><span class="lm-title">localmoe</span>'
         f"{choice('language', t('Language'), languages)}{choice('theme', t('Theme'), themes)}"
         f'<button type="button" data-toggle="live" aria-controls="lm-live" aria-label="{live}">'
-        f"{escape(t('Live'))}</button></div>"
+        f"{escape(t('Live'))}</button>{_attach_texts(t)}</div>"
     )
+
+
+def _attach_texts(t: Texts) -> str:
+    """What static/attach.js says of files."""
+    said = {
+        "none": t("{name} is no text file: copy its text into the message instead."),
+        "large": t("{name} is longer than a message can be: attach a part of it."),
+        "unread": t("{name} cannot be read: choose files, not folders."),
+    }
+    told = "".join(f' data-{why}="{escape(text)}"' for why, text in said.items())
+    return f'<i id="lm-attach-texts" hidden{told}></i>'
 
 
 def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.Blocks:

@@ -64,6 +64,9 @@ def create_chat_tab() -> ChatWidgets:
     )  # fmt: skip
     notice = gr.HTML("", apply_default_css=False, elem_id="lm-notice")
     with gr.Row(elem_id="lm-composer"):
+        gr.Button(
+            "Attach", variant="secondary", elem_id="lm-attach", min_width=60, scale=0
+        )  # static/attach.js
         message = gr.Textbox(
             label="Message", show_label=False, container=False, placeholder="Write a message", lines=1,
             max_lines=10, autofocus=True, elem_id="lm-message", scale=1,

@@ -1,0 +1,97 @@
+"""Text files that become part of a message, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_process import Server, wait_for
+from browser import PageDriver
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+CODE = "def f(a):\n    return a\n"
+DROP = """(files) => {
+    const data = new DataTransfer();
+    for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name));
+    const target = document.querySelector('#lm-scroll'), composer = document.getElementById('lm-composer');
+    const drop = { bubbles: true, cancelable: true, dataTransfer: data };
+    const over = new DragEvent('dragover', drop);
+    target.dispatchEvent(over);
+    const shown = composer.classList.contains('lm-drop');
+    target.dispatchEvent(new DragEvent('drop', drop));
+    return [over.defaultPrevented, shown, composer.classList.contains('lm-drop')];
+}"""
+
+
+def attach(page: PageDriver, *files: Path | dict[str, Any]) -> None:
+    """By the button's own dialog."""
+    with page.page.expect_file_chooser() as chooser:
+        page.page.click("#lm-attach")
+    chooser.value.set_files(list(files))
+
+
+def write(page: PageDriver, text: str) -> None:
+    page.page.fill("#lm-message textarea", text)
+
+
+def given(name: str, content: bytes) -> dict[str, Any]:
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+
+
+def wait_message(page: PageDriver, text: str) -> None:
+    wait_for(lambda: page.value("lm-message") == text, 5, repr(text))
+
+
+def test_chosen_files_come_behind_what_is_typed_and_are_sent_with_it(
+    page: PageDriver, server: Server, tmp_path: Path
+) -> None:
+    write(page, "What does it do?")
+    (tmp_path / "tool.PY").write_text(CODE)
+    (tmp_path / "notes").write_bytes("héllo\r\nthere".encode())
+    attach(page, tmp_path / "tool.PY", tmp_path / "notes")
+    text = f"What does it do?\n\ntool.PY:\n```py\n{CODE}```\n\nnotes:\n```\nhéllo\nthere\n```\n\n"
+    wait_message(page, text)
+    assert page.evaluate("document.activeElement === document.querySelector('#lm-message textarea')")
+    page.page.click("#lm-send")
+    page.wait_answer(20)
+    assert "def f(a)" in page.text("#lm-turn .user code") and page.value("lm-message") == ""
+    chats = [json.loads(path.read_text()) for path in (server.home / "chats").glob("*.json")]
+    assert any(text.strip() in json.dumps(chat, ensure_ascii=False).replace("\\n", "\n") for chat in chats)
+
+
+def test_files_can_be_dropped_in_any_of_unicodes_forms(page: PageDriver) -> None:
+    dropped = [["a.txt", [*"\ufeffä".encode("utf-16-le")]], ["b.txt", [*"\ufeffö".encode()]]]
+    assert page.page.evaluate(DROP, dropped) == [True, True, False]
+    wait_message(page, "a.txt:\n```txt\nä\n```\n\nb.txt:\n```txt\nö\n```\n\n")
+    write(page, "")
+    page.settings()
+    assert page.page.evaluate(DROP, dropped) == [True, False, False], "the page is not left for the file"
+    page.chat()
+    assert page.value("lm-message") == ""
+
+
+def test_marks_in_a_text_do_not_end_it(page: PageDriver) -> None:
+    attach(page, given("x.md", b"```py\n1\n```\n````\n"))
+    wait_message(page, "x.md:\n`````md\n```py\n1\n```\n````\n`````\n\n")
+    write(page, "")
+
+
+def test_what_is_no_text_is_said_and_the_rest_is_taken(page: PageDriver) -> None:
+    attach(page, given("a.png", b"\x89PNG\r\n\x1a\n\x00"), given("b.txt", b"ok"), given("c.bin", b"a\x00b"))
+    wait_message(page, "b.txt:\n```txt\nok\n```\n\n")
+    said = page.text("#lm-attached")
+    assert (
+        said.startswith("a.png is no text file") and "c.bin is no text file" in said and "b.txt" not in said
+    )
+    page.page.keyboard.type("x")
+    wait_for(lambda: page.text("#lm-attached") == "", 5, "the next input")
+    write(page, "")
+    attach(page, given("large.txt", b"a" * 1_000_001))
+    page.wait_text("#lm-attached", "large.txt is longer than a message can be")
+    assert page.value("lm-message") == ""
+    attach(page, given("b.txt", b"ok"))
+    wait_message(page, "b.txt:\n```txt\nok\n```\n\n")
+    assert page.text("#lm-attached") == ""
+    write(page, "")
