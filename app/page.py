@@ -55,8 +55,8 @@ def top_html(t: Texts) -> str:
 def _attach_texts(t: Texts) -> str:
     """What static/attach.js says of files."""
     said = {
-        "none": t("{name} is no text file: copy its text into the message instead."),
-        "large": t("{name} is longer than a message can be: attach a part of it."),
+        "none": t("{name} is no text file: copy what it says instead."),
+        "large": t("{name} is too long for a message: attach a part of it."),
         "unread": t("{name} cannot be read: choose files, not folders."),
     }
     told = "".join(f' data-{why}="{escape(text)}"' for why, text in said.items())

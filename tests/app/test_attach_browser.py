@@ -89,7 +89,7 @@ def test_what_is_no_text_is_said_and_the_rest_is_taken(page: PageDriver) -> None
     wait_for(lambda: page.text("#lm-attached") == "", 5, "the next input")
     write(page, "")
     attach(page, given("large.txt", b"a" * 1_000_001))
-    page.wait_text("#lm-attached", "large.txt is longer than a message can be")
+    page.wait_text("#lm-attached", "large.txt is too long for a message")
     assert page.value("lm-message") == ""
     attach(page, given("b.txt", b"ok"))
     wait_message(page, "b.txt:\n```txt\nok\n```\n\n")
