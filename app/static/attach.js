@@ -1,4 +1,4 @@
-// Text files become part of the message: chosen with the button beside it, or dropped anywhere on the chat. They are read
+// Text files become part of the message: chosen with the button beside it, pasted, or dropped on the chat. They are read
 // here, in the browser; nothing is uploaded.
 (() => {
   const MOST = 1_000_000; // characters of a file: more than a context holds
@@ -81,6 +81,14 @@
 
   document.addEventListener('click', (event) => {
     if (event.target.closest?.('#lm-attach')) input.click();
+  });
+
+  // Files that were copied elsewhere; what has a text as well, as cells of a table, is pasted as that.
+  document.addEventListener('paste', (event) => {
+    const { files, types } = event.clipboardData;
+    if (event.target !== field() || !files.length || types.includes('text/plain')) return;
+    event.preventDefault();
+    attach([...files]);
   });
 
   const dropping = (event) => event.dataTransfer?.types.includes('Files');

@@ -72,6 +72,24 @@ def test_files_can_be_dropped_in_any_of_unicodes_forms(page: PageDriver) -> None
     assert page.value("lm-message") == ""
 
 
+PASTE = """([text, name]) => {
+    const data = new DataTransfer(), box = document.querySelector('#lm-message textarea');
+    if (text) data.setData('text/plain', text);
+    data.items.add(new File(['ok'], name));
+    const paste = new ClipboardEvent('paste', { bubbles: true, cancelable: true, clipboardData: data });
+    box.dispatchEvent(paste);
+    return paste.defaultPrevented;
+}"""
+
+
+def test_files_can_be_pasted_but_not_what_is_a_text_as_well(page: PageDriver) -> None:
+    assert page.page.evaluate(PASTE, ["", "a.txt"])
+    wait_message(page, "a.txt:\n```txt\nok\n```\n\n")
+    write(page, "")
+    assert not page.page.evaluate(PASTE, ["1\t2", "table.png"]), "the browser pastes it"
+    assert page.value("lm-message") == ""
+
+
 def test_marks_in_a_text_do_not_end_it(page: PageDriver) -> None:
     attach(page, given("x.md", b"```py\n1\n```\n````\n"))
     wait_message(page, "x.md:\n`````md\n```py\n1\n```\n````\n`````\n\n")
