@@ -83,7 +83,7 @@ def _speed(stats: GenerationStats | None, speeds: Sequence[float], t: Texts) -> 
         t("Prompt"),
         read,
         "prompt",
-        t("tokens of the prompt; reused: still in the KV cache from the last turn"),
+        t("tokens of the prompt; reused: read in an earlier turn, and kept since"),
     )
     return card(t("Speed"), big + _sparkline(speeds, t) + facts, "speed")
 

@@ -13,8 +13,8 @@ PANEL = {
     "Tokens": "词元",
     "Prompt": "提示",
     "{count} ({reused} reused)": "{count}（复用 {reused})",
-    "tokens of the prompt; reused: still in the KV cache from the last turn": (
-        "提示的词元数；复用：上一轮仍在 KV 缓存中的部分"
+    "tokens of the prompt; reused: read in an earlier turn, and kept since": (
+        "提示的词元数；复用：在之前的轮次中已读取并保留"
     ),
     "tokens a second over the answer, at most {top}": "回答过程中每秒词元数，最高 {top}",
     "Expert cache": "专家缓存",

@@ -15,7 +15,7 @@ class GenerationCounters:
     """Raw counts and times of one answer. Expert counts are of decode steps; prefill is counted apart."""
 
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens whose KV was still there from the last turn
+    reused_tokens: int = 0  # prompt tokens whose KV was there already, in the cache or kept in RAM
     new_tokens: int = 0
     steps: int = 0
     drafted: int = 0
