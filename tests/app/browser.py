@@ -14,7 +14,7 @@ from app_process import wait_for
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 30_000
 # by which a browser asks others by itself, or shows what pages are not meant to; takes the place of
 # Playwright's own list, whose parts differ by version
 _WITHOUT = (
@@ -83,7 +83,7 @@ class PageDriver:
 
     def _wait_shown(self) -> None:
         self.page.wait_for_selector("#lm-message textarea")
-        wait_for(lambda: self.text("#lm-header") != "", 15, "the header")
+        wait_for(lambda: self.text("#lm-header") != "", 30, "the header")
 
     def reload(self) -> None:
         self.page.reload()
@@ -100,7 +100,7 @@ class PageDriver:
         return list(self.page.evaluate(script, selector))
 
     def wait_text(self, selector: str, text: str) -> None:
-        wait_for(lambda: text in self.text(selector), 15, f"'{text}' in {selector}")
+        wait_for(lambda: text in self.text(selector), 30, f"'{text}' in {selector}")
 
     def visible(self, selector: str) -> bool:
         script = """s => {
@@ -123,7 +123,7 @@ class PageDriver:
         self.page.fill("#lm-message textarea", "")
 
     def wait_questions(self, expected: list[str]) -> None:
-        wait_for(lambda: self.questions() == expected, 15, f"the questions {expected}")
+        wait_for(lambda: self.questions() == expected, 30, f"the questions {expected}")
 
     def type(self, text: str) -> None:
         self.page.fill("#lm-message textarea", text)
@@ -133,12 +133,12 @@ class PageDriver:
         """Until the page shows the question, and with it that the answer is under way."""
         asked = len(self.questions())
         self.type(text)
-        wait_for(lambda: len(self.questions()) == asked + 1, 15, text)
+        wait_for(lambda: len(self.questions()) == asked + 1, 30, text)
 
     def retry(self) -> None:
         before = self.line()
         self.press("Retry", "#lm-turn")
-        wait_for(lambda: self.line() != before, 15, "another answer")
+        wait_for(lambda: self.line() != before, 30, "another answer")
 
     def questions(self) -> list[str]:
         return self._texts(".lm-turns [data-testid=user]")
@@ -163,7 +163,7 @@ class PageDriver:
         wait_for(lambda: self.page.query_selector("#lm-stop") is None, 30, "the end of the answer")
 
     def wait_answer_is(self, text: str) -> None:
-        wait_for(lambda: self.answer() == text and self.line() != "", 15, text)
+        wait_for(lambda: self.answer() == text and self.line() != "", 30, text)
 
     def wait_answer(self, length: int) -> None:
         wait_for(lambda: len(self.answer()) >= length, 30, f"{length} characters of an answer")
@@ -219,7 +219,7 @@ class PageDriver:
 
     def _row(self, title: str) -> Any:
         """The first chat with this title, or with one that begins so."""
-        wait_for(lambda: any(found.startswith(title) for found in self.titles()), 15, f"the chat {title}")
+        wait_for(lambda: any(found.startswith(title) for found in self.titles()), 30, f"the chat {title}")
         titles = self.titles()
         place = next(i for i, found in enumerate([*titles, title]) if found == title)
         if place == len(titles):
