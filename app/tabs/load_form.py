@@ -188,7 +188,7 @@ def followed_load(
     form: LoadForm, service: ChatService, memory: FormMemory[LoadSettings] | None, choices: Sequence[Any]
 ) -> Updates:
     """What the form shows otherwise once settings were changed elsewhere; what its user is changing stays."""
-    if memory is None:  # the connection was lost for long
+    if memory is None:  # the connection was lost for long: what is typed is not told from what is out of date
         return load_values(form, service)
     with memory.lock:
         load, held = service.load_settings, memory.known

@@ -112,7 +112,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
         handle_choose, [screen.view, row.name, form.memory, *form.fields()],
-        [row.said, form.memory, *plain.values()], **quiet,
+        [row.said, form.memory, *plain.values()], trigger_mode="always_last", **quiet,
     )  # fmt: skip
     row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
     row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

@@ -9,11 +9,15 @@ from typing import Any
 
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
+from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
 # between JSON's tokens: a space, or an indented new line; without a bound a model may write nothing else
 _WHITE_SPACE = r"( |\n[ \t]{0,40})?"
 _BEHIND_THOUGHTS = r"/[ \n]{0,2}/"
+_COMPOSED = frozenset(("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "patternProperties"))
+# each character is written in one way: else a key could be spelt past the schema of its value
+_ESCAPES = '"\\bfnrt'
 
 
 def answer_grammar(tokenizer: Any, prompt: Sequence[int], rules: str) -> str:
@@ -44,15 +48,27 @@ def call_rules(tools: Sequence[Tool]) -> str:
     their own, whose references begin at its own root."""
     calls, rules = [], []
     for number, tool in enumerate(tools):
-        parameters = tool.as_dict()["function"].get("parameters") or {}
+        parameters = _parameters(tool)
         opening = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         calls.append(f'{json.dumps(opening)} arguments{number} "}}"')
-        rules.append(f"arguments{number}: {_json({'type': 'object', **parameters})}\n")
+        rules.append(f"arguments{number}: {_json(parameters)}\n")
     return f"json: {' | '.join(calls)}\n{''.join(rules)}"
 
 
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments, which has to be an object; they are those that it names, and none
+    where it names none, unless it says otherwise."""
+    found = tool.as_dict()["function"].get("parameters") or {}
+    if not isinstance(found, dict) or found.get("type", "object") != "object":
+        raise ConfigError(f"The parameters of tool '{tool.name}' are no schema of an object: mend them.")
+    if not _COMPOSED.isdisjoint(found):
+        return {"type": "object", **found}
+    return {"type": "object", "properties": {}, "additionalProperties": False, **found}
+
+
 def _json(schema: dict[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITE_SPACE}})}"
+    options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _knows_thoughts(tokenizer: Any) -> bool:
@@ -65,9 +81,10 @@ def _thoughts(tokenizer: Any) -> str:
     text to llguidance."""
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     opening = f"<[{vocabulary[OPEN]}]>" if OPEN in vocabulary else f'"{OPEN}"'
-    if CLOSE in vocabulary:
-        return f"open: {opening}\nthoughts: ANYTHING <[{vocabulary[CLOSE]}]>\nANYTHING: /(?s:.*)/\n"
     closed = CLOSE.replace("/", "\\/")
+    if CLOSE in vocabulary:  # spelt in letters it would end them for whoever reads the text
+        anything = f"/(?s:.*)/ & ~/(?s:.*){closed}(?s:.*)/"
+        return f"open: {opening}\nthoughts: ANYTHING <[{vocabulary[CLOSE]}]>\nANYTHING: {anything}\n"
     return f"open: {opening}\nthoughts[lazy]: /(?s:.*){closed}/\n"
 
 

@@ -3,6 +3,7 @@ versions of a message. Going back to one prefills only what is new. Runs nothing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from localmoe.model.runner import SequenceState
 from localmoe.model.sequence_copy import SequenceCopy
 
+_LOG = logging.getLogger(__name__)
 # copying a text takes about as long as prefilling so many tokens, or such a share of its own
 LEAST_TOKENS = 64
 _LEAST_SHARE = 1 / 8
@@ -44,7 +46,8 @@ class KeptText:
 
 
 class PromptCache:
-    """The texts that were left last, as many as there is room for. For one thread."""
+    """The texts that were left last, as many as there is room for; while two are exchanged, one more. For one
+    thread."""
 
     def __init__(self, room: Callable[[int], int]) -> None:
         """room: bytes that may be held now, of which so many are held already."""
@@ -67,10 +70,18 @@ class PromptCache:
         wanted, room = state.copy_bytes, self._room(self.num_bytes)
         if wanted > room:
             return
-        self._texts = [text for text in self._texts if not _goes_on(text, tokens, exact)]
-        while self.num_bytes + wanted > room:
-            del self._texts[0]
-        self._texts.append(KeptText(tokens, state.copy_out(), exact))
+        others = [text for text in self._texts if not _goes_on(text, tokens, exact)]
+        while others and sum(text.copy.num_bytes for text in others) + wanted > room:
+            del others[0]
+        self._texts = others
+        try:
+            self._texts.append(KeptText(tokens, state.copy_out(), exact))
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+                raise
+            _LOG.warning(
+                "a text of %d tokens is not kept: %d bytes of RAM are not to be had", len(tokens), wanted
+            )
 
     def take(self, prompt: Tokens, shared: int, *, exact: bool) -> KeptText | None:
         """The text that spares most of a prompt, if it is worth bringing back where `shared` tokens are had

@@ -11,8 +11,9 @@ import numpy as np
 from localmoe.chat.prompt_cache import PromptCache, Tokens, is_worth_copying, shared_prefix
 from localmoe.model.runner import SequenceState
 
-# tokens of a prompt's end that the next turn of the same chat may have otherwise: templates put more there
-_PROMPT_END = 32
+# tokens of a prompt's end that the next turn of the same chat may have otherwise: where a template has the
+# answer begin, and no thoughts of earlier ones
+_PROMPT_END = 10
 
 
 class Session:
@@ -51,12 +52,19 @@ class Session:
         state has of what is wanted; how many it has then."""
         found, agree = cache.take(wanted, shared, exact=exact), shared_prefix(held, wanted)
         leaves = found is not None or agree < min(self._prompt_length, len(held)) - _PROMPT_END
-        if leaves and is_worth_copying(len(held) - agree, len(held)):
+        if leaves and is_worth_copying(len(held) - agree, len(held)) and self._ends_with(held):
             cache.keep(self._state, held, exact=self._exact)
         if found is None:
             return shared
         self._state.bring_back(found.copy)
         return self._state.keepable(shared_prefix(found.tokens, wanted))
+
+    def _ends_with(self, held: Tokens) -> bool:
+        """Drop what the state holds behind these tokens, as a draft's answer, if it can be dropped."""
+        if self._state.keepable(len(held)) < len(held):
+            return False
+        self._state.truncate(len(held))
+        return True
 
     def forget(self) -> None:
         """Drop everything."""

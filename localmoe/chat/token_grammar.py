@@ -10,12 +10,19 @@ import llguidance.hf
 import numpy as np
 import torch
 import transformers
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
 from localmoe.core.errors import ConfigError
 
-_PLACE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: |\n +1 \| .*", re.DOTALL)
+# llguidance's own: where in the grammar, what state it is in, and options that nobody can set here
+_INSIDE = re.compile(
+    r"^at \d+\(\d+\): |failed to compile JSON schema: |failed to parse \"%json\": |\n +\d+ \| .*"
+    r"|<[a-z-]+/?>.*|; consider making .*|\. Enable 'coerce_one_of' option .*",
+    re.DOTALL,
+)
+_LONGEST = 300  # characters of its reason
+_ROWS = 20_000  # items of its parser: some 5,000 properties that may be left out
 
 
 class Vocabulary:
@@ -36,10 +43,10 @@ class Vocabulary:
             ConfigError: the grammar, or this tokenizer, is none that can be used.
         """
         grammar, tokens = LLMatcher.grammar_from_lark(lark), self._tokens()
-        matcher = LLMatcher(tokens, grammar, log_level=0)
-        if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        return AnswerGrammar(matcher, begins, self._end_tokens)
+        limits = LLParserLimits(max_items_in_row=_ROWS, verbose_errors=False)
+        made = AnswerGrammar(LLMatcher(tokens, grammar, log_level=0, limits=limits), begins, self._end_tokens)
+        made.check()
+        return made
 
     def _tokens(self) -> LLTokenizer:
         if self._made is None:
@@ -72,7 +79,7 @@ class AnswerGrammar:
         if self._go_to(text) < len(text):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
+        self._refuse_errors()
         found = np.unpackbits(bits, count=min(count, 8 * len(bits)), bitorder="little")
         return torch.from_numpy(np.pad(found, (0, count - len(found))).view(np.bool_))
 
@@ -94,10 +101,20 @@ class AnswerGrammar:
         new = new[: next((i for i, token in enumerate(new) if token in self._end_tokens), len(new))]
         if new:
             self._taken += new[: self._matcher.try_consume_tokens(new)]
-            self._check()
+            self._refuse_errors()
         return self._begins + len(self._taken)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Whether an answer can begin.
+
+        Raises:
+            ConfigError: none can.
+        """
+        self._refuse_errors()
+        self._matcher.compute_bitmask()
+        self._refuse_errors()
+
+    def _refuse_errors(self) -> None:
         if self._matcher.is_error():
             raise _refusal(self._matcher.get_error())
 
@@ -107,6 +124,8 @@ def _no_schema(reason: str) -> ConfigError:
 
 
 def _refusal(error: str) -> ConfigError:
-    """llguidance's message without the place in the grammar that it knows."""
-    reason = " ".join(_PLACE.sub("", error).split())
-    return ConfigError(f"No answer can be held to this schema: {reason.rstrip('.')}.")
+    """llguidance's message without what is inside it."""
+    reason = " ".join(_INSIDE.sub("", error).split()).rstrip(".")
+    reason = "it describes no value" if reason == "NoExtensionBias" else reason
+    shown = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} …"
+    return ConfigError(f"No answer can be held to this schema: {shown}.")

@@ -57,6 +57,11 @@ def find_format(tokenizer: Any) -> str:
     return next((name for name, one in FORMATS.items() if one.sign in text), "")
 
 
+def is_tool_name(name: str) -> bool:
+    """Whether a call of such a name can be read."""
+    return _NAME.fullmatch(name) is not None
+
+
 def format_of(name: str) -> ToolFormat:
     """One of FORMATS, or FORCED."""
     return _FORCED if name == FORCED else FORMATS[name]

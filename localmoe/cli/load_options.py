@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.units import parse_bytes, parse_speed
 
 DEFAULTS = EngineConfig()
+_NONE = re.compile(r"0+(\.0+)?\s*[a-zA-Z]*")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +91,7 @@ def _cache_size(text: str) -> int:
     Raises:
         ConfigError: the text is no size.
     """
-    return 0 if text.strip() == "0" else parse_bytes(text)
+    return 0 if _NONE.fullmatch(text.strip()) else parse_bytes(text)
 
 
 def check_load(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localmoe.cli.output import note
-from localmoe.core.config import THINKING, SamplingConfig
+from localmoe.core.config import THINKING, SamplingConfig, check_schema
 from localmoe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,10 +59,14 @@ def json_schema(args: argparse.Namespace) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8-sig")
+        schema = path.read_text(encoding="utf-8-sig")
+        check_schema(schema)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise ConfigError(f"The schema in {path} cannot be read ({reason}): give another file.") from None
+    return schema
 
 
 def sampling_config(args: argparse.Namespace, own: SamplingConfig | None = None) -> SamplingConfig:

@@ -200,11 +200,19 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
         raise ConfigError(f"{name} {value} is out of range: use a value {above} {low:g} and at most {most}.")
 
 
-def _check_schema(schema: str) -> None:
+def check_schema(schema: str) -> None:
+    """See that a text is the JSON of an object.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         found = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The schema of the answer is no JSON ({error}): mend it.") from None
+    except RecursionError:
+        raise ConfigError("The schema of the answer is nested too deep: make it flatter.") from None
+    except ValueError as error:
+        reason = str(error).split("; use ")[0]  # what Python could be told
+        raise ConfigError(f"The schema of the answer is no JSON ({reason}): mend it.") from None
     if not isinstance(found, dict):
         raise ConfigError("The schema of the answer has to be a JSON object.")
 
@@ -239,7 +247,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:
-            _check_schema(self.json_schema)
+            check_schema(self.json_schema)
         self._check_held()
         if self.continue_answer and not (self.messages and self.messages[-1].role == "assistant"):
             raise ConfigError("There is no answer to continue: the last message has to be the assistant's.")

@@ -189,6 +189,7 @@ class DeviceKVCache(KVCache):
     def bring_back(self, kept: SequenceCopy) -> None:
         """Hold what a copy holds."""
         parts, (rings, place) = iter(kept.parts), kept.facts
+        self.truncate(0)  # an interruption leaves nothing
         with torch.inference_mode():
             for part in self._parts():
                 from_host(next(parts), part)

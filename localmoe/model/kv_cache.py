@@ -178,6 +178,7 @@ class KVCache(Cache):
     @torch.inference_mode()
     def bring_back(self, kept: SequenceCopy) -> None:
         """Hold what a copy holds."""
+        self.truncate(0)  # an interruption leaves nothing
         for copied, part in zip(kept.parts, self._parts(), strict=True):
             from_host(copied, part)
         for layer in self.layers:

@@ -58,7 +58,8 @@ class SequenceState(Protocol):
         """What it holds, in host RAM."""
 
     def bring_back(self, kept: SequenceCopy) -> None:
-        """Hold what a copy of its own holds, instead of what it does."""
+        """Hold what a copy of its own holds, instead of what it does. An exception leaves the latter, or
+        nothing."""
 
 
 class PassCommons(Protocol):
@@ -149,22 +150,30 @@ class RecurrentState(transformers.DynamicCache):
     def copy_out(self) -> SequenceCopy:
         """All of it, in host RAM."""
         parts: list[Tensor] = []
-        layers = [(layer, take_apart(vars(layer), parts)) for layer in map(copy, self.layers)]
+        layers = [(_empty(layer), take_apart(vars(layer), parts)) for layer in self.layers]
         length = self.length
         return SequenceCopy(length, tuple(parts), layers, lambda wanted: length if wanted >= length else 0)
 
     def bring_back(self, kept: SequenceCopy) -> None:
         """Hold what a copy holds."""
-        self.layers = []
+        layers = []
         for like, values in kept.facts:
             layer = copy(like)
             vars(layer).update(put_together(values, kept.parts))
-            self.layers.append(layer)
+            layers.append(layer)
+        self.layers = layers  # at once: an interruption leaves what was held
 
     @property
     def num_bytes(self) -> int:
         """Bytes of every tensor in the state."""
         return sum(_tensor_bytes(value) for layer in self.layers for value in vars(layer).values())
+
+
+def _empty(layer: Any) -> Any:
+    """One of the same class that holds nothing."""
+    made = copy(layer)
+    vars(made).clear()
+    return made
 
 
 def _tensor_bytes(value: object) -> int:

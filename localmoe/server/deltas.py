@@ -11,7 +11,7 @@ from typing import Literal
 
 from localmoe.chat.reasoning import OPEN
 from localmoe.chat.thought_stream import Parts, ThoughtStream
-from localmoe.chat.tool_formats import format_of
+from localmoe.chat.tool_formats import FORCED, format_of
 from localmoe.chat.tool_stream import Found, ToolStream
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import FinishReason, StreamEvent
@@ -50,11 +50,12 @@ def write_deltas(
     cutter = StopCutter(stops)
     thoughts = ThoughtStream() if split_thoughts else None
     tool_stream: ToolStream | None = None
-    called = 0
+    forced, called = False, 0
     for event in events:
         parts, found = Parts("", event.text), Found("", ())
         if event.tool_format:
             tool_stream = ToolStream(format_of(event.tool_format), tools)
+            forced = event.tool_format == FORCED  # its text is a call that was cut, which no stop string ends
         if thoughts is not None:
             parts = thoughts.add(OPEN + event.text if event.opens_reasoning else event.text)
         if thoughts is not None and event.finish_reason is not None:
@@ -67,7 +68,7 @@ def write_deltas(
                 end = tool_stream.finish(cut=event.finish_reason != "stop")
                 found = Found(found.text + end.text, found.calls + end.calls)
             answer = found.text
-        text = cutter.add(answer)
+        text = answer if forced else cutter.add(answer)
         finish: Finish | None = event.finish_reason
         calls = () if cutter.found else tuple(replace(call, id=_new_id()) for call in found.calls)
         if cutter.found:

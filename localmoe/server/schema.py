@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
+from localmoe.chat.tool_formats import is_tool_name
 from localmoe.server.errors import ApiError
 
 MAX_STOPS = 4
@@ -57,9 +58,17 @@ def _prompt(value: object) -> object:
 
 
 def _name(value: object) -> object:
-    if not isinstance(value, str) or not value or any(letter.isspace() for letter in value):
-        raise _refuse("a tool needs a name without spaces")
+    if not isinstance(value, str) or not is_tool_name(value):
+        raise _refuse("a tool needs a name without spaces and <, >, {, }")
     return value
+
+
+def _choice(value: object) -> object:
+    if value is None or isinstance(value, (str, dict)):
+        return value
+    raise _refuse(
+        'it has to be "auto", "none", "required" or {"type": "function", "function": {"name": "..."}}'
+    )
 
 
 def _function(value: object) -> object:
@@ -170,7 +179,7 @@ class ChatRequest(_Request):
     logprobs: bool | None = None
     response_format: dict[str, object] | None = None
     tools: list[ToolField] | None = None
-    tool_choice: str | dict[str, object] | None = None
+    tool_choice: Annotated[str | dict[str, object] | None, BeforeValidator(_choice)] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateFields | None = None
 

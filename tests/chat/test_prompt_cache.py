@@ -175,6 +175,45 @@ def test_what_is_not_exact_is_no_part_of_an_exact_turn() -> None:
     assert answer(state, session, [*other, 1], [1], exact=False) == 0
 
 
+def test_a_chat_that_begins_with_a_few_words_is_kept_too() -> None:
+    state = State()
+    session, begin = Session(state, PromptCache(lambda held: 1 << 20)), text(0, 4)  # a template's
+    answer(state, session, [*begin, *text(1, 12)], text(2, 300))
+    answer(state, session, [*begin, *text(3, 12)], text(4, 5))
+    assert state.copies == 1
+    back = [*begin, *text(1, 12), *text(2, 300), 5, 6]
+    assert answer(state, session, back, [1]) == len(back) - 3
+
+
+def test_what_a_draft_wrote_behind_a_text_is_not_kept_with_it() -> None:
+    for recurrent in (False, True):
+        state = State(recurrent=recurrent)
+        session = Session(state, PromptCache(lambda held: 1 << 20))
+        session.begin(text(1, 100))
+        state.tokens = [*text(1, 100), *text(2, 900)]  # nobody says what these are
+        answer(state, session, text(3, 100), [1])
+        found = answer(state, session, [*text(1, 100), 7], [1])
+        assert (found, state.copies) == ((0, 1) if recurrent else (100, 2)), "the other text is kept in both"
+
+
+def test_a_text_for_which_there_is_no_ram_is_not_kept_and_the_turn_goes_on() -> None:
+    state = State()
+    cache = PromptCache(lambda held: 1 << 20)
+    session = Session(state, cache)
+    answer(state, session, text(1, 100), [1])
+    answer(state, session, text(2, 100), [1])
+
+    def refuse() -> SequenceCopy:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes.")
+
+    state.copy_out = refuse  # type: ignore[method-assign]
+    assert answer(state, session, text(3, 100), [1]) == 0
+    assert len(cache) == 1
+    state.copy_out = lambda: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        session.begin(text(4, 100))
+
+
 @pytest.mark.parametrize(
     ("spared", "length", "worth"),
     [(LEAST_TOKENS - 1, 10, False), (LEAST_TOKENS, 10, True), (100, 900, False), (113, 900, True)],

@@ -203,7 +203,7 @@ TOOLS = (
     ("text", "call"),
     [
         ('{"name": "now", "arguments": {}}', ("now", {})),
-        ('{"name": "now", "arguments": {"any": [1]}}', ("now", {"any": [1]})),
+        ('{"name": "now", "arguments": {"any": [1]}}', '{"name": "now", "arguments": {'),
         ('{"name": "odd \\"name\\"", "arguments": {"a": 3}}', None),  # no name of a tool that is read
         ('{"name": "move", "arguments": {"a": "up"}}', ("move", {"a": "up"})),
         ('<think>{"name": "x"}</think>\n{"name": "move", "arguments": {\n  "a": "down"\n}}',
@@ -229,8 +229,62 @@ def test_an_answer_that_has_to_be_a_call_is_one_of_a_tool_s_schema(text: str, ca
 
 
 @pytest.mark.parametrize(
+    ("parameters", "arguments", "allowed"),
+    [
+        (None, "{}", True), (None, '{"a"', False), ({}, '{"a"', False),
+        ({"type": "object", "properties": {}}, '{"a"', False),
+        ({"properties": {"a": {"type": "integer"}}}, '{"a": 1}', True),
+        ({"properties": {"a": {"type": "integer"}}}, '{"b"', False),
+        ({"type": "object", "additionalProperties": True}, '{"b": [1]}', True),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"enum": [1]}}}}}, '{"a": 1}', True),
+        ({"anyOf": [{"properties": {"a": {"enum": [1]}}, "required": ["a"]}]}, '{"a": 1}', True),
+    ],
+)  # fmt: skip
+def test_arguments_are_those_that_a_tool_names(
+    parameters: dict[str, Any] | None, arguments: str, allowed: bool
+) -> None:
+    named = Tool(
+        "f", json.dumps({"name": "f"} if parameters is None else {"name": "f", "parameters": parameters})
+    )
+    tokenizer, prompt = byte_level(), [5, 6]
+    made = vocabulary(tokenizer).grammar(answer_grammar(tokenizer, prompt, call_rules([named])), 2)
+    tokens = ids(tokenizer, f'{{"name": "f", "arguments": {arguments}')
+    assert (made.valid(prompt, tokens) == len(tokens)) is allowed
+
+
+@pytest.mark.parametrize("parameters", [[1], "x", 3, {"type": "array"}, {"type": ["object", "null"]}])
+def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
+    with pytest.raises(ConfigError, match="parameters of tool 'f' are no schema of an object"):
+        call_rules([Tool("f", json.dumps({"name": "f", "parameters": parameters}))])
+
+
+def test_a_key_is_spelt_in_one_way() -> None:
+    """Else a value could escape its schema: there may be others than those that are named."""
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}, "\u00e9\n": {"type": "integer"}}}
+    for text, allowed in (
+        ('{"age": 1, "\\u0061ge": "old"}', False), ('{"\\u00e9\\n": "x"}', False),
+        ('{"é\\u000a": "x"}', False),
+        ('{"é\\n": "x"}', False), ('{"é\\n": 1, "other": "a\\n\\"b\\\\"}', True),
+    ):  # fmt: skip
+        tokens = ids(byte_level(), text)
+        assert (grammar(byte_level(), schema).valid([5, 6], tokens) == len(tokens)) is allowed, text
+
+
+def test_thoughts_cannot_spell_their_own_end() -> None:
+    tokenizer = thinking_marks(special=False)
+    letters = [token for letter in "</think>" for token in ids(tokenizer, letter)]
+    before, value = ids(tokenizer, "hi<think>"), ids(tokenizer, "</think>{}")
+    made = grammar(tokenizer, {"type": "object"}, before)
+    assert made.valid(before, [*ids(tokenizer, "a </thin"), *value]) == len(ids(tokenizer, "a </thin")) + len(
+        value
+    )
+    assert made.valid(before, [*letters, *value]) < len(letters)
+
+
+@pytest.mark.parametrize(
     ("schema", "words"),
     [
+        ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}, "oneOf constraints are not"),
         ({"type": "nonsense"}, "Invalid type: nonsense"), ({"$ref": "http://x/y"}, "http://x/y"),
         ({"type": "object", "required": 5}, "required"), ({"not": {}}, 'Unimplemented keys: ["not"]'),
         ({"type": "string", "pattern": "(?<=a)b"}, "look-around"),
@@ -243,7 +297,21 @@ def test_schemas_that_cannot_be_held_to_are_refused_in_one_sentence(
     with pytest.raises(ConfigError) as caught:
         grammar(byte_level(), schema)
     sentence = str(caught.value)
-    assert words in sentence and "\n" not in sentence and "start:" not in sentence and sentence.endswith(".")
+    assert words in sentence and "\n" not in sentence and sentence.endswith(".") and len(sentence) < 400
+    assert not any(inside in sentence for inside in ("start:", "%json", "Parser", "coerce", "<state"))
+
+
+def test_a_schema_that_no_value_satisfies_ends_an_answer_in_one_sentence() -> None:
+    made = grammar(byte_level(), {"$ref": "#"})
+    with pytest.raises(ConfigError, match=r"schema: it describes no value\.$"):
+        for text in ([5, 6], [5, 6, *ids(byte_level(), " ")]):
+            made.allowed(text, 4096)
+
+
+def test_many_properties_may_be_left_out() -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"enum": [i]} for i in range(3000)}}
+    tokens = ids(byte_level(), '{"p1": 1, "p2999": 2999}')
+    assert grammar(byte_level(), schema).valid([5, 6], tokens) == len(tokens)
 
 
 def test_models_that_cannot_be_held_to_any_are_refused() -> None:
