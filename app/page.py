@@ -55,7 +55,9 @@ def top_html(t: Texts) -> str:
 def _attach_texts(t: Texts) -> str:
     """What static/attach.js says of files."""
     said = {
-        "none": t("{name} is no text file: copy what it says instead."),
+        "reading": t("Reading {name}"),
+        "left": t("{name} was left out, as the chat has changed meanwhile: attach it again."),
+        "none": t("{name} is no text file in UTF-8: copy what it says instead."),
         "large": t("{name} is too long for a message: attach a part of it."),
         "unread": t("{name} cannot be read: choose files, not folders."),
     }

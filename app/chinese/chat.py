@@ -35,7 +35,11 @@ CHAT = {
     "interrupted": "被中断",
     "Continue the answer": "继续回答",
     "Attach": "附件",
-    "{name} is no text file: copy what it says instead.": "{name} 不是文本文件：请改为复制其内容。",
+    "{name} is no text file in UTF-8: copy what it says instead.": "{name} 不是文本文件：请改为复制其内容。",
+    "Reading {name}": "正在读取 {name}",
+    "{name} was left out, as the chat has changed meanwhile: attach it again.": (
+        "对话已切换，未附上 {name}：请重新附上。"
+    ),
     "{name} is too long for a message: attach a part of it.": "{name} 太长：请只附上其中一部分。",
     "{name} cannot be read: choose files, not folders.": "无法读取 {name}：请选择文件，而不是文件夹。",
     "There is no unfinished answer that the model could go on with.": "没有模型可以继续的未完成回答。",

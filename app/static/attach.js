@@ -1,10 +1,13 @@
 // Text files become part of the message: chosen with the button beside it, pasted, or dropped on the chat. They are read
-// here, in the browser; nothing is uploaded.
+// here, in the browser; nothing is uploaded. One that is dropped on a message that is being edited becomes part of that.
 (() => {
-  const MOST = 1_000_000; // characters of a file: more than a context holds
+  const MOST = 1_000_000; // characters of a message
   const KINDS = /\.([a-z0-9+#-]{1,12})$/i;
   const field = () => document.querySelector('#lm-message textarea');
+  const inSight = (box) => Boolean(box?.offsetParent);
   const texts = () => document.getElementById('lm-attach-texts')?.dataset ?? {};
+  const chat = () => document.querySelector('#lm-mark [data-chat]')?.dataset.chat ?? '';
+  const told = (why, name) => texts()[why].replace('{name}', () => name);
   const line = document.createElement('p');
   line.id = 'lm-attached';
   line.setAttribute('role', 'status');
@@ -13,54 +16,80 @@
     line.textContent = sentences.join(' ');
   };
 
-  const refused = (why, name) => new Error(texts()[why].replace('{name}', name));
+  const decoded = (bytes) => {
+    const wide = bytes[0] === 0xff && bytes[1] === 0xfe ? 'utf-16le' : bytes[0] === 0xfe && bytes[1] === 0xff ? 'utf-16be' : 'utf-8';
+    // of Chinese files not all are Unicode
+    for (const encoding of window.localmoeLanguage().startsWith('zh') ? [wide, 'gb18030'] : [wide]) {
+      try {
+        const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
+        if (!text.includes('\0')) return text.replace(/\r\n?/g, '\n');
+      } catch { /* the next one may be it */ }
+    }
+    return null;
+  };
 
   const read = async (file) => {
-    if (file.size > 4 * MOST) throw refused('large', file.name);
+    if (file.size > 4 * MOST) throw new Error(told('large', file.name));
     let bytes;
     try {
       bytes = new Uint8Array(await file.arrayBuffer());
     } catch { // a folder, or gone meanwhile
-      throw refused('unread', file.name);
+      throw new Error(told('unread', file.name));
     }
-    const wide = { 'ff,fe': 'utf-16le', 'fe,ff': 'utf-16be' }[bytes.slice(0, 2).join().replace(/\d+/g, (n) => Number(n).toString(16))];
-    let text;
-    try {
-      text = new TextDecoder(wide ?? 'utf-8', { fatal: true }).decode(bytes);
-    } catch {
-      throw refused('none', file.name);
-    }
-    if (text.includes('\0')) throw refused('none', file.name);
-    if (text.length > MOST) throw refused('large', file.name);
-    return text.replace(/\r\n?/g, '\n');
+    const text = decoded(bytes);
+    if (text === null) throw new Error(told('none', file.name));
+    return text;
   };
 
-  // Between marks that the text does not hold itself.
+  // Marks of one character that the text does not hold itself.
+  const marks = (text, least) => {
+    const runs = text.match(/`+/g) ?? [];
+    return '`'.repeat(runs.reduce((most, run) => Math.max(most, run.length), least - 1) + 1);
+  };
+  const named = (name) => (name.includes('`') ? `${marks(name, 1)} ${name} ${marks(name, 1)}` : `\`${name}\``);
   const block = (name, text) => {
-    const longest = (text.match(/`{3,}/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
-    const marks = '`'.repeat(longest + 1);
-    return `${name}:\n${marks}${KINDS.exec(name)?.[1].toLowerCase() ?? ''}\n${text.replace(/\n*$/, '\n')}${marks}\n`;
+    const fence = marks(text, 3), kind = KINDS.exec(name)?.[1].toLowerCase() ?? '';
+    return `${named(name)}:\n${fence}${kind}\n${text.replace(/\n*$/, '\n')}${fence}\n`;
   };
 
-  const attach = async (files) => {
-    const blocks = [], problems = [];
-    for (const file of files) {
-      try {
-        blocks.push(block(file.name, await read(file)));
-      } catch (error) {
-        problems.push(error.message);
-      }
-    }
-    say(problems);
-    const box = field();
-    if (!box || !blocks.length) return;
+  // Behind what is there. Who types goes on where the caret is; nobody who types elsewhere is brought here.
+  const append = (box, blocks) => {
+    const { selectionStart, selectionEnd, scrollTop } = box, typing = document.activeElement;
+    const busy = typing === box && box.value, free = !typing || typing === document.body || typing.id === 'lm-attach';
     const before = box.value && `${box.value.replace(/\n*$/, '')}\n\n`;
     const set = Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set;
     set.call(box, `${before}${blocks.join('\n')}\n`);
     box.dispatchEvent(new Event('input', { bubbles: true }));
-    box.focus();
-    box.selectionStart = box.selectionEnd = box.value.length;
-    box.scrollTop = box.scrollHeight;
+    if (busy) {
+      box.setSelectionRange(selectionStart, selectionEnd);
+      box.scrollTop = scrollTop;
+    } else if (free || typing === box) {
+      box.focus();
+      box.selectionStart = box.selectionEnd = box.value.length;
+      box.scrollTop = box.scrollHeight;
+    }
+  };
+
+  const attach = async (files, box) => {
+    const of = chat(), blocks = [], problems = [];
+    say(files.length ? [told('reading', files.length > 1 ? `${files[0].name} …` : files[0].name)] : []);
+    let length = box.value.length;
+    for (const file of files) {
+      try {
+        const made = block(file.name, await read(file));
+        length += made.length;
+        if (length > MOST) throw new Error(told('large', file.name));
+        blocks.push(made);
+      } catch (error) {
+        problems.push(error.message);
+      }
+    }
+    if (chat() !== of || !box.isConnected) { // what was meant for one is not put into another
+      say([told('left', files[0].name)]);
+      return;
+    }
+    say(problems);
+    if (blocks.length) append(box, blocks);
   };
 
   document.addEventListener('input', (event) => {
@@ -73,7 +102,7 @@
   input.hidden = true;
   input.id = 'lm-attach-input';
   input.addEventListener('change', () => {
-    attach([...input.files]).finally(() => { input.value = ''; }); // the same file may be chosen again
+    if (input.files.length) attach([...input.files], field()).finally(() => { input.value = ''; }); // the same one again
   });
   const add = () => document.body.append(input);
   if (document.body) add();
@@ -88,17 +117,22 @@
     const { files, types } = event.clipboardData;
     if (event.target !== field() || !files.length || types.includes('text/plain')) return;
     event.preventDefault();
-    attach([...files]);
+    attach([...files], field());
   });
 
+  // Where a file would go that is dropped here: a message that is being edited, the new one, or nowhere.
+  const place = (target) => {
+    const box = target.closest?.('.lm-turns textarea') ?? (target.closest?.('#lm-tab-chat') ? field() : null);
+    return inSight(box) ? box : null;
+  };
   const dropping = (event) => event.dataTransfer?.types.includes('Files');
   const mark = (on) => document.getElementById('lm-composer')?.classList.toggle('lm-drop', on);
   document.addEventListener('dragover', (event) => {
     if (!dropping(event)) return;
     event.preventDefault(); // else the browser would leave the page for the file
-    const here = field()?.offsetParent !== null;
-    event.dataTransfer.dropEffect = here ? 'copy' : 'none';
-    mark(here);
+    const box = place(event.target);
+    event.dataTransfer.dropEffect = box ? 'copy' : 'none';
+    mark(box === field() && Boolean(box));
   });
   document.addEventListener('dragleave', (event) => {
     if (!event.relatedTarget) mark(false);
@@ -107,6 +141,7 @@
     mark(false);
     if (!dropping(event)) return;
     event.preventDefault();
-    if (field()?.offsetParent !== null) attach([...event.dataTransfer.files]);
+    const box = place(event.target), files = [...event.dataTransfer.files];
+    if (box && files.length) attach(files, box);
   });
 })();
