@@ -135,7 +135,7 @@ def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageD
     page.page.evaluate(DROP.replace("#lm-scroll", box), [["a.txt", [*b"ok"]]])
     wait_for(lambda: "`a.txt`:\n```txt\nok\n```" in page.page.input_value(box), 5, "the file")
     assert page.value("lm-message") == ""
-    page.page.keyboard.press("Escape")
+    page.page.click("#lm-turn button[aria-label=Cancel]")
 
 
 def test_names_are_shown_as_they_are(page: PageDriver) -> None:
