@@ -124,7 +124,11 @@ def test_answers_are_json_of_the_schema_in_a_file(tmp_path: Path, capsys: pytest
     asked = ("generate", "demo", "--prompt", "Is it day?", "--device", "cpu", "--json-schema", str(path))
     code, out, err = run(capsys, *asked)
     assert (code, json.loads(out) in ("yes", "no")) == (0, True), err
-    for text, words in (("{", "no JSON"), ('{"type": 3}', "No answer can be held to this schema")):
+    for text, words in (
+        ("", f"{path}: The schema of the answer is no JSON"), ("{", "no JSON"),
+        ("[]", "has to be a JSON object"),
+        ('{"a":' * 100_000, "nested too deep"), ('{"type": 3}', "No answer can be held to this schema"),
+    ):  # fmt: skip
         path.write_text(text)
         assert words in refused(capsys, *asked)
     path.write_bytes(b"\xff\xff")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engines import ask, check_stats, load_with_slots
+from support.engines import ask, check_stats, load_with_slots, runner_of
 from support.tiny_models import RECURRENT_ARCHITECTURE
 
 from localmoe.core.config import EngineConfig
@@ -48,3 +49,43 @@ def test_none_is_kept_where_none_is_wanted_and_a_reset_forgets_all(tiny: Tiny) -
             assert ask(engine, TEXTS[1] * 8, 4).stats.reused_tokens == 0
     with pytest.raises(ConfigError, match="Prompt cache -1 bytes"):
         EngineConfig(prompt_cache_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "where"),
+    [("mixtral", "kv_cache.from_host"), (RECURRENT_ARCHITECTURE, "runner.put_together")],
+)
+def test_a_text_that_cannot_be_brought_back_leaves_nothing_of_another(
+    architecture: str, where: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = tiny(architecture)
+    chats = [text * 8 for text in TEXTS]
+    module, name = f"localmoe.model.{where}".rsplit(".", 1)
+    bring = getattr(import_module(module), name)
+    with load_with_slots(folder, 10) as engine, load_with_slots(folder, 10, prompt_cache_bytes=0) as other:
+        for at in range(1, 4):
+            engine.reset()
+            written = [text + ask(engine, text, 4).text for text in chats]
+            left = [at]
+
+            def fail(*given: Any, left: list[int] = left) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    raise MemoryError("no room")
+                return bring(*given)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(f"{module}.{name}", fail)
+                with pytest.raises(MemoryError):
+                    ask(engine, written[0] + " and then", 4)
+            for text in reversed(written):
+                other.reset()
+                assert ask(engine, text, 8).tokens == ask(other, text, 8).tokens
+
+
+def test_a_copy_of_recurrent_layers_holds_each_tensor_once(tiny: Tiny) -> None:
+    folder, _ = tiny(RECURRENT_ARCHITECTURE)
+    with load_with_slots(folder, 10) as engine:
+        ask(engine, TEXTS[0] * 4, 4)
+        kept = runner_of(engine).sequence.copy_out()
+        assert all(not vars(like) for like, _ in kept.facts) and kept.num_bytes > 0

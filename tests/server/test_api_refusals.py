@@ -35,6 +35,9 @@ from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}},
           "tools": [{"type": "function", "function": {"name": "a"}}]}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"), ({"tool_choice": []}, "tool_choice"),
+        *(({"tools": [{"type": "function", "function": {"name": name}}]}, "tools.0.function")
+          for name in ("a{b}", "<x>", "f}", "")),
         ({"tool_choice": "any"}, "tool_choice"), ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"temperature": "hot"}, "temperature"), ({"temperature": True}, "temperature"),
         ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"),

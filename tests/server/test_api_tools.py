@@ -88,6 +88,16 @@ def test_a_call_that_has_to_be_is_asked_for_and_comes_as_one(
     assert engine.last is not None and engine.last.must_call == ("weather",)
 
 
+def test_a_call_that_was_cut_is_text_and_no_stop_ends_it(client: openai.OpenAI) -> None:
+    (choice,) = ask(client, '{"name": "weather", "argu…', tool_choice="required", stop=["name"]).choices
+    assert choice.finish_reason == "length" and not choice.message.tool_calls
+    assert choice.message.content == '{"name": "weather", "argu…'
+    (choice,) = ask(
+        client, '{"name": "weather", "arguments": {}}', tool_choice="required", stop=["name"]
+    ).choices
+    assert choice.finish_reason == "tool_calls" and len(choice.message.tool_calls) == 1
+
+
 def test_a_call_alone_has_no_content(client: openai.OpenAI) -> None:
     (choice,) = ask(client, CALL).choices
     assert choice.message.content is None and len(choice.message.tool_calls) == 1
