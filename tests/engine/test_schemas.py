@@ -112,7 +112,7 @@ def test_a_schema_that_cannot_be_held_to_is_refused_and_nothing_is_lost(engine: 
 @pytest.mark.parametrize(
     ("schema", "more", "words"),
     [
-        ("{", {}, "no JSON"), ("[1]", {}, "JSON object"), ("[" * 100_000, {}, "no JSON"),
+        ("{", {}, "no JSON"), ("[1]", {}, "JSON object"), ("[" * 100_000, {}, "nested too deep"),
         ("{}", {"tools": (Tool("a", "{}"),)}, "tools"), ("{}", {"draft_only": True}, "approximate"),
         ("{}", {"continue_answer": True}, "continue"),
         ("{}", {"tools": (Tool("a", "{}"),), "must_call": ("a",)}, "a call that has to be"),
