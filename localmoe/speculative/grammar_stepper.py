@@ -49,6 +49,15 @@ class GrammarStepper:
     def finish(self) -> StepOutcome:
         """What the stepper emits, as far as it is allowed, and then another token."""
         done = self._stepper.finish()
+        try:
+            return self._allowed(done)
+        except BaseException:
+            self._stepper.close()
+            self._runner.rewind(len(self._history) - 1)  # nobody hears of what was emitted
+            raise
+
+    def _allowed(self, done: StepOutcome) -> StepOutcome:
+        """The same step, up to the first token that is not allowed, and one that is in its place."""
         tokens = [*done.drafted[: done.accepted], done.token]
         allowed = self._grammar.valid(self._history, tokens)
         if allowed == len(tokens):

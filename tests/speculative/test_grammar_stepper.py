@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from speculative.table_model import Rule, Table, TableRunner
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import ConfigError
 from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import FixedGovernor
 from localmoe.speculative.grammar_stepper import GrammarStepper
@@ -91,3 +92,43 @@ def test_a_state_that_cannot_go_back_so_far_is_written_again() -> None:
     said = [token for tokens in answer(runner, rule, 3, True, 25, SamplingConfig()) for token in tokens]
     assert said == rule.greedy(table, PROMPT, 25, NO_END) and again
     assert ("prefill", again[-1] - 2) in runner.passes_run
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_step_that_breaks_off_leaves_the_state_as_it_was(length: int) -> None:
+    """Wherever: in the pass that chooses anew, when tokens of the step were accepted already, too."""
+    table = Table(agreement=0.7, seed=2)
+    broken, place = 0, 1
+    while True:
+        runner = TableRunner(table)
+        runner.break_at = place
+        said: list[int] = []
+        try:
+            for tokens in answer(runner, Rule(table, 2), length, True, 12, SamplingConfig()):
+                said += tokens
+        except RuntimeError:
+            broken += 1
+        else:
+            break
+        assert runner.state.tokens == ([*PROMPT, *said][:-1] if said else [])
+        place += 1
+    assert broken > 15
+
+
+def test_a_grammar_that_gives_up_leaves_the_state_as_it_was() -> None:
+    table = Table(agreement=0.7, seed=2)
+    rule, runner, asked = Rule(table, 2), TableRunner(table), []
+    valid = rule.valid
+
+    def gives_up(text: Sequence[int], tokens: Sequence[int]) -> int:
+        asked.append(len(text))
+        if len(asked) == 3:
+            raise ConfigError("it takes more than it may")
+        return valid(text, tokens)
+
+    rule.valid = gives_up  # type: ignore[method-assign]
+    said: list[int] = []
+    with pytest.raises(ConfigError):
+        for tokens in answer(runner, rule, 3, True, 30, SamplingConfig()):
+            said += tokens
+    assert runner.state.tokens == [*PROMPT, *said][:-1]
