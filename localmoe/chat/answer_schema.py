@@ -16,6 +16,9 @@ from localmoe.core.tools import Tool
 _WHITE_SPACE = r"( |\n[ \t]{0,40})?"
 _BEHIND_THOUGHTS = r"/[ \n]{0,2}/"
 _COMPOSED = frozenset(("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "patternProperties"))
+# the closing mark spelt in letters would end thoughts for whoever reads the text
+_CLOSED = CLOSE.replace("/", "\\/")
+_THOUGHTS = f"ANYTHING: /(?s:.*)/ & ~/(?s:.*){_CLOSED}(?s:.*)/\n"
 # each character is written in one way: else a key could be spelt past the schema of its value
 _ESCAPES = '"\\bfnrt'
 
@@ -81,11 +84,9 @@ def _thoughts(tokenizer: Any) -> str:
     text to llguidance."""
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     opening = f"<[{vocabulary[OPEN]}]>" if OPEN in vocabulary else f'"{OPEN}"'
-    closed = CLOSE.replace("/", "\\/")
-    if CLOSE in vocabulary:  # spelt in letters it would end them for whoever reads the text
-        anything = f"/(?s:.*)/ & ~/(?s:.*){closed}(?s:.*)/"
-        return f"open: {opening}\nthoughts: ANYTHING <[{vocabulary[CLOSE]}]>\nANYTHING: {anything}\n"
-    return f"open: {opening}\nthoughts[lazy]: /(?s:.*){closed}/\n"
+    if CLOSE in vocabulary:
+        return f"open: {opening}\nthoughts: ANYTHING <[{vocabulary[CLOSE]}]>\n{_THOUGHTS}"
+    return f"open: {opening}\nthoughts[lazy]: /(?s:.*){_CLOSED}/\n"
 
 
 def _in_channels(marks: dict[str, str]) -> str:
@@ -96,5 +97,5 @@ def _in_channels(marks: dict[str, str]) -> str:
         "start: analysis* final\n"
         f'analysis: {channel} "analysis" {message} ANYTHING {marks[END]} {marks[START]} "assistant"\n'
         f'final: {channel} "final" " "? {constrained} {message} value\n'
-        "ANYTHING: /(?s:.*)/\n"
+        f"{_THOUGHTS}"
     )

@@ -173,6 +173,7 @@ ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
         ("<|channel|>analysis<|message|>a {<|end|><|start|>assistant<|channel|>final<|message|>{} ",
          "<|channel|>analysis<|message|>a {<|end|><|start|>assistant<|channel|>final<|message|>{}"),
         ("<|channel|>analysis<|message|>a<|return|>", "<|channel|>analysis<|message|>a"),
+        ("<|channel|>analysis<|message|>a</think>", "<|channel|>analysis<|message|>a</think"),
         ("<|channel|>final<|message|>yes", "<|channel|>final<|message|>"),
         ("<|channel|>commentary", "<|channel|>"), ("<|message|>", ""), ("{}", ""),
     ],
