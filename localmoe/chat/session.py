@@ -42,15 +42,17 @@ class Session:
         agree = shared_prefix(held, wanted)
         shared = self._state.keepable(agree) if self._exact or not exact else 0
         if self._cache is not None:
-            shared = self._exchange(self._cache, held, wanted, shared, exact)
+            shared = self._exchange(self._cache, held, wanted, agree, shared, exact)
         self._state.truncate(shared)
         self._tokens, self._prompt_length, self._exact = list(prompt), len(prompt), exact
         return shared
 
-    def _exchange(self, cache: PromptCache, held: Tokens, wanted: Tokens, shared: int, exact: bool) -> int:
+    def _exchange(
+        self, cache: PromptCache, held: Tokens, wanted: Tokens, agree: int, shared: int, exact: bool
+    ) -> int:
         """Put away a text that is left, and bring back one that spares more than `shared` tokens, which the
-        state has of what is wanted; how many it has then."""
-        found, agree = cache.take(wanted, shared, exact=exact), shared_prefix(held, wanted)
+        state has of what is wanted; how many it has then. agree: with how many equal tokens both begin."""
+        found = cache.take(wanted, shared, exact=exact)
         leaves = found is not None or agree < min(self._prompt_length, len(held)) - _PROMPT_END
         if leaves and is_worth_copying(len(held) - agree, len(held)) and self._ends_with(held):
             cache.keep(self._state, held, exact=self._exact)
