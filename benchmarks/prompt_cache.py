@@ -69,6 +69,8 @@ def main() -> None:
     with Engine.load_shape(args.shape, config) if args.shape else Engine.load(args.model, config) as engine:
         print(engine.info().name, engine.info().passes)
         texts = []
+        answer(engine, list(range(6, 6 + args.tokens)), 8)  # what is compiled with the first of each kind
+        answer(engine, list(range(6, 6 + _MORE)), 8)
         cache = PromptCache(lambda held: texts_room(*ram_bytes(), held, None))
         for name, used in (("without", None), ("with the texts that were left", cache)):
             print(f"{name}:")

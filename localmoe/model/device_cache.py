@@ -175,7 +175,7 @@ class DeviceKVCache(KVCache):
     def copy_out(self) -> SequenceCopy:
         """All that the text needs, in host RAM."""
         length, place = self.length, (self._base, self._reach, self._kept)
-        parts = [to_host(part, length) for part in self._parts()]
+        parts = to_host(self._parts(), length)
         rings = self.rings.copy_out(parts)
         if self.states is not None:
             self.states.copy_out(parts)
@@ -191,8 +191,8 @@ class DeviceKVCache(KVCache):
         parts, (rings, place) = iter(kept.parts), kept.facts
         self.truncate(0)  # an interruption leaves nothing
         with torch.inference_mode():
-            for part in self._parts():
-                from_host(next(parts), part)
+            own = list(self._parts())
+            from_host(itertools.islice(parts, len(own)), own, cut=True)
         self.rings.bring_back(rings, parts)
         if self.states is not None:
             self.states.bring_back(parts)

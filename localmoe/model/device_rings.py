@@ -6,6 +6,7 @@ Launches nothing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
 from localmoe.kernels.gpu.attention import CHUNK, SECTION
 from localmoe.model.device_window import Unrolled
+from localmoe.model.sequence_copy import from_host, to_host
 
 if TYPE_CHECKING:
     from localmoe.model.device_cache import DeviceKVLayer
@@ -130,7 +132,7 @@ class SlidingRings:
 
     def copy_out(self, parts: list[Tensor]) -> RingsCopy:
         """Add what is in the rings, and kept aside, to `parts` in host RAM."""
-        parts += [part.to("cpu", copy=True) for part in self._parts()]  # in stream order, and waited for
+        parts += to_host(self._parts())  # in stream order, and waited for
         if self._aside_end:
             parts += [kept.clone() for _, kept in self._aside()]
         return RingsCopy(self._written, self._mark, self._aside_written, self._aside_end)
@@ -138,8 +140,8 @@ class SlidingRings:
     @torch.inference_mode()
     def bring_back(self, copied: RingsCopy, parts: Iterator[Tensor]) -> None:
         """Take from `parts` what a copy added."""
-        for part in self._parts():
-            part.copy_(next(parts))
+        own = list(self._parts())
+        from_host(itertools.islice(parts, len(own)), own)
         self._written, self._mark, self._aside_written, self._aside_end = copied
         if self._aside_end:
             self.make_room()

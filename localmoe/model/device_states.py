@@ -4,6 +4,7 @@ kernels.gpu.state_places. Knows no cache of keys and values.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from localmoe.kernels.gpu.state_places import WINDOW, begin_pass, go_back, keep_
 from localmoe.model.device_recurrence import Stand, run_recurrent
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.recurrent_nets import RecurrentNet
+from localmoe.model.sequence_copy import from_host, to_host
 
 
 class RecurrentStates:
@@ -67,13 +69,13 @@ class RecurrentStates:
 
     def copy_out(self, parts: list[Tensor]) -> None:
         """Add all of it to `parts` in host RAM."""
-        parts += [tensor.to("cpu", copy=True) for tensor in self._tensors()]
+        parts += to_host(self._tensors())
 
     @torch.inference_mode()
     def bring_back(self, parts: Iterator[Tensor]) -> None:
         """Take from `parts` what a copy added."""
-        for tensor in self._tensors():
-            tensor.copy_(next(parts))
+        own = self._tensors()
+        from_host(itertools.islice(parts, len(own)), own)
 
     def _tensors(self) -> list[Tensor]:
         return [] if self._memory is None else [self._places, *self._memory.tensors()]

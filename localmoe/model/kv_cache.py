@@ -172,15 +172,14 @@ class KVCache(Cache):
     def copy_out(self) -> SequenceCopy:
         """Keys and values of the positions that are held, in host RAM."""
         length = self.length
-        parts = tuple(to_host(part, length) for part in self._parts())
-        return SequenceCopy(length, parts, None, lambda wanted: min(wanted, length))
+        parts = to_host(self._parts(), length)
+        return SequenceCopy(length, tuple(parts), None, lambda wanted: min(wanted, length))
 
     @torch.inference_mode()
     def bring_back(self, kept: SequenceCopy) -> None:
         """Hold what a copy holds."""
         self.truncate(0)  # an interruption leaves nothing
-        for copied, part in zip(kept.parts, self._parts(), strict=True):
-            from_host(copied, part)
+        from_host(kept.parts, self._parts(), cut=True)
         for layer in self.layers:
             layer.length = kept.length
 

@@ -3,13 +3,15 @@ Decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from localmoe.model.staged_copies import copy_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,32 @@ class SequenceCopy:
         return sum(part.nbytes for part in self.parts)
 
 
-def to_host(part: Tensor, length: int) -> Tensor:
-    """The first positions of keys or values (1, heads, capacity, dim)."""
-    _, heads, _, dim = part.shape
-    found = torch.empty(1, heads, length, dim, dtype=part.dtype)
-    for head in range(heads):  # a cut through all heads would take as much memory of the device besides
-        found[0, head].copy_(part[0, head, :length])
+def to_host(parts: Iterable[Tensor], length: int | None = None) -> list[Tensor]:
+    """Copies of tensors; of keys or values (1, heads, capacity, dim) the first positions, where a length is
+    given."""
+    found, pairs = [], []
+    for part in parts:
+        if length is None:
+            found.append(torch.empty_like(part, device="cpu"))
+            pairs.append((part, found[-1]))
+        else:
+            _, heads, _, dim = part.shape
+            found.append(torch.empty(1, heads, length, dim, dtype=part.dtype))
+            pairs += [(part[0, head, :length], found[-1][0, head]) for head in range(heads)]
+    copy_all(pairs)
     return found
 
 
-def from_host(kept: Tensor, part: Tensor) -> None:
-    """The other way."""
-    length = kept.shape[2]
-    for head in range(kept.shape[1]):
-        part[0, head, :length].copy_(kept[0, head])
+def from_host(kept: Iterable[Tensor], parts: Iterable[Tensor], *, cut: bool = False) -> None:
+    """The other way. cut: a copy has fewer positions."""
+    pairs = []
+    for copied, part in zip(kept, parts, strict=True):
+        if cut:
+            heads, length = copied.shape[1:3]
+            pairs += [(copied[0, head], part[0, head, :length]) for head in range(heads)]
+        else:
+            pairs.append((copied, part))
+    copy_all(pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,3 +293,24 @@ def test_a_budget_is_kept_by_answers_of_every_kind() -> None:
         assert len(runner_of(engine).issue._graphs) == MAX_GRAPHS
         assert torch.cuda.max_memory_reserved() <= gib * GIB
         assert free_before - least_free <= gib * GIB
+
+
+@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "gemma-4-26b-a4b"])
+def test_a_changed_budget_is_kept_by_prompts_as_long_as_a_pass(name: str) -> None:
+    """Passes are as long as each budget has room for."""
+    free_before, longest = free_for_an_engine(), set()
+    with Engine.load_shape(name, on_gpu(12 * GIB, context=8192), SyntheticSettings()) as engine:
+        for gib in (16, 10, 12):
+            plan = engine.resize(gib * GIB)
+            longest.add(plan.prefill_chunk)
+            torch.cuda.reset_peak_memory_stats()
+            least_free = torch.cuda.mem_get_info()[0]
+            for length in (min(plan.prefill_chunk, 8000), 1100, 8000):
+                (request,) = random_prompts(engine, 1, length)
+                tokens_of(engine, replace(request, draft_length=4 if plan.drafting else 0))
+                while engine.captures.ahead():
+                    pass
+                least_free = min(least_free, torch.cuda.mem_get_info()[0])
+            assert torch.cuda.max_memory_reserved() <= gib * GIB
+            assert free_before - least_free <= gib * GIB
+    assert len(longest) > 1

@@ -68,7 +68,10 @@ def test_a_text_that_cannot_be_brought_back_leaves_nothing_of_another(
             written = [text + ask(engine, text, 4).text for text in chats]
             left = [at]
 
-            def fail(*given: Any, left: list[int] = left) -> Any:
+            def fail(*given: Any, left: list[int] = left, **how: Any) -> Any:
+                if how:  # keys and values, those of some layers
+                    bring(*(list(parts)[: left[0]] for parts in given), **how)
+                    left[0] = 1
                 left[0] -= 1
                 if not left[0]:
                     raise MemoryError("no room")

@@ -1,0 +1,75 @@
+"""Answers that are JSON of a schema, by captured passes on a real GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from engine.test_more_architectures import ANSWERING
+from engine.test_schemas import ASKED, SCHEMA, is_fox
+from support.engines import Answer, ask, budget_for_slots, check_stats, runner_of
+from support.tiny_models import tiny_model, write_model
+
+from localmoe.chat.answer_schema import answer_grammar, schema_rules
+from localmoe.chat.token_grammar import Vocabulary
+from localmoe.core.config import EngineConfig, SamplingConfig
+from localmoe.engine import Engine
+from localmoe.hub.catalogue import demo_folder
+
+pytestmark = pytest.mark.gpu
+LENGTHS = (0, 1, 4, 16, "auto")
+
+
+def model_of(name: str, folder: Path) -> str:
+    """Its folder. One that is made up has the embedded model's tokenizer."""
+    if name == "demo":
+        return str(demo_folder())
+    vocab = json.loads((demo_folder() / "config.json").read_text())["vocab_size"]
+    changes = {**ANSWERING.get(name, {}), "max_position_embeddings": 2048, "vocab_size": vocab}
+    path = write_model(folder / name, tiny_model(name, dtype=torch.bfloat16, **changes))
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(demo_folder() / file, path / file)
+    return str(path)
+
+
+def likeliest_allowed(engine: Engine, answer: Answer) -> list[int]:
+    """Asking the model, and the grammar, before each token."""
+    runner, text = runner_of(engine), list(answer.prompt)
+    tokenizer, ends = engine._encoder.tokenizer, engine._end_tokens
+    grammar = Vocabulary(tokenizer, ends).grammar(
+        answer_grammar(tokenizer, text, schema_rules(SCHEMA)), len(text)
+    )
+    engine.reset()
+    runner.sequence.truncate(0)
+    runner.run(text[:-1], "prefill", last_only=True)
+    while len(text) == len(answer.prompt) or text[-1] not in ends:
+        scores = runner.run(text[-1:], "verify", last_only=True)[-1].float().cpu()
+        allowed = grammar.allowed(text, len(scores))
+        assert allowed is not None
+        text.append(int(scores.masked_fill(~allowed, -torch.inf).argmax()))
+    runner.sequence.truncate(0)
+    return text[len(answer.prompt) :]
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt_oss", "qwen3_next"])
+def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(
+    name: str, tmp_path: Path
+) -> None:
+    """Of a recurrent model too, which cannot go back behind a token."""
+    model = model_of(name, tmp_path)
+    fixed = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
+    config = EngineConfig(**fixed, vram_budget_bytes=budget_for_slots(model, 12, **fixed))
+    with Engine.load(model, config) as engine:
+        answers = [ask(engine, ASKED, 200, draft_length=n, json_schema=SCHEMA) for n in LENGTHS]
+        expected = likeliest_allowed(engine, answers[0])
+        for answer in answers:
+            assert answer.tokens == expected and is_fox(answer.text)
+            assert answer.finish_reason == "stop"
+            check_stats(answer)
+        for seed in range(6):
+            sampling = SamplingConfig(temperature=1.5, top_k=60, repetition_penalty=1.1, seed=seed)
+            how = {"draft_length": LENGTHS[seed % len(LENGTHS)], "sampling": sampling}
+            assert is_fox(ask(engine, ASKED, 400, json_schema=SCHEMA, **how).text)
