@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from localmoe.kernels.gpu.attention_chunks import attend_chunk, attend_section, finish, merge, no_state
-from localmoe.kernels.gpu.attention_merge import first_part, merge_parts, sink_logit
-from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
+from localmoe.kernels.gpu.attention_kernels import attend_loop, attend_split
+from localmoe.kernels.gpu.attention_merge import merge_parts
+from localmoe.kernels.gpu.configs import shared_bytes
+from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.launch import launch
 
 CHUNK = 128  # positions; fewer for heads wider than 128, to fit a chunk's keys and values on chip
@@ -30,6 +30,7 @@ SPLIT_ROWS = 80  # most rows for which a program a part pays
 # most bytes of partial results, beyond which those of chunks cost more traffic than they save time
 CHUNK_PARTIAL_BYTES, SECTION_PARTIAL_BYTES = 20 << 20, 32 << 20
 _SPLIT_TILE, _LOOP_TILE = 16, 32  # rows of a tile: tokens x query heads of one KV head
+_TWO_LOOPS_BYTES = 170 << 10  # of shared memory, with heads of 128 or 256
 _LOG2_E = 1.4426950408889634
 
 
@@ -136,9 +137,9 @@ def _split(
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group, chunk = heads // kv_heads, chunk_positions(dim, value_dim)
     parts = partial_results(rows * heads, slots, value_dim, query.device)
-    tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else (_loop_tile(dim, value_dim), 8)
+    tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else _section_tile(dim, value_dim)
     launch(
-        _attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
+        attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
         query, key, value, start, *parts, rows, heads, group, slots, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
@@ -155,21 +156,29 @@ def _split(
 def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor, scoring: Scoring) -> None:
     _, heads, rows, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
-    group, tile = heads // kv_heads, _loop_tile(dim, value_dim)
+    group, warps = heads // kv_heads, _loop_warps(max(dim, value_dim), query.device)
     launch(
-        _attend_loop, (kv_heads, triton.cdiv(rows * group, tile)),
+        attend_loop, (kv_heads, triton.cdiv(rows * group, _LOOP_TILE)),
         query, key, value, start, scoring.sinks, out, rows, heads, group, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
-        WINDOWED=scoring.window is not None, BM=tile, **after_previous(query.device),
-        num_warps=8, num_stages=1, enable_fp_fusion=False,
+        WINDOWED=scoring.window is not None, BM=_LOOP_TILE, STAGES=2, **after_previous(query.device),
+        num_warps=warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def _loop_tile(dim: int, value_dim: int) -> int:
-    """Rows whose sums a program has three of: more would not fit into registers."""
-    return _LOOP_TILE if max(dim, value_dim) <= 128 else _LOOP_TILE // 2
+def _section_tile(dim: int, value_dim: int) -> tuple[int, int]:
+    """Rows, and warps, of a program that reads a section."""
+    return (_LOOP_TILE if max(dim, value_dim) <= 128 else _LOOP_TILE // 2), 8
+
+
+def _loop_warps(widest: int, device: torch.device) -> int:
+    """Of a program that reads all sections: as many as there are side by side on a multiprocessor make up
+    for what each waits for, but registers hold a tile's sums of two programs of four warps at most."""
+    if widest <= 64:
+        return 4
+    return 4 if widest <= 256 and shared_bytes(device) >= _TWO_LOOPS_BYTES else 8
 
 
 def _padded(dim: int) -> int:
@@ -179,100 +188,3 @@ def _padded(dim: int) -> int:
 
 def _strides(*tensors: Tensor) -> Sequence[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[1:]]
-
-
-@triton.jit
-def _load_rows(
-    query, tile, head, rows, group, q_head, q_row, q_col,
-    D: tl.constexpr, D_PAD: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """A tile of the rows (token, query head of this KV head): q (BM, D_PAD), token, query head, in range."""
-    r = tile * BM + tl.arange(0, BM)
-    token = r // group
-    q_of = head * group + r % group
-    row_ok = token < rows
-    d = tl.arange(0, D_PAD)
-    at = q_of[:, None].to(tl.int64) * q_head + token[:, None].to(tl.int64) * q_row + d[None, :] * q_col
-    q = tl.load(query + at, mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
-    return q, token, q_of, row_ok
-
-
-@triton.jit(do_not_specialize=["rows", "slots"])
-def _attend_split(
-    query, key, value, start, partial_peak, partial_total, partial_acc, rows, heads, group, slots, capacity,
-    q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
-    scale, softcap, window,
-    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    wait_for_previous(DEPENDENT)
-    tile, slot, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of a chunk side by side
-    first_position = tl.load(start).to(tl.int32)
-    begin = (first_part(first_position, window, CHUNK * CHUNKS, WINDOWED) + slot) * CHUNK * CHUNKS
-    first = first_position + tile * BM // group
-    last = first_position + tl.minimum((tile * BM + BM - 1) // group, rows - 1)
-    wanted = begin <= last
-    if WINDOWED:
-        wanted = wanted & (begin + CHUNK * CHUNKS > first - window + 1)
-    if wanted:
-        q, token, q_of, row_ok = _load_rows(
-            query, tile, head, rows, group, q_head, q_row, q_col, D, D_PAD, BM
-        )
-        key += head.to(tl.int64) * key_head
-        value += head.to(tl.int64) * value_head
-        if CHUNKS == 1:
-            peak, total, acc = attend_chunk(
-                q, key, value, begin, first_position + token, row_ok, first_position + rows, capacity,
-                key_row, key_col, value_row, value_col, scale, softcap, window,
-                D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
-            )  # fmt: skip
-        else:
-            seen = tl.maximum(begin // CHUNK, first_part(first, window, CHUNK, WINDOWED))
-            peak, total, acc = attend_section(
-                q, key, value, seen, tl.minimum(begin // CHUNK + CHUNKS, last // CHUNK + 1),
-                first_position + token, row_ok, first_position + rows, capacity,
-                key_row, key_col, value_row, value_col, scale, softcap, window,
-                D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
-            )  # fmt: skip
-        at = (token * heads + q_of).to(tl.int64) * slots + slot
-        dv = tl.arange(0, DV_PAD)
-        tl.store(partial_peak + at, peak, mask=row_ok)
-        tl.store(partial_total + at, total, mask=row_ok)
-        tl.store(partial_acc + at[:, None] * DV + dv[None, :], acc, mask=row_ok[:, None] & (dv < DV)[None, :])
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _attend_loop(
-    query, key, value, start, sinks, out, rows, heads, group, capacity,
-    q_head, q_row, q_col, key_head, key_row, key_col, value_head, value_row, value_col,
-    scale, softcap, window,
-    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    wait_for_previous(DEPENDENT)
-    head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest rows first
-    first_position = tl.load(start).to(tl.int32)
-    q, token, q_of, row_ok = _load_rows(query, tile, head, rows, group, q_head, q_row, q_col, D, D_PAD, BM)
-    last = first_position + tl.minimum((tile * BM + BM - 1) // group, rows - 1)
-    chunk = first_part(first_position + tile * BM // group, window, CHUNK, WINDOWED)
-    zeros = tl.zeros([BM], tl.float32)
-    peak, total, acc = no_state(zeros, tl.zeros([BM, DV_PAD], tl.float32))
-    while chunk * CHUNK <= last:
-        next_section = (chunk // CHUNKS + 1) * CHUNKS
-        section_peak, section_total, section_acc = attend_section(
-            q, key + head.to(tl.int64) * key_head, value + head.to(tl.int64) * value_head,
-            chunk, tl.minimum(next_section, last // CHUNK + 1),
-            first_position + token, row_ok, first_position + rows, capacity,
-            key_row, key_col, value_row, value_col, scale, softcap, window,
-            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
-        )  # fmt: skip
-        peak, total, acc = merge(peak, total, acc, section_peak, section_total, section_acc)
-        chunk = next_section
-    sink = 0.0 if sinks is None else sink_logit(sinks + q_of, row_ok)
-    result = finish(peak, total, acc, sink, sinks is not None)
-    dv = tl.arange(0, DV_PAD)
-    at = (token * heads + q_of).to(tl.int64)[:, None] * DV + dv[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=row_ok[:, None] & (dv < DV)[None, :])

@@ -18,13 +18,14 @@ def attend_chunk(
     q, key, value, begin, position, row_ok, live, capacity, key_row, key_col, value_row, value_col,
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Rows q (BM, D_PAD) at positions `position` over the cache positions begin .. begin + CHUNK - 1.
 
     Positions from `live` on are never read. With a window, a cache of `capacity` positions, whole chunks,
     may be a ring: position p lies at p % capacity, and what rows see has not been overwritten. Scores are in
-    units of log2: scale and softcap come multiplied by log2(e) where that is needed.
+    units of log2: scale and softcap come multiplied by log2(e) where that is needed. WHOLE: all rows that
+    count see all of the chunk, which changes no bit of them.
 
     Returns:
         peak (BM,), the largest score, -inf where a row sees none of the chunk; total (BM,), the sum of
@@ -33,17 +34,18 @@ def attend_chunk(
     p = begin + tl.arange(0, CHUNK)
     d = tl.arange(0, D_PAD)
     dv = tl.arange(0, DV_PAD)
-    there = (p < live)[:, None]
+    there = (p < live)[:, None] | WHOLE
     at = ((begin % capacity + tl.arange(0, CHUNK)) if WINDOWED else p)[:, None].to(tl.int64)
     k = tl.load(key + at * key_row + d[None, :] * key_col, mask=there & (d < D)[None, :], other=0.0)
     v = tl.load(value + at * value_row + dv[None, :] * value_col, mask=there & (dv < DV)[None, :], other=0.0)
     score = tl.dot(q, tl.trans(k)) * scale
     if SOFTCAP:
         score = softcap * _tanh(score)
-    seen = (p[None, :] <= position[:, None]) & row_ok[:, None]
-    if WINDOWED:
-        seen = seen & (p[None, :] > position[:, None] - window)
-    score = tl.where(seen, score, float("-inf"))
+    if not WHOLE:
+        seen = (p[None, :] <= position[:, None]) & row_ok[:, None]
+        if WINDOWED:
+            seen = seen & (p[None, :] > position[:, None] - window)
+        score = tl.where(seen, score, float("-inf"))
     peak = tl.max(score, 1)
     share = tl.exp2(score - finite(peak)[:, None]).to(v.dtype)
     ones = tl.full([CHUNK, 16], 1.0, v.dtype)
@@ -60,14 +62,13 @@ def attend_section(
     """State of the rows q after the chunks chunk .. end - 1 of one section."""
     zeros = tl.zeros([q.shape[0]], tl.float32)
     peak, total, acc = no_state(zeros, tl.zeros([q.shape[0], DV_PAD], tl.float32))
-    while chunk < end:
+    for at in tl.range(chunk, end, num_stages=2):  # the next one's keys and values are on their way
         chunk_peak, chunk_total, chunk_acc = attend_chunk(
-            q, key, value, chunk * CHUNK, position, row_ok, live, capacity,
+            q, key, value, at * CHUNK, position, row_ok, live, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
-            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED,
+            D, DV, D_PAD, DV_PAD, CHUNK, SOFTCAP, WINDOWED, False,
         )  # fmt: skip
         peak, total, acc = merge(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
-        chunk += 1
     return peak, total, acc
 
 

@@ -16,6 +16,7 @@ _PREFILL_ROWS = 128  # from more rows on, a product is bound by arithmetic and n
 _STAGE_BYTES = 96 * 1024  # shared memory of all stages; every block must fit into 99 KiB of consumer GPUs
 _MAX_STAGES = 5
 _DEFAULT_SMS = 32  # where there is no CUDA device, e.g. in Triton's interpreter
+_DEFAULT_SHARED_BYTES = 100 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,14 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _DEFAULT_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory of a multiprocessor of a CUDA device."""
+    if device.type != "cuda":
+        return _DEFAULT_SHARED_BYTES
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
 @cache
