@@ -60,8 +60,8 @@ def assemble_on_device(
     """
     skeleton = prepared.skeleton
     mode = replace_modules(prepared)
-    small = [tensor for layer in draft or () for tensor in layer.tensors()]
-    compact([*skeleton.model.parameters(), *skeleton.model.buffers(), *small])
+    compact([*skeleton.model.parameters(), *skeleton.model.buffers(), *mode.joined])
+    compact(tensor for layer in draft or () for tensor in layer.tensors())  # which may be given up alone
     memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
     lane, lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
     if lane is not None:

@@ -18,7 +18,9 @@ _HALF_BYTES = 2
 _ROUTER_BYTES = 8 + 4  # a choice and its weight
 # partial results of attention, or a prompt in latent space
 _KERNEL_ATTENTION_BYTES = 40 << 20
-_FRAGMENT_BYTES = 32 << 20  # what the allocator's rounding and the graphs' memory pool leave unused
+# what the allocator's rounding and the graphs' memory pool leave unused: up to 220 MB of GLM 4.7 Flash, of
+# which the logits' part makes up for 90
+_FRAGMENT_BYTES = 96 << 20
 
 
 class NeedsOptions(TypedDict):

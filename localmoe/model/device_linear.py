@@ -70,17 +70,20 @@ class KernelMode(TorchFunctionMode):
         one_row: use the faster one-row kernels, whose bits differ (the draft).
         others: whether a product went elsewhere, e.g. of 32 bits, or a norm does (device_modules); its rows
             may depend on each other.
+        joined: tensors that parameters became views of.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.one_row = False
         self.others = False
+        self.joined: list[Tensor] = []
         self._fused: dict[int, tuple[FusedLinears, int]] = {}
 
     def fuse(self, linears: Sequence[nn.Linear]) -> None:
         """Compute these together from now on."""
         group = FusedLinears(linears)
+        self.joined += [group.weight] if group.bias is None else [group.weight, group.bias]
         for part, layer in enumerate(linears):
             self._fused[id(layer.weight)] = (group, part)
 

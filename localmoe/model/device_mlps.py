@@ -25,6 +25,7 @@ def replace_gated_mlp(module: Any, mode: KernelMode) -> None:
     if found is None:
         return
     weight, down, activation = found
+    mode.joined.append(weight)
 
     def forward(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

@@ -131,7 +131,7 @@ def model_to_ask(name: str, folder: Path, chance: random.Random) -> tuple[str, l
     """Its folder, what it can be asked, and budgets in which not all of its experts have room."""
     if name == "demo":
         questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, 20)]
-        return name, questions, [size * MIB for size in (170, 180, 190, 220)]
+        return name, questions, [size * MIB for size in (234, 244, 254, 284)]
     changes = {**ANSWERING.get(name, {}), "max_position_embeddings": 2048}
     model = tiny_model(name, dtype=torch.bfloat16, **changes)
     path = str(write_model(folder / name, model))

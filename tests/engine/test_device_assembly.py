@@ -76,7 +76,7 @@ def test_passes_of_prompts_are_as_long_as_the_budget_of_now_has_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path / "tiny", tiny_model("mixtral", dtype=torch.float16))
-    config = EngineConfig(device="cpu", context=64, draft_length=0, vram_budget_bytes=96 << 20)
+    config = EngineConfig(device="cpu", context=64, draft_length=0, vram_budget_bytes=160 << 20)
     prepared = prepare_model(str(folder), config)
     compute = ComputeSettings(torch.device("cpu"), torch.float16, whole_passes=True)
     skeleton, plan = prepared.source.skeleton(torch.float16), replace(prepared.plan, prefill_chunk=3072)
@@ -93,13 +93,13 @@ def test_passes_of_prompts_are_as_long_as_the_budget_of_now_has_room_for(
                 raise torch.OutOfMemoryError(f"{lacking.pop()} slots in the way")
 
         keeper = BudgetKeeper(config, lambda: parts, lambda: 0, new_slots)
-        for mebibytes in (76, 90):
+        for mebibytes in (140, 154):
             assert keeper.resize(mebibytes << 20).prefill_chunk == mebibytes << 6
             assert parts.runner.passes.prompt_rows == mebibytes << 6  # type: ignore[union-attr]
         lacking.append(3)
         with pytest.raises(BudgetError):
-            keeper.resize(80 << 20)
-        assert parts.runner.passes.prompt_rows == 90 << 6  # type: ignore[union-attr]
+            keeper.resize(144 << 20)
+        assert parts.runner.passes.prompt_rows == 154 << 6  # type: ignore[union-attr]
     finally:
         parts.close()
 
