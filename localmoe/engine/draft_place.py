@@ -217,6 +217,8 @@ class DraftPlace:
                 packed=prepared.compute.whole_passes, fused=parts.fused_draft, may_build=False,
                 progress=None, cancel=None,
             )  # fmt: skip
+            packed = None if isinstance(parts.runner, ModelRunner) else packed_layers(layers)
+            compact(tensor for layer in packed or () for tensor in layer.tensors())
         except torch.OutOfMemoryError:
             return out_of_memory(self._budget.plan.budget_bytes, "taking the draft back")
         except DraftError as error:
@@ -224,7 +226,6 @@ class DraftPlace:
         if isinstance(parts.runner, ModelRunner):
             parts.runner.passes.draft = matrix_layers(layers)
         else:
-            parts.runner.passes.draft = packed = packed_layers(layers)
-            compact(tensor for layer in packed or () for tensor in layer.tensors())
+            parts.runner.passes.draft = packed
         parts.draft, parts.draft_bytes = info, draft_bytes(layers)
         return None

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gptq_builds import small
 from support.engines import ask, budget_for_slots, check_consistent, check_stats, load_with_slots
 from test_vram_budget import check_within_budget
 
 from localmoe.core.errors import BudgetError, DraftError
-from localmoe.engine import Engine, draft_upgrade, loading
+from localmoe.engine import Engine, draft_place, draft_upgrade, loading
 from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hub.catalogue import resolve_model
@@ -166,6 +167,26 @@ def test_a_draft_that_is_gone_is_said_once_and_missed_by_nobody(engine: Engine) 
     assert ask(engine, PROMPT, 6).tokens == tokens and engine.plan == aside
     check_within_budget(engine, aside.budget_bytes)
     check_consistent(engine)
+
+
+def test_memory_that_runs_out_once_it_is_read_leaves_it_aside(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ask(engine, PROMPT, 6).tokens
+    lay_aside(engine)
+    aside = engine.plan
+
+    def compact(tensors: object) -> None:
+        raise torch.OutOfMemoryError("while it is moved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(draft_place, "compact", compact)
+        with pytest.raises(BudgetError, match="taking the draft back"):
+            ask(engine, PROMPT, 6, draft_length=2)
+    assert engine.plan == aside and engine._loaded.passes.draft is None
+    assert ask(engine, PROMPT, 6, draft_length=0).tokens == tokens
+    check_consistent(engine)
+    assert ask(engine, PROMPT, 6, draft_length=2).tokens == tokens and not engine.plan.draft_aside
 
 
 def test_a_gpu_that_others_filled_meanwhile_leaves_fewer_slots_and_an_answer(
