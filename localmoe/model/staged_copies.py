@@ -3,11 +3,13 @@ fresh memory with one thread. Knows nothing of what is copied."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+_LOG = logging.getLogger(__name__)
 _PINNED_BYTES = 16 << 20  # twice: one half is on its way while the host reads or writes the other
 
 Pair = tuple[Tensor, Tensor]  # what is copied, and where to
@@ -33,7 +35,7 @@ class _Half:
     """A piece of pinned memory, and what it holds."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._memory = _pinned(_PINNED_BYTES)
         self._stream, self._event = torch.cuda.current_stream(device), torch.cuda.Event()
         self._arriving: list[Pair] = []
 
@@ -57,6 +59,15 @@ class _Half:
         for pinned, target in self._arriving:
             target.copy_(pinned)
         self._arriving.clear()
+
+
+def _pinned(num_bytes: int) -> Tensor:
+    """So many bytes; not pinned where no more can be: experts may come close to the limit."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # each release of PyTorch has its own kind of it
+        _LOG.warning("texts are copied through %d bytes that stay unpinned: %s", num_bytes, error)
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:

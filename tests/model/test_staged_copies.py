@@ -49,3 +49,19 @@ def test_keys_are_copied_as_far_as_they_are_wanted(device: str) -> None:
     from_host(kept, back, cut=True)
     for part, key in zip(back, keys, strict=True):
         assert torch.equal(part[:, :, :70], key[:, :, :70]) and not part[:, :, 70:].any()
+
+
+def test_where_nothing_more_can_be_pinned_other_memory_is_taken_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = torch.empty
+
+    def make(*size: int, pin_memory: bool = False, **options: torch.dtype) -> Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", make)
+    found = staged_copies._pinned(100)
+    assert found.nbytes == 100 and not found.is_pinned()
+    assert "100 bytes that stay unpinned: CUDA error: out of memory" in caplog.text

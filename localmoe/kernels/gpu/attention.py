@@ -163,7 +163,7 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
         D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
-        WINDOWED=scoring.window is not None, BM=_LOOP_TILE, STAGES=2, **after_previous(query.device),
+        WINDOWED=scoring.window is not None, BM=_LOOP_TILE, **after_previous(query.device),
         num_warps=warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
 

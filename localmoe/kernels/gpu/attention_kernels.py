@@ -101,7 +101,7 @@ def attend_loop(
     scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, BM: tl.constexpr,
-    STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     head = tl.program_id(0)
@@ -118,14 +118,14 @@ def attend_loop(
     begin, end = first_part(first, window, CHUNK, WINDOWED), last // CHUNK + 1
     if not WINDOWED:
         whole_end = (first + 1) // CHUNK
-        for chunk in tl.range(begin, whole_end, num_stages=STAGES):  # the next one is on its way
+        for chunk in tl.range(begin, whole_end, num_stages=2):  # the next one is on its way
             done, section = _go_on(
                 done, section, none, q, key, value, chunk, position, row_ok, live, capacity,
                 key_row, key_col, value_row, value_col, scale, softcap, window,
                 D, DV, D_PAD, DV_PAD, CHUNK, CHUNKS, SOFTCAP, WINDOWED, True,
             )  # fmt: skip
         begin = whole_end
-    for chunk in tl.range(begin, end, num_stages=STAGES if WINDOWED else 1):
+    for chunk in tl.range(begin, end, num_stages=2 if WINDOWED else 1):
         done, section = _go_on(
             done, section, none, q, key, value, chunk, position, row_ok, live, capacity,
             key_row, key_col, value_row, value_col, scale, softcap, window,
