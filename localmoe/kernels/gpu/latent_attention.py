@@ -24,7 +24,7 @@ from localmoe.kernels.gpu.attention_chunks import finish, merge, no_state
 from localmoe.kernels.gpu.attention_merge import merge_parts
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.head_linear import head_linear
-from localmoe.kernels.gpu.latent_chunks import attend_part, load_latent_rows
+from localmoe.kernels.gpu.latent_chunks import attend_tile, load_latent_rows, no_part
 from localmoe.kernels.gpu.launch import launch
 
 PART = 256  # positions
@@ -160,11 +160,15 @@ def _latent_split(
         low, high, turned = load_latent_rows(
             query, rope_query, r, row_ok, heads, token_stride, head_stride, RANK, HALF, ROPE, ROPE_PAD
         )
-        peak, total, acc_low, acc_high = attend_part(
-            low, high, turned, latent, rope, begin,
-            first_position + (first_row + r) // heads, row_ok, first_position + pass_rows,
-            latent_row, rope_row, scale, RANK, HALF, ROPE, ROPE_PAD, PART, TILE,
-        )  # fmt: skip
+        position = first_position + (first_row + r) // heads
+        state = no_part(low)
+        for first in tl.range(0, PART, TILE):  # the next tiles are on their way while this one is used
+            state = attend_tile(
+                state, low, high, turned, latent, rope, begin + first, position, row_ok,
+                first_position + pass_rows, latent_row, rope_row, scale,
+                RANK, HALF, ROPE, ROPE_PAD, TILE, False,
+            )  # fmt: skip
+        peak, total, acc_low, acc_high = state
         d = tl.arange(0, HALF)[None, :]
         at = (r - row_begin).to(tl.int64) * slots + slot
         tl.store(partial_peak + at, peak, mask=row_ok)
@@ -172,6 +176,33 @@ def _latent_split(
         to = partial_acc + at[:, None] * RANK + d
         tl.store(to, acc_low, mask=row_ok[:, None] & (d < RANK))
         tl.store(to + HALF, acc_high, mask=row_ok[:, None] & (HALF + d < RANK))
+
+
+@triton.jit
+def _go_on(
+    done, part, tile, low, high, turned, latent, rope, position, row_ok, live, latent_row, rope_row, scale,
+    RANK: tl.constexpr, HALF: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Both states after one more tile."""
+    part = attend_tile(
+        part, low, high, turned, latent, rope, tile * TILE, position, row_ok, live, latent_row, rope_row,
+        scale, RANK, HALF, ROPE, ROPE_PAD, TILE, WHOLE,
+    )  # fmt: skip
+    if (tile + 1) % (PART // TILE) == 0:
+        done = _merged(done, part)
+        part = no_part(low)
+    return done, part
+
+
+@triton.jit
+def _merged(done, part):
+    peak, total, acc_low, acc_high = done
+    part_peak, part_total, part_low, part_high = part
+    part_total = tl.max(part_total, 1)  # all columns are alike
+    _, _, acc_low = merge(peak, total, acc_low, part_peak, part_total, part_low)
+    peak, total, acc_high = merge(peak, total, acc_high, part_peak, part_total, part_high)
+    return peak, total, acc_low, acc_high
 
 
 @triton.jit(do_not_specialize=["pass_rows", "first_row", "rows"])
@@ -185,25 +216,27 @@ def _latent_loop(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
     first_position = tl.load(start).to(tl.int32)
     r = tile * BM + tl.arange(0, BM)
+    first = first_position + (first_row + tile * BM) // heads
     last = first_position + (first_row + tl.minimum(tile * BM + BM, rows) - 1) // heads
     row_ok = r < rows
     low, high, turned = load_latent_rows(
         query, rope_query, r, row_ok, heads, token_stride, head_stride, RANK, HALF, ROPE, ROPE_PAD
     )
-    zeros = tl.zeros([BM], tl.float32)
-    peak, total, acc_low = no_state(zeros, tl.zeros([BM, HALF], tl.float32))
-    acc_high = acc_low
-    begin = 0
-    while begin <= last:
-        part_peak, part_total, part_low, part_high = attend_part(
-            low, high, turned, latent, rope, begin,
-            first_position + (first_row + r) // heads, row_ok, first_position + pass_rows,
-            latent_row, rope_row, scale, RANK, HALF, ROPE, ROPE_PAD, PART, TILE,
+    peak, total, sums = no_state(tl.zeros([BM], tl.float32), tl.zeros([BM, HALF], tl.float32))
+    done, part = (peak, total, sums, sums), no_part(low)  # after all parts before this one, and of this one
+    position, live = first_position + (first_row + r) // heads, first_position + pass_rows
+    whole_end, end = (first + 1) // TILE, last // TILE + 1
+    for at in tl.range(0, whole_end):
+        done, part = _go_on(
+            done, part, at, low, high, turned, latent, rope, position, row_ok, live, latent_row, rope_row,
+            scale, RANK, HALF, ROPE, ROPE_PAD, PART, TILE, True,
         )  # fmt: skip
-        part_total = tl.max(part_total, 1)
-        _, _, acc_low = merge(peak, total, acc_low, part_peak, part_total, part_low)
-        peak, total, acc_high = merge(peak, total, acc_high, part_peak, part_total, part_high)
-        begin += PART
+    for at in tl.range(whole_end, end, num_stages=1):
+        done, part = _go_on(
+            done, part, at, low, high, turned, latent, rope, position, row_ok, live, latent_row, rope_row,
+            scale, RANK, HALF, ROPE, ROPE_PAD, PART, TILE, False,
+        )  # fmt: skip
+    peak, total, acc_low, acc_high = _merged(done, part)
     d = tl.arange(0, HALF)[None, :]
     to = out + r[:, None].to(tl.int64) * RANK + d
     low_out = finish(peak, total, acc_low, 0.0, False).to(out.dtype.element_ty)

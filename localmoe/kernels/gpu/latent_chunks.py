@@ -31,54 +31,57 @@ def load_latent_rows(
 
 
 @triton.jit
-def attend_part(
-    low, high, turned, latent, rope, begin, position, row_ok, live, latent_row, rope_row, scale,
+def no_part(low):
+    """State of a part before its first tile; see attend_tile."""
+    peak = tl.full([low.shape[0]], float("-inf"), tl.float32)
+    zeros = tl.zeros(low.shape, tl.float32)
+    return peak, tl.zeros([low.shape[0], 16], tl.float32), zeros, zeros
+
+
+@triton.jit
+def attend_tile(
+    state, low, high, turned, latent, rope, begin, position, row_ok, live, latent_row, rope_row, scale,
     RANK: tl.constexpr, HALF: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
-    PART: tl.constexpr, TILE: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Rows at positions `position` over the cache positions begin .. begin + PART - 1; those from `live` on
-    are never read.
+    """A part's state after the next tile of its positions, begin .. begin + TILE - 1, for rows at positions
+    `position`; cache positions from `live` on are never read.
 
     Args:
+        state: peak (BM,), the largest score in units of log2; total (BM, 16), in each column the sum of
+            2^(score - peak); the sums of latent vectors with those weights, in halves (BM, HALF).
         low, high, turned: from load_latent_rows.
         latent, rope: the caches, rows of RANK and ROPE numbers.
         scale: of a score, with log2(e) in it.
-
-    Returns:
-        peak (BM,), the largest score in units of log2; total (BM, 16), in each column the sum of
-        2^(score - peak); the sums of latent vectors with those weights, in halves (BM, HALF).
+        WHOLE: all rows that count see all of the tile, which changes no bit of them.
     """
+    peak, total, acc_low, acc_high = state
     d = tl.arange(0, HALF)[None, :]
     e = tl.arange(0, ROPE_PAD)[None, :]
-    ones = tl.full([TILE, 16], 1.0, low.dtype)
-    peak = tl.full([low.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([low.shape[0], 16], tl.float32)
-    acc_low = tl.zeros([low.shape[0], HALF], tl.float32)
-    acc_high = tl.zeros([low.shape[0], HALF], tl.float32)
-    for first in tl.range(0, PART, TILE):  # the next tiles are on their way while this one is used
-        p = begin + first + tl.arange(0, TILE)
-        there = (p < live)[:, None]
-        at = latent + p[:, None].to(tl.int64) * latent_row + d
-        rope_at = rope + p[:, None].to(tl.int64) * rope_row + e
-        if RANK == 2 * HALF:
-            c_low = tl.load(at, mask=there, other=0.0)
-            c_high = tl.load(at + HALF, mask=there, other=0.0)
-        else:
-            c_low = tl.load(at, mask=there & (d < RANK), other=0.0)
-            c_high = tl.load(at + HALF, mask=there & (HALF + d < RANK), other=0.0)
-        if ROPE == ROPE_PAD:
-            k = tl.load(rope_at, mask=there, other=0.0)
-        else:
-            k = tl.load(rope_at, mask=there & (e < ROPE), other=0.0)
-        # scaled before they are added: three chains of products run side by side
-        score = tl.dot(low, tl.trans(c_low)) * scale + tl.dot(high, tl.trans(c_high)) * scale
-        score += tl.dot(turned, tl.trans(k)) * scale
+    p = begin + tl.arange(0, TILE)
+    there = (p < live)[:, None] | WHOLE
+    at = latent + p[:, None].to(tl.int64) * latent_row + d
+    rope_at = rope + p[:, None].to(tl.int64) * rope_row + e
+    if RANK == 2 * HALF:
+        c_low = tl.load(at, mask=there, other=0.0)
+        c_high = tl.load(at + HALF, mask=there, other=0.0)
+    else:
+        c_low = tl.load(at, mask=there & (d < RANK), other=0.0)
+        c_high = tl.load(at + HALF, mask=there & (HALF + d < RANK), other=0.0)
+    if ROPE == ROPE_PAD:
+        k = tl.load(rope_at, mask=there, other=0.0)
+    else:
+        k = tl.load(rope_at, mask=there & (e < ROPE), other=0.0)
+    # scaled before they are added: three chains of products run side by side
+    score = tl.dot(low, tl.trans(c_low)) * scale + tl.dot(high, tl.trans(c_high)) * scale
+    score += tl.dot(turned, tl.trans(k)) * scale
+    if not WHOLE:
         score = tl.where((p[None, :] <= position[:, None]) & row_ok[:, None], score, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1))
-        old = tl.exp2(peak - finite(new_peak))[:, None]
-        share = tl.exp2(score - finite(new_peak)[:, None]).to(low.dtype)
-        peak = new_peak
-        total = tl.dot(share, ones, total * old)
-        acc_low = tl.dot(share, c_low, acc_low * old)
-        acc_high = tl.dot(share, c_high, acc_high * old)
-    return peak, total, acc_low, acc_high
+    new_peak = tl.maximum(peak, tl.max(score, 1))
+    old = tl.exp2(peak - finite(new_peak))[:, None]
+    share = tl.exp2(score - finite(new_peak)[:, None]).to(low.dtype)
+    ones = tl.full([TILE, 16], 1.0, low.dtype)
+    total = tl.dot(share, ones, total * old)
+    acc_low = tl.dot(share, c_low, acc_low * old)
+    acc_high = tl.dot(share, c_high, acc_high * old)
+    return new_peak, total, acc_low, acc_high
