@@ -84,10 +84,32 @@ class AnswerGrammar:
         return torch.from_numpy(np.pad(found, (0, count - len(found))).view(np.bool_))
 
     def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        """As the protocol says, one by one as `allowed` says: where it leaves no choice but of how a text is
+        cut into tokens, it allows the one token alone that a tokenizer would use. Raises as `allowed`."""
+        if self._go_to(text) < len(text):
+            return 0
+        for count, token in enumerate(tokens):
+            if token in self._end_tokens:
+                return count + bool(self._matcher.is_accepting())
+            if self._forced()[:1] not in ([], [token]) or not self._take([token]):
+                return count
+        return len(tokens)
+
+    def forced(self, text: Sequence[int]) -> list[int]:
         """As the protocol says. Raises as `allowed`."""
-        reached = self._go_to([*text, *tokens]) - len(text)
-        ends = reached < len(tokens) and tokens[reached] in self._end_tokens and self._matcher.is_accepting()
-        return reached + ends
+        return [] if self._go_to(text) < len(text) else self._forced()
+
+    def _forced(self) -> list[int]:
+        found: list[int] = self._matcher.compute_ff_tokens()
+        self._refuse_errors()
+        return found
+
+    def _take(self, tokens: list[int]) -> int:
+        """As many of them as the grammar takes, however they cut the text."""
+        taken: int = self._matcher.try_consume_tokens(tokens)
+        self._refuse_errors()
+        self._taken += tokens[:taken]
+        return taken
 
     def _go_to(self, text: Sequence[int]) -> int:
         """As far as the text is allowed and has not ended; how many tokens that are."""
@@ -100,8 +122,7 @@ class AnswerGrammar:
         new = wanted[len(self._taken) :]
         new = new[: next((i for i, token in enumerate(new) if token in self._end_tokens), len(new))]
         if new:
-            self._taken += new[: self._matcher.try_consume_tokens(new)]
-            self._refuse_errors()
+            self._take(new)
         return self._begins + len(self._taken)
 
     def check(self) -> None:

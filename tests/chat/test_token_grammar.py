@@ -89,6 +89,30 @@ def test_whatever_is_chosen_among_the_allowed_tokens_is_json_of_the_schema(token
     assert made.allowed(text, 10) is None and made.valid(text[:2], text[2:]) == len(text) - 2
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
+@pytest.mark.parametrize("called", [False, True], ids=["schema", "call"])
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_what_is_forced_is_what_every_text_goes_on_with(tokenizer: Any, called: bool, seed: int) -> None:
+    """However it is cut into tokens; and it is so where an end is, and behind what is not allowed."""
+    rules = call_rules(TOOLS) if called else schema_rules(json.dumps(PERSON))
+    made = vocabulary(tokenizer).grammar(answer_grammar(tokenizer, [5, 6], rules), 2)
+    text, foretold, chance = [5, 6], list[list[int]](), random.Random(seed)
+    ends = frozenset(ends_of(tokenizer))
+    while text[-1] not in ends and len(text) < 200:
+        forced = made.forced(text)
+        assert made.valid(text, forced) == len(forced) and ends.isdisjoint(forced)
+        foretold += [[*text[2:], *forced]]
+        allowed = made.allowed(text, len(tokenizer))
+        assert allowed is not None
+        text.append(chance.choice(allowed.nonzero().flatten().tolist()))
+    assert made.forced(text) == [] and made.forced([5, 6, ends_of(tokenizer)[0]]) == []
+    assert any(len(told) > i for i, told in enumerate(foretold)), "something is forced"
+    written = tokenizer.decode(text[2:])
+    for told in (tokenizer.decode(tokens).rstrip("\ufffd") for tokens in foretold):  # half a character
+        assert written.startswith(told) or told.startswith(written), f"{told} in {written}"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     places=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=12),
@@ -103,6 +127,28 @@ def test_it_says_the_same_wherever_it_was_asked_before(places: list[tuple[int, b
         fresh, said = grammar(byte_level()).allowed(text, 4096), made.allowed(text, 4096)
         assert (said is None) == (fresh is None)
         assert said is None or fresh is None or said.equal(fresh)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
+@pytest.mark.parametrize("called", [False, True], ids=["schema", "call"])
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_each_token_is_valid_where_it_is_allowed_and_nowhere_else(
+    tokenizer: Any, called: bool, seed: int
+) -> None:
+    """What a tokenizer would not write in these tokens too, where its tokens alone are allowed."""
+    rules = call_rules(TOOLS) if called else schema_rules(json.dumps(PERSON))
+    made = vocabulary(tokenizer).grammar(answer_grammar(tokenizer, [5, 6], rules), 2)
+    chance, ends, text = random.Random(seed), ends_of(tokenizer), [5, 6]
+    while text[-1] not in ends and len(text) < 60:
+        allowed = made.allowed(text, len(tokenizer))
+        assert allowed is not None
+        some = chance.sample(range(len(tokenizer)), min(len(tokenizer), 200))
+        for token in {*some, *ends, *allowed.nonzero().flatten().tolist()[:50]}:
+            assert made.valid(text, [token]) == int(allowed[token]), tokenizer.decode([*text[2:], token])
+        forced = made.forced(text)
+        assert not forced or allowed.nonzero().flatten().tolist() == forced[:1]
+        text.append(chance.choice(allowed.nonzero().flatten().tolist()))
 
 
 @settings(max_examples=60, deadline=None)

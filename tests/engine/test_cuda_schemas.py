@@ -21,6 +21,20 @@ from localmoe.hub.catalogue import demo_folder
 
 pytestmark = pytest.mark.gpu
 LENGTHS = (0, 1, 4, 16, "auto")
+# long keys, which the embedded model would cut into other tokens than its tokenizer
+CITY = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 16},
+            "temperature_unit": {"enum": ["celsius", "fahrenheit"]},
+            "days_of_forecast": {"type": "integer", "minimum": 1, "maximum": 14},
+            "include_wind_speed": {"type": "boolean"},
+        },
+        "required": ["city", "temperature_unit", "days_of_forecast", "include_wind_speed"],
+        "additionalProperties": False,
+    }
+)
 
 
 def model_of(name: str, folder: Path) -> str:
@@ -35,12 +49,12 @@ def model_of(name: str, folder: Path) -> str:
     return str(path)
 
 
-def likeliest_allowed(engine: Engine, answer: Answer) -> list[int]:
+def likeliest_allowed(engine: Engine, answer: Answer, schema: str) -> list[int]:
     """Asking the model, and the grammar, before each token."""
     runner, text = runner_of(engine), list(answer.prompt)
     tokenizer, ends = engine._encoder.tokenizer, engine._end_tokens
     grammar = Vocabulary(tokenizer, ends).grammar(
-        answer_grammar(tokenizer, text, schema_rules(SCHEMA)), len(text)
+        answer_grammar(tokenizer, text, schema_rules(schema)), len(text)
     )
     engine.reset()
     runner.sequence.truncate(0)
@@ -54,21 +68,28 @@ def likeliest_allowed(engine: Engine, answer: Answer) -> list[int]:
     return text[len(answer.prompt) :]
 
 
-@pytest.mark.parametrize("name", ["demo", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("demo", "self"), ("demo", "prompt-lookup"), ("gpt_oss", "self"), ("gpt_oss", "prompt-lookup"),
+        ("qwen3_next", "self"),
+    ],
+)  # fmt: skip
 def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(
-    name: str, tmp_path: Path
+    name: str, drafter: str, tmp_path: Path
 ) -> None:
     """Of a recurrent model too, which cannot go back behind a token."""
     model = model_of(name, tmp_path)
-    fixed = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
+    fixed = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True, "drafter": drafter}
     config = EngineConfig(**fixed, vram_budget_bytes=budget_for_slots(model, 12, **fixed))
     with Engine.load(model, config) as engine:
-        answers = [ask(engine, ASKED, 200, draft_length=n, json_schema=SCHEMA) for n in LENGTHS]
-        expected = likeliest_allowed(engine, answers[0])
-        for answer in answers:
-            assert answer.tokens == expected and is_fox(answer.text)
-            assert answer.finish_reason == "stop"
-            check_stats(answer)
+        for schema in (SCHEMA, CITY):
+            answers = [ask(engine, ASKED, 200, draft_length=n, json_schema=schema) for n in LENGTHS]
+            expected = likeliest_allowed(engine, answers[0], schema)
+            for answer in answers:
+                assert answer.tokens == expected and answer.finish_reason == "stop"
+                assert is_fox(answer.text) if schema == SCHEMA else "include_wind_speed" in answer.text
+                check_stats(answer)
         for seed in range(6):
             sampling = SamplingConfig(temperature=1.5, top_k=60, repetition_penalty=1.1, seed=seed)
             how = {"draft_length": LENGTHS[seed % len(LENGTHS)], "sampling": sampling}
