@@ -13,6 +13,7 @@ from localmoe.engine.settings import choose_draft_length
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
 from localmoe.speculative.drafters import Drafter, SelfDrafter
+from localmoe.speculative.forced_tokens import ForcedOrFound
 from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.grammar_stepper import GrammarStepper
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
@@ -76,7 +77,9 @@ def make_stepper(
     grammar, goes_back = sampler.grammar, not parts.prepared.footprint.state_bytes
     drafts = _wanted_length(request, config) != 0 and not request.draft_only
     synthetic = parts.passes.synthetic
-    lookup = PromptLookupDrafter(end_tokens) if drafts and looks_up(parts, config) else None
+    lookup: PromptLookupDrafter | None = None
+    if drafts and looks_up(parts, config):
+        lookup = PromptLookupDrafter(end_tokens) if grammar is None else ForcedOrFound(end_tokens, grammar)
     simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
     by_host = simulated or (drafts and parts.other is not None) or (grammar is not None and not goes_back)
     if not isinstance(runner, ModelRunner) and not by_host:

@@ -1,5 +1,5 @@
 """Steps whose tokens a grammar has to allow, of a stepper that knows none: the first one that is not allowed
-is chosen anew, by one more pass.
+is chosen anew, by one more pass, and with it what the grammar leaves no choice about there.
 
 The distribution is that of the allowed tokens: with p(allowed) = a, such a token comes at once with p(x), and
 after a refusal with (1 - a) p(x)/a, together p(x)/a. Greedily it is the largest of them. (With top-k, top-p
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
+from localmoe.speculative.forced_tokens import ForcedTokens
 from localmoe.speculative.grammar import Grammar
 from localmoe.speculative.sampling import TokenSampler
 from localmoe.speculative.steppers import PassStepper, StepOutcome, Stepper
@@ -32,7 +33,7 @@ class GrammarStepper:
         it takes that one for granted. sampler: of that grammar."""
         self._make, self._stepper = make, make()
         self._runner, self._grammar = runner, grammar
-        self._anew = PassStepper(runner, None, sampler, None)
+        self._anew = PassStepper(runner, ForcedTokens(grammar), sampler, None)
         self._history: Sequence[int] = ()
         self._room = 0
 
@@ -47,7 +48,7 @@ class GrammarStepper:
         self._stepper.begin(history, length, room=room, gate=gate)
 
     def finish(self) -> StepOutcome:
-        """What the stepper emits, as far as it is allowed, and then another token."""
+        """What the stepper emits, as far as it is allowed, and then other tokens."""
         done = self._stepper.finish()
         try:
             return self._allowed(done)
@@ -57,19 +58,22 @@ class GrammarStepper:
             raise
 
     def _allowed(self, done: StepOutcome) -> StepOutcome:
-        """The same step, up to the first token that is not allowed, and one that is in its place."""
-        tokens = [*done.drafted[: done.accepted], done.token]
+        """The same step, up to the first token that is not allowed, and in its place one that is, or what is
+        forced there and one after it."""
+        tokens = done.tokens
         allowed = self._grammar.valid(self._history, tokens)
         if allowed == len(tokens):
             return done
         self._stepper.close()  # what it has begun is about a text that will not be
         text = [*self._history, *tokens[:allowed]]
         self._go_back(text)
-        self._anew.begin(text, 0, room=self._room - allowed)
+        room = self._room - allowed
+        self._anew.begin(text, min(room, self._runner.passes.rows.max_rows) - 1, room=room)
         chosen = self._anew.finish()
         self._stepper = self._make()
         verify_s = done.verify_s + chosen.verify_s
-        return replace(done, accepted=allowed, token=chosen.token, verify_s=verify_s)
+        *besides, token = chosen.tokens
+        return replace(done, accepted=allowed, besides=besides, token=token, verify_s=verify_s)
 
     def close(self) -> None:
         """As the stepper does."""

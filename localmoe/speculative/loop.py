@@ -133,7 +133,7 @@ class SpeculativeLoop:
             counters.accepted += done.accepted
         counters.draft_s += done.draft_s
         counters.verify_s += done.verify_s
-        return self._emit(history, [*done.drafted[: done.accepted], done.token], done.accepted, room)
+        return self._emit(history, done.tokens, done.accepted, room)
 
     def _host_s(self, done: StepOutcome) -> float:
         """Seconds since the step before that this one's passes do not account for: the host hands on tokens,

@@ -18,6 +18,7 @@ from localmoe.speculative.sampling import TokenSampler
 RUNS = (16, 8, 5, 3, 2)
 _MOST = 64  # that are counted
 MARGIN_A_TOKEN = 1 / 8  # so that the classes of margins tell apart from 2 to 48 tokens that agree
+SUREST = _MOST * MARGIN_A_TOKEN
 
 
 class PromptLookupDrafter:
@@ -60,6 +61,10 @@ class PromptLookupDrafter:
             self._text = np.concatenate((self._text, np.empty(2 * length - len(self._text), dtype=np.int64)))
         self._text[self._length : length] = history[self._length :]
         self._length = length
+
+    def _forget(self, length: int) -> None:
+        """What was noted behind so many tokens was a proposal."""
+        self._length = min(self._length, length)
 
     def _find(self, history: Sequence[int]) -> int | None:
         """The last of the places where most tokens agree with the end of the text, by RUNS. All places are

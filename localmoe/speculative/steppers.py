@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # needs Triton
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step drafted, how many of those are kept, the target's own token after them, and how long it
-    took. verified: whether the target had a say in what is kept."""
+    """What a step drafted, how many of those are kept, what the target agreed to besides, its own token after
+    them, and how long it took. verified: whether the target had a say in what is kept."""
 
     drafted: list[int]
     accepted: int
@@ -39,6 +39,12 @@ class StepOutcome:
     verify_s: float
     verified: bool = True
     margins: Sequence[float] = ()  # of all that was drafted, verified or not; (): nobody knows them
+    besides: Sequence[int] = ()  # tokens that nobody drafted, between the kept ones and `token`
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that the answer gets."""
+        return [*self.drafted[: self.accepted], *self.besides, self.token]
 
 
 class Stepper(Protocol):

@@ -19,8 +19,9 @@ from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
-from localmoe.engine import Engine
+from localmoe.engine import Engine, stepping
 from localmoe.hub.catalogue import demo_folder
+from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
 ASKED = [Message("user", "Describe a fox.")]
 FOX: dict[str, Any] = {
@@ -68,6 +69,20 @@ def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(eng
         assert answer.tokens == text[len(answer.prompt) :]
         assert is_fox(answer.text) and answer.events[-1].finish_reason == "stop"
         check_stats(answer)
+
+
+def test_what_a_schema_forces_is_drafted_where_no_draft_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with load_with_slots("demo", 32, drafter="prompt-lookup") as engine:
+        plain = ask(engine, ASKED, 120, draft_length=0, json_schema=SCHEMA)
+        forced = ask(engine, ASKED, 120, draft_length=6, json_schema=SCHEMA)
+        with monkeypatch.context() as patch:
+            patch.setattr(stepping, "ForcedOrFound", lambda ends, _: PromptLookupDrafter(ends))
+            looked_up = ask(engine, ASKED, 120, draft_length=6, json_schema=SCHEMA)
+        assert plain.tokens == forced.tokens == looked_up.tokens and is_fox(forced.text)
+        assert forced.stats.steps < looked_up.stats.steps < plain.stats.steps
+        for answer in (plain, forced):
+            check_stats(answer)
+        assert ask(engine, ASKED, 20, draft_length=6).tokens == ask(engine, ASKED, 20, draft_length=0).tokens
 
 
 @pytest.mark.parametrize("draft_length", [0, 3])

@@ -19,14 +19,18 @@ from localmoe.core.events import StepFinished, StepStarted
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
+from localmoe.speculative.forced_tokens import ForcedOrFound
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
 pytestmark = pytest.mark.interpreted
 LENGTHS = st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 6]), max_size=16)
 
 
-def drafter(kind: str, table: Table, end: frozenset[int]) -> PromptLookupDrafter | None:
-    return {"draft": None, "lookup": PromptLookupDrafter(end), "guesses": Guesses(table, 5, end)}[kind]
+def drafter(kind: str, table: Table, end: frozenset[int], rule: Rule) -> PromptLookupDrafter | None:
+    return {
+        "draft": None, "lookup": PromptLookupDrafter(end), "guesses": Guesses(table, 5, end),
+        "forced": ForcedOrFound(end, rule),
+    }[kind]  # fmt: skip
 
 
 @settings(max_examples=80, deadline=None)
@@ -34,15 +38,16 @@ def drafter(kind: str, table: Table, end: frozenset[int]) -> PromptLookupDrafter
     seed=st.integers(0, 999), slots=st.integers(1, 13), lengths=LENGTHS,
     make=st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), events=st.integers(1, 25),
     limit=st.integers(1, 40), end=st.sets(st.integers(0, 3), max_size=1),
-    kind=st.sampled_from(["draft", "lookup", "guesses"]),
+    kind=st.sampled_from(["draft", "lookup", "guesses", "forced"]), forces=st.sampled_from([0.0, 0.7]),
 )  # fmt: skip
 def test_greedy_text_is_that_of_asking_the_grammar_before_each_token(
     seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, limit: int, end: set[int],
-    kind: str,
+    kind: str, forces: float,
 ) -> None:  # fmt: skip
     table, ends = Table(agreement=0.8, seed=seed), frozenset(end)
-    rule, rig = Rule(table, seed), Rig(table, slots, make)
-    loop = rig.loop(Moody(list(lengths)), end=ends, lookup=drafter(kind, table, ends), grammar=rule)
+    rule, rig = Rule(table, seed, forces), Rig(table, slots, make)
+    lookup = drafter(kind, table, ends, rule)
+    loop = rig.loop(Moody(list(lengths)), end=ends, lookup=lookup, grammar=rule)
     said: list[int] = []
     steps = loop.run(PROMPT, limit)
     for _, step in zip(range(events), steps, strict=False):

@@ -62,11 +62,16 @@ class Table:
 class Rule:
     """A grammar of a toy model: what may follow depends on the last token and on where the text is."""
 
-    def __init__(self, table: Table, seed: int) -> None:
+    def __init__(self, table: Table, seed: int, forces: float = 0.0) -> None:
+        """forces: how often one token alone may follow, beside where chance has it."""
         chance = random.Random(seed)
         self.vocab = table.vocab
+
+        def many() -> int:
+            return 1 if forces and chance.random() < forces else chance.randint(1, table.vocab)
+
         self.may = {
-            (token, odd): frozenset(chance.sample(range(table.vocab), chance.randint(1, table.vocab)))
+            (token, odd): frozenset(chance.sample(range(table.vocab), many()))
             for token in range(table.vocab)
             for odd in (0, 1)
         }
@@ -82,6 +87,13 @@ class Rule:
                 break
             written.append(token)
         return len(written) - len(text)
+
+    def forced(self, text: Sequence[int]) -> list[int]:
+        """Where one token alone may follow, it and what alone may follow it."""
+        found: list[int] = []
+        while len(may := self.may[(found or text)[-1], (len(text) + len(found)) % 2]) == 1 and len(found) < 9:
+            found += may
+        return found
 
     def scaled(self, table: Table, text: Sequence[int]) -> Tensor:
         """The target's distribution of what may follow."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculative.table_model import Rule, Table, TableRunner
@@ -42,16 +43,31 @@ def answer(
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 9999), length=st.sampled_from([0, 1, 3, 7]), afterwards=st.booleans(),
-    count=st.integers(1, 40),
+    count=st.integers(1, 40), forces=st.sampled_from([0.0, 0.7]),
 )  # fmt: skip
-def test_greedy_text_is_that_of_plain_decoding(seed: int, length: int, afterwards: bool, count: int) -> None:
+def test_greedy_text_is_that_of_plain_decoding(
+    seed: int, length: int, afterwards: bool, count: int, forces: float
+) -> None:
     table = Table(agreement=0.7, seed=seed)
-    rule, runner = Rule(table, seed), TableRunner(table)
+    rule, runner = Rule(table, seed, forces), TableRunner(table)
     said: list[int] = []
     for tokens in answer(runner, rule, length, afterwards, count, SamplingConfig()):
         said += tokens
         assert runner.state.tokens == [*PROMPT, *said][:-1]
     assert said == rule.greedy(table, PROMPT, count, NO_END)
+
+
+def test_a_token_that_is_not_allowed_is_chosen_anew_with_all_that_is_forced_there() -> None:
+    """The target would write 0 and has to write 2, 3, 4, 2, ...: a step says ten of them."""
+    table = Table(vocab=5, seed=1)
+    table.target = lambda text: torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04])  # type: ignore[method-assign]
+    rule, runner = Rule(table, 1), TableRunner(table)
+    rule.may = {(last, odd): frozenset({2 + (last - 1) % 3}) for last in range(5) for odd in (0, 1)}
+    steps = list(answer(runner, rule, 0, True, 41, SamplingConfig()))
+    said = [token for tokens in steps for token in tokens]
+    assert said == rule.greedy(table, PROMPT, 41, NO_END)
+    assert [len(tokens) for tokens in steps] == [1, 10, 10, 10, 10], "9 are forced at once, and the next one"
+    assert runner.passes.counters.new_tokens == 41 and runner.passes.counters.drafted == 0
 
 
 @pytest.mark.parametrize("afterwards", [False, True])
@@ -104,7 +120,7 @@ def test_a_step_that_breaks_off_leaves_the_state_as_it_was(length: int) -> None:
         runner.break_at = place
         said: list[int] = []
         try:
-            for tokens in answer(runner, Rule(table, 2), length, True, 12, SamplingConfig()):
+            for tokens in answer(runner, Rule(table, 2), length, True, 24, SamplingConfig()):
                 said += tokens
         except RuntimeError:
             broken += 1
