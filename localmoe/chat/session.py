@@ -4,11 +4,13 @@ they cover. Runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from localmoe.chat.prompt_cache import PromptCache, Tokens, is_worth_copying, shared_prefix
+from localmoe.core.errors import CheckpointError
 from localmoe.model.runner import SequenceState
 
 # tokens of a prompt's end that the next turn of the same chat may have otherwise: where a template has the
@@ -68,9 +70,19 @@ class Session:
         self._state.truncate(len(held))
         return True
 
+    @contextmanager
+    def sound(self) -> Iterator[None]:
+        """Of an answer that ends since numbers are none, nothing stays."""
+        try:
+            yield
+        except CheckpointError:
+            self.forget()
+            raise
+
     def forget(self) -> None:
         """Drop everything."""
         self._state.truncate(0)
+        self._state.wipe()
         self._tokens, self._prompt_length = [], 0
         if self._cache is not None:
             self._cache.clear()

@@ -24,16 +24,16 @@ def write_events(
     meter: Meter,
     request: GenerationRequest,
 ) -> Iterator[StreamEvent]:
-    """One event a step; the first carries the prompt's tokens. What was emitted is the session's too; None:
-    its keys and values are not the target's, so the next turn must not build on them. request: what is
-    answered, of which the tools count here."""
+    """One event a step; the first carries the prompt's tokens. What was emitted is the session's too, if its
+    keys and values are the target's: the next turn must build on no others. request: what is answered, of
+    which the tools count here."""
     calls = FORCED if request.must_call else find_format(tokenizer) if request.tools else ""
     told, text = tuple(prompt), text_stream(tokenizer, prompt, calls)
     thinks, reason = opens_reasoning(tokenizer, prompt), "its reader went away"
     try:
         for step in steps:
             meter.update()
-            if session is not None:
+            if session is not None and not request.draft_only:
                 session.extend(step.tokens)
             reason = step.finish_reason or reason
             pieces = [text.add([token]) for token in step.tokens]

@@ -191,16 +191,16 @@ class BudgetKeeper:
             raise
 
     def make_missing_slots(self) -> None:
-        """Where a division left no slots at all, since others had taken even the memory of the fewest: try
-        again.
+        """Where a division left no slots at all, since others had taken even the memory of the fewest, or was
+        interrupted: try again.
 
         Raises:
             BudgetError: there is still no memory for them.
         """
         with self._dividing:
-            if self._parts().passes.memory.slots.num_slots == 0 and not self._has_room_for(
-                self.plan.num_slots
-            ):
+            memory = self._parts().passes.memory
+            missing = memory.slots.num_slots == 0 or memory.closed
+            if missing and not self._has_room_for(self.plan.num_slots):
                 raise out_of_memory(self.plan.budget_bytes, "making room for experts")
 
     def empty_slots(self) -> None:

@@ -15,10 +15,10 @@ def read_end_tokens(folder: Path) -> frozenset[int]:
     Raises:
         CheckpointError: one of the files is no JSON object.
     """
-    found: set[int | None] = set()
+    found: list[object] = []
     config = folder / CONFIG_NAME
     for values in (read_generation_config(folder), read_json_object(config) if config.is_file() else {}):
         for part in (values, values.get("text_config")):
             value = part.get("eos_token_id") if isinstance(part, dict) else None
-            found.update(value if isinstance(value, list) else [value])
+            found += value if isinstance(value, list) else [value]
     return frozenset(token for token in found if isinstance(token, int))

@@ -149,7 +149,8 @@ class Engine(AbstractContextManager["Engine"]):
         """
         started = time.perf_counter()
         try:
-            with self._idle("Another answer is being written: stop it first, or wait."), self._turns.answer():
+            busy = "Another answer is being written: stop it first, or wait."
+            with self._idle(busy), self._turns.answer(), self._session.sound():
                 yield from self._answer(request, stop, started)
         except torch.OutOfMemoryError:
             raise out_of_memory(self.plan.budget_bytes, "answering") from None
@@ -181,8 +182,7 @@ class Engine(AbstractContextManager["Engine"]):
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
         meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
-        session = None if request.draft_only else self._session
-        yield from write_events(steps, prompt, session, self._encoder.tokenizer, meter, request)
+        yield from write_events(steps, prompt, self._session, self._encoder.tokenizer, meter, request)
 
     def _use_policy(self, name: str) -> None:
         if name != self._policy:

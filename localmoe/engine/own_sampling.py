@@ -62,7 +62,7 @@ def _number(name: str, value: object) -> float | int:
         raise TypeError(name)
     if name == "temperature" and 0 < value < LEAST_TEMPERATURE:
         value = 0.0  # who asks for a millionth means greedy
-    if name == "top_k" and float(value).is_integer():
+    if name == "top_k" and isinstance(value, float) and value.is_integer():
         value = int(value)
     checked: dict[str, Any] = {name: value}
     SamplingConfig(**checked)

@@ -60,7 +60,7 @@ class DeviceExpertMemory(SlotTable):
         self.worth = SlotWorth()
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
-        self._queue, self._closed = CopyQueue(), False
+        self._queue, self.closed = CopyQueue(), False
         block.settle(store.device_addresses())
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
@@ -190,7 +190,7 @@ class DeviceExpertMemory(SlotTable):
             self.block.upload_scores(scores)
 
     def _count_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise TransferError("The engine was closed while an answer was being written.")
         self._open_passes += 1
 
@@ -254,5 +254,5 @@ class DeviceExpertMemory(SlotTable):
 
     def close(self) -> None:
         """End all copies; no pass can be opened any more. May be called while another thread runs a pass."""
-        self._closed = True
+        self.closed = True
         self.transfers.drain()

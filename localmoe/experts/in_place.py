@@ -56,7 +56,7 @@ class InPlaceMemory:
         self.lane = lane
         self.lock = threading.Condition()
         self._here = np.ones((store.num_layers, store.num_experts), np.bool_)
-        self._closed = False
+        self.closed = False
         self._pytorch_threads = torch.get_num_threads()
         self._combine_rows = combine_rows
 
@@ -119,7 +119,7 @@ class InPlaceMemory:
         try:
             yield
         except HardwareError as error:
-            if self._closed:
+            if self.closed:
                 raise TransferError("The engine was closed while an answer was being written.") from error
             raise
 
@@ -160,7 +160,7 @@ class InPlaceMemory:
 
     def close(self) -> None:
         """End the threads, in the middle of a job if need be."""
-        self._closed = True
+        self.closed = True
         self.lane.close()
 
 

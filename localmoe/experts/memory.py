@@ -63,7 +63,7 @@ class ExpertMemory:
         self._stall_s = 0.0
         self.timeline: Timeline | None = None  # told of copies and waits, while somebody wants to know
         self._changed = threading.Condition()
-        self._closed = False
+        self.closed = False
         self._idle = False  # the worker found nothing to start since something was last asked for
         self.layer_batches = False  # prefetches of one layer are one operation
         self._worker = threading.Thread(target=self._run, name="localmoe-transfer", daemon=True)
@@ -105,7 +105,7 @@ class ExpertMemory:
         """Wait until all prefetches that were asked for are here; those for which there is no slot are
         withdrawn. For measurements of what copying beside the computation is worth."""
         with self._changed:
-            self._changed.wait_for(lambda: self._idle or self._closed or self._broken is not None)
+            self._changed.wait_for(lambda: self._idle or self.closed or self._broken is not None)
             self._queue.drop_prefetches()
 
     def drop_prefetches(self, layer: int | None = None) -> None:
@@ -124,24 +124,27 @@ class ExpertMemory:
             TransferError: a copy failed.
         """
         keys = [ExpertKey(layer, expert) for expert in experts]
-        with self._changed:
-            hits = [key for key in keys if self._table.is_resident(key)]
-            late = [key for key in keys if self._table.is_loading(key)]
-            misses = [key for key in keys if key not in hits and key not in late]
-            self._wanted.update(late, misses)
-            for key in hits:
-                self._table.pin(key)
-            for key in misses:
-                self._queue.push(key, DEMAND_DEADLINE)
-            self._changed.notify_all()
-        report = DemandReport(*(frozenset(key.expert for key in group) for group in (hits, late, misses)))
-        pinned = list(hits)
-        views = self._views(pinned, late + misses)
+        pinned: list[ExpertKey] = []  # or just about to be: an interrupt may come anywhere
+        awaited: list[ExpertKey] = []
+        views = self._views(pinned, awaited)
         try:
-            yield report, views
+            with self._changed:
+                hits = [key for key in keys if self._table.is_resident(key)]
+                late = [key for key in keys if self._table.is_loading(key)]
+                misses = [key for key in keys if key not in hits and key not in late]
+                awaited += late + misses
+                self._wanted.update(awaited)
+                for key in hits:
+                    pinned.append(key)
+                    self._table.pin(key)
+                for key in misses:
+                    self._queue.push(key, DEMAND_DEADLINE)
+                self._changed.notify_all()
+            groups = (frozenset(key.expert for key in group) for group in (hits, late, misses))
+            yield DemandReport(*groups), views
         finally:
             views.close()
-            self._withdraw(pinned, late + misses)
+            self._withdraw(pinned, awaited)
 
     def _withdraw(self, pinned: list[ExpertKey], awaited: list[ExpertKey]) -> None:
         with self._changed:
@@ -158,9 +161,7 @@ class ExpertMemory:
         remaining = set(awaited)
         while pinned or remaining:
             if not pinned:
-                key = self._wait_for_any(remaining)
-                remaining.discard(key)
-                pinned.append(key)
+                remaining.discard(self._wait_for_any(remaining, pinned))
             key = pinned[0]
             with self._changed:
                 slot = self._table.slot(key)
@@ -168,10 +169,12 @@ class ExpertMemory:
             yield ExpertView(key.expert, gate_up, down)
             self.link.after_read(slot)
             with self._changed:
-                self._table.unpin(pinned.pop(0))
+                self._table.unpin(key)
+                del pinned[0]
                 self._changed.notify_all()
 
-    def _wait_for_any(self, remaining: set[ExpertKey]) -> ExpertKey:
+    def _wait_for_any(self, remaining: set[ExpertKey], pinned: list[ExpertKey]) -> ExpertKey:
+        """The first of them that is there, which becomes one of `pinned`."""
         started = time.perf_counter()
         with self._changed:
             while True:
@@ -182,6 +185,7 @@ class ExpertMemory:
                             f"Copying expert {key.expert} of layer {key.layer} failed: {error}"
                         ) from error
                     if self._table.is_resident(key):
+                        pinned.append(key)
                         self._table.pin(key)
                         self._wanted.discard(key)
                         ended = time.perf_counter()
@@ -196,7 +200,7 @@ class ExpertMemory:
     def _raise_if_ended(self) -> None:
         if self._broken is not None:
             raise TransferError(f"Copying experts has stopped: {self._broken}") from self._broken
-        if self._closed:
+        if self.closed:
             raise TransferError("The engine was closed while an answer was being written.")
 
     def _ask_again(self, remaining: set[ExpertKey]) -> None:
@@ -235,7 +239,7 @@ class ExpertMemory:
         """Wait for a copy that can start, or a layer's prefetches; empty when the worker has to end."""
         with self._changed:
             try:
-                while not self._closed:
+                while not self.closed:
                     claim = self._claim()
                     if claim is not None:
                         return self._with_its_layer(claim) if self.layer_batches else [claim]
@@ -279,7 +283,7 @@ class ExpertMemory:
     def close(self) -> None:
         """End the worker; a copy that is running is finished first."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
         self._worker.join()
 

@@ -96,8 +96,7 @@ class ResidencyTable:
         self._unused_prefetches.discard(key)
 
     def unpin(self, key: ExpertKey) -> None:
-        """Undo one pin."""
-        if self._pins[key] == 1:
-            del self._pins[key]
-        else:
-            self._pins[key] -= 1
+        """Undo one pin, if there is one."""
+        pins = self._pins.pop(key, 0)
+        if pins > 1:
+            self._pins[key] = pins - 1

@@ -27,8 +27,11 @@ def cached_pass(
     Raises:
         Exception: whatever the model's own code does.
     """
+    kept: int | slice = keep
+    if keep and getattr(model.config.get_text_config(), "num_kv_shared_layers", 0):
+        kept = slice(-keep, None)  # told a number, Gemma leaves the other rows out of layers that share keys
     out = model(
-        input_ids=input_ids, position_ids=position_ids, use_cache=True, logits_to_keep=keep,
+        input_ids=input_ids, position_ids=position_ids, use_cache=True, logits_to_keep=kept,
         **{cache_name(type(model).forward): cache},
     )  # fmt: skip
     logits: Tensor = out.logits

@@ -183,6 +183,10 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.length = kept.length
 
+    def wipe(self) -> None:
+        """Forget all tokens, and numbers in their place that are none: those that no row sees count too."""
+        self.release()
+
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
         for layer in self.layers:

@@ -46,6 +46,9 @@ class SequenceState(Protocol):
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
 
+    def wipe(self) -> None:
+        """Forget all tokens, and numbers in their place that are none."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
@@ -137,6 +140,10 @@ class RecurrentState(transformers.DynamicCache):
             return
         assert length == 0, "recurrent state cannot be rolled back"
         self.release()  # of no tokens too: an interrupted first pass may not have come to what counts them
+
+    def wipe(self) -> None:
+        """Forget all tokens and what they left."""
+        self.release()
 
     def release(self) -> None:
         """Forget all tokens and give the memory back."""

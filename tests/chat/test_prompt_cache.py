@@ -43,6 +43,9 @@ class State:
     def release(self) -> None:
         self.tokens = []
 
+    def wipe(self) -> None:
+        self.release()
+
     @property
     def copy_bytes(self) -> int:
         return A_TOKEN * self.length

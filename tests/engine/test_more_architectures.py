@@ -63,7 +63,13 @@ ANSWERING: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-UNDRAFTED = {"lfm2_moe", "nemotron_h", "deepseek_v32", "deepseek_v4"}  # keep more than keys and values
+ANSWERING["shared_keys gemma4_text"] = {  # the last layer reads the keys of one before it
+    **ANSWERING["gemma4_text"], "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 256,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+# keep more than keys and values, or not those of each layer
+UNDRAFTED = {"lfm2_moe", "nemotron_h", "deepseek_v32", "deepseek_v4", "shared_keys gemma4_text"}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "minimax": {  # a cache class of its own

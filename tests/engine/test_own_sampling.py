@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import CheckpointError
 from localmoe.core.synthetic import SyntheticSettings
+from localmoe.engine.end_tokens import read_end_tokens
 from localmoe.engine.own_sampling import read_own_sampling
 from localmoe.engine.random_source import RandomSource
 from localmoe.model.shapes import find_shape
@@ -64,7 +65,7 @@ def test_what_models_recommend_is_read(
     [
         ("temperature", "hot"), ("temperature", True), ("temperature", -1), ("temperature", 10**400),
         ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.5), ("top_p", [0.9]), ("top_k", 2.5),
-        ("top_k", -7), ("top_k", float("inf")), ("min_p", {}), ("repetition_penalty", 0),
+        ("top_k", -7), ("top_k", float("inf")), ("top_k", 10**400), ("min_p", {}), ("repetition_penalty", 0),
         ("do_sample", "yes"),
     ],
 )  # fmt: skip
@@ -105,3 +106,13 @@ def test_whatever_the_values_are_a_model_is_not_refused_for_them(
 ) -> None:
     found = read(tmp_path_factory.getbasetemp(), json.dumps(values))
     assert found is None or (found.seed is None and isinstance(found.top_k, int))
+
+
+@pytest.mark.parametrize("value", [{}, {"a": 1}, [[]], [{}, 5], "x", None, [5, None], 5.0])
+def test_end_tokens_are_whole_numbers_whatever_stands_there(value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"eos_token_id": 7, "text_config": {"eos_token_id": value}})
+    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    found = {7, 5} if isinstance(value, list) and 5 in value else {7}
+    assert read_end_tokens(tmp_path) == found

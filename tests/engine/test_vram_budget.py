@@ -247,6 +247,23 @@ def test_where_others_took_even_the_memory_of_the_fewest_slots_each_answer_says_
         check_consistent(engine)
 
 
+def test_a_resize_that_is_interrupted_leaves_slots_to_be_made_with_the_next_answer(tiny: Tiny) -> None:
+    with load_with_slots(tiny("qwen2_moe")[0], 6) as engine:
+        expected = ask(engine, PROMPT, 6).tokens
+        worker = memory_of(engine)._worker
+        join = worker.join
+
+        def interrupted(*args: Any) -> None:
+            worker.join = join  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        worker.join = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            engine.resize(engine.plan.budget_bytes + 3 * engine.plan.slot_bytes)
+        assert ask(engine, PROMPT, 6).tokens == expected
+        check_consistent(engine)
+
+
 def test_without_a_budget_all_experts_of_a_small_model_stay_resident(engine: Engine) -> None:
     plan = engine.resize(None)
     assert plan.num_slots == 24 and plan.resident_share == 1.0
