@@ -3,16 +3,16 @@
 (() => {
   const MOST = 1_000_000; // characters of a message
   const KINDS = /\.([a-z0-9+#-]{1,12})$/i;
-  const field = () => document.querySelector('#lm-message textarea');
+  const field = () => window.localmoePart('lm-message')?.querySelector('textarea');
   const inSight = (box) => Boolean(box?.offsetParent);
-  const texts = () => document.getElementById('lm-attach-texts')?.dataset ?? {};
-  const chat = () => document.querySelector('#lm-mark [data-chat]')?.dataset.chat ?? '';
+  const texts = () => window.localmoePart('lm-attach-texts')?.dataset ?? {};
+  const chat = () => window.localmoePart('lm-mark')?.querySelector('[data-chat]')?.dataset.chat ?? '';
   const told = (why, name) => texts()[why].replace('{name}', () => name);
   const line = document.createElement('p');
   line.id = 'lm-attached';
   line.setAttribute('role', 'status');
   const say = (sentences) => {
-    if (!line.isConnected) document.getElementById('lm-composer')?.after(line);
+    if (!line.isConnected) window.localmoePart('lm-composer')?.after(line);
     line.textContent = sentences.join(' ');
   };
 
@@ -126,7 +126,7 @@
     return inSight(box) ? box : null;
   };
   const dropping = (event) => event.dataTransfer?.types.includes('Files');
-  const mark = (on) => document.getElementById('lm-composer')?.classList.toggle('lm-drop', on);
+  const mark = (on) => window.localmoePart('lm-composer')?.classList.toggle('lm-drop', on);
   document.addEventListener('dragover', (event) => {
     if (!dropping(event)) return;
     event.preventDefault(); // else the browser would leave the page for the file

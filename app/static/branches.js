@@ -1,6 +1,6 @@
 // Puts the arrows to other versions under their messages, again whenever the messages are drawn anew. A press on
 // one becomes the event 'show_version'.
-const box = document.getElementById('lm-scroll');
+const box = window.localmoePart('lm-scroll');
 const name = (arrows) => `${arrows.dataset.list} ${arrows.dataset.user} ${arrows.dataset.role}`;
 let focused = null; // the arrows and the direction that had the focus
 

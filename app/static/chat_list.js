@@ -81,7 +81,7 @@ element.addEventListener('click', (event) => {
   if (!button) return;
   const item = button.closest('li[data-chat]');
   if (button.dataset.act === 'open') {
-    document.getElementById('lm-shell').classList.remove('lm-show-nav');
+    window.localmoePart('lm-shell').classList.remove('lm-show-nav');
     trigger('open_chat', { id: item.dataset.chat });
   }
   if (button.dataset.act === 'rename') rename(item);

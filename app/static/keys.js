@@ -2,15 +2,15 @@
 // with Esc is in page.js.
 (() => {
   const click = (id) => {
-    const button = document.getElementById(id);
+    const button = window.localmoePart(id);
     if (button && button.offsetParent !== null) button.click();
     return Boolean(button);
   };
-  const field = (id) => document.querySelector(`#${id} textarea, #${id} input`);
+  const field = (id) => window.localmoePart(id)?.querySelector('textarea, input');
 
   const keys = {
     'k': () => {
-      const shell = document.getElementById('lm-shell');
+      const shell = window.localmoePart('lm-shell');
       shell.classList.remove('lm-show-live');
       shell.classList.add('lm-show-nav'); // the drawer of a narrow screen
       field('lm-find')?.focus();
@@ -18,7 +18,7 @@
     },
     'shift+o': () => {
       click('lm-tab-chat-button');
-      document.getElementById('lm-new')?.click();
+      window.localmoePart('lm-new')?.click();
       setTimeout(() => field('lm-message')?.focus());
     },
     'enter': () => click('lm-send'),

@@ -1,7 +1,7 @@
 // Fills the live cards (app/live_html.py) from /live, about once a second and only while they are in sight.
 (() => {
   const BUSY_MS = 1000, IDLE_MS = 3000, HIDDEN_MS = 500;
-  const find = (selector) => document.querySelector(`#lm-live-cards ${selector}`);
+  const find = (selector) => window.localmoePart('lm-live-cards')?.querySelector(selector);
   let shown = null; // the last answer: cells as bytes, layers, experts
   let at = null; // the cell that is read: {layer, expert}
 
@@ -76,7 +76,7 @@
       } catch (error) { // the server is gone or restarting: what is shown stays, and the next round asks again
         console.debug('localmoe: /live', error.message);
       }
-      wait = Math.min(wait, document.getElementById('lm-stop')?.offsetParent ? BUSY_MS : wait);
+      wait = Math.min(wait, window.localmoePart('lm-stop')?.offsetParent ? BUSY_MS : wait);
     }
     if (mine === turn) next = setTimeout(poll, wait);
   };

@@ -1,7 +1,7 @@
 // Fills the Logs tab (app/tabs/logs.py) from /log while it is in sight: filter, follow, copy.
 (() => {
   const PERIOD_MS = 1000, MAX_LINES = 2000;
-  const find = (selector) => document.querySelector(`#lm-logs ${selector}`);
+  const find = (selector) => window.localmoePart('lm-logs')?.querySelector(selector);
   let last = 0; // number of the newest line that is shown
 
   const append = (box, lines) => {

@@ -14,7 +14,7 @@ let asking = false, again = false, next = null, rest = null;
 
 const mark = () => element.querySelector('[data-epoch]')?.dataset;
 const frame = (name) => document.querySelector(`[data-part="${name}"]`);
-const box = () => document.querySelector('#lm-message textarea');
+const box = () => window.localmoePart('lm-message')?.querySelector('textarea');
 
 // The listener of 'grown'. `seen` says which turn the page shows: if it is another one by now, or the answer has ended
 // there, it stays as it is.
@@ -45,13 +45,13 @@ window.localmoeSeen = (seen) => (wrong >= WRONG ? '' : seen);
 
 // Gradio loses a change of a button that it is just putting in.
 const hasWrongButton = (at) => {
-  const [send, stop] = ['lm-send', 'lm-stop'].map((id) => document.getElementById(id) !== null);
+  const [send, stop] = ['lm-send', 'lm-stop'].map((id) => window.localmoePart(id) !== null);
   return (send || stop) && (stop !== (at.running === '1') || send === stop);
 };
 
 const isWrong = (at) => {
   if (hasWrongButton(at)) return true;
-  const turn = document.getElementById('lm-turn');
+  const turn = window.localmoePart('lm-turn');
   if (!turn || turn.querySelector('textarea')) return false; // a question is being edited
   return turn.querySelectorAll('[data-testid=user]').length !== Number(at.asked);
 };
@@ -98,7 +98,7 @@ const count = async () => {
 const ask = async (chat) => {
   try {
     await count();
-    const panel = window.localmoeInSight(document.getElementById('lm-live')) ? shown.panel : 'hidden';
+    const panel = window.localmoeInSight(window.localmoePart('lm-live')) ? shown.panel : 'hidden';
     const asked = new URLSearchParams({ ...shown, panel, chat, language: window.localmoeLanguage(), typed: typed.tokens });
     if (typed.about) asked.set('about', '1');
     const answer = await fetch(`/now?${asked}`);

@@ -6,6 +6,8 @@
   const chosen = store.get('localmoe-language') || 'auto';
   const language = chosen === 'auto' ? navigator.language : chosen;
   window.localmoeLanguage = () => language;
+  // What the page itself has by this name: an answer may hold HTML, with names of its own choice.
+  window.localmoePart = (id) => document.querySelector(`#${id}:not(.lm-turns *)`);
   if (chosen !== 'auto') {
     const code = chosen === 'zh' ? 'zh-CN' : 'en-US';
     Object.defineProperty(navigator, 'language', { get: () => code });
@@ -20,7 +22,7 @@
     document.documentElement.style.colorScheme = dark ? 'dark' : 'light';
   };
 
-  const shell = () => document.getElementById('lm-shell');
+  const shell = () => window.localmoePart('lm-shell');
   const wide = window.matchMedia('(min-width: 1081px)'); // as page.css
 
   // What the scripts that fill the live panel ask before they ask the server.
@@ -56,7 +58,7 @@
       atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
     });
     const stick = () => {
-      const welcome = document.getElementById('lm-welcome');
+      const welcome = window.localmoePart('lm-welcome');
       if (atEnd && !welcome?.offsetHeight) box.scrollTop = box.scrollHeight; // a greeting is read from its top
     };
     new ResizeObserver(stick).observe(box);
@@ -67,7 +69,7 @@
   // The line with the two lists is drawn anew when the server knows the language.
   const choose = () => {
     for (const [name, value] of [['theme', theme()], ['language', chosen]]) {
-      const list = document.getElementById(`lm-${name}`);
+      const list = window.localmoePart(`lm-${name}`);
       if (list && list.value !== value) list.value = value;
     }
     tellDrawers();
@@ -79,12 +81,12 @@
     new MutationObserver(paint).observe(document.body, { attributes: true, attributeFilter: ['class'] });
     prefersDark.addEventListener('change', paint);
     const mounted = new MutationObserver(() => {
-      const box = document.getElementById('lm-scroll');
-      const choice = document.getElementById('lm-theme');
+      const box = window.localmoePart('lm-scroll');
+      const choice = window.localmoePart('lm-theme');
       if (!box || !choice) return;
       mounted.disconnect();
       document.documentElement.lang = language.startsWith('zh') ? 'zh' : 'en';
-      new MutationObserver(choose).observe(document.getElementById('lm-top-line'), { childList: true, subtree: true });
+      new MutationObserver(choose).observe(window.localmoePart('lm-top-line'), { childList: true, subtree: true });
       new MutationObserver(tellDrawers).observe(shell(), { attributes: true, attributeFilter: ['class'] });
       if (store.get('localmoe-live') === 'hidden') hideLive(true);
       choose();
@@ -119,7 +121,7 @@
 
   document.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape' || event.defaultPrevented) return;
-    const stop = document.getElementById('lm-stop');
+    const stop = window.localmoePart('lm-stop');
     if (stop && stop.offsetParent !== null) stop.click();
     closeDrawers();
   });

@@ -1,7 +1,7 @@
 // Thoughts that the reader has opened stay open while the answer grows: each update draws them anew, folded.
 (() => {
   const start = () => {
-    const turn = document.getElementById('lm-turn');
+    const turn = window.localmoePart('lm-turn');
     if (!turn) return false;
     let opened = false; // the thoughts of the last turn: there is one block of them
     turn.addEventListener('click', (event) => {

@@ -8,11 +8,13 @@ Qwen3 and DeepSeek-R1 write `<think>thoughts</think>answer`; some chat templates
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<think>", "</think>"
+_OPENING = re.compile(rf"\s*+{OPEN}")
 _TAIL = 8  # tokens of a prompt's end that hold an opening tag
 
 
@@ -34,13 +36,14 @@ class Reasoning:
 def split_reasoning(text: str) -> Reasoning:
     """Thoughts are tagged blocks at the very beginning of a text; tags anywhere else are text."""
     thoughts: list[str] = []
-    rest = text
-    while (inside := rest.lstrip()).startswith(OPEN):
-        thought, closed, rest = inside[len(OPEN) :].partition(CLOSE)
-        thoughts.append(thought.strip())
-        if not closed:
+    at = 0  # a text may be nothing but blocks: none is copied
+    while opening := _OPENING.match(text, at):
+        end = text.find(CLOSE, opening.end())
+        thoughts.append(text[opening.end() : end if end >= 0 else len(text)].strip())
+        if end < 0:
             return Reasoning(_joined(thoughts), "", False)
-    return Reasoning(_joined(thoughts), rest.lstrip() if thoughts else text, True)
+        at = end + len(CLOSE)
+    return Reasoning(_joined(thoughts), text[at:].lstrip() if thoughts else text, True)
 
 
 def _joined(thoughts: Sequence[str]) -> str:

@@ -4,18 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from localmoe.chat.thought_stream import held_back
 from localmoe.chat.tool_formats import ToolFormat, texts_of
 from localmoe.core.tools import Tool, ToolCall
 
 
-class Found(NamedTuple):
-    """New text without calls, and new calls."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """New text without calls, and new calls, in their order."""
 
-    text: str
-    calls: tuple[ToolCall, ...]
+    parts: tuple[str | ToolCall, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All of them."""
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
 class ToolStream:
@@ -40,28 +50,27 @@ class ToolStream:
         self._cut = cut
         found = self._go_on(ended=True)
         rest, self._held = self._held, ""
-        return Found(found.text + ("" if self._called and not rest.strip() else rest), found.calls)
+        return found if self._called and not rest.strip() else Found((*found.parts, rest))
 
     def _go_on(self, *, ended: bool) -> Found:
-        text = ""
-        calls: list[ToolCall] = []
+        parts: list[str | ToolCall] = []
         while True:
             if self._frame is None:
                 sure, begun = self._before_block()
-                text += sure
+                parts.append(sure)
                 if not begun:
-                    return Found(text, tuple(calls))
+                    return Found(tuple(parts))
             block = self._block(ended=ended)
             if block is not None:
-                calls += block
+                parts += block
                 self._called, self._frame, self._space = True, None, ""
             elif ended:  # it is text, and a block may begin behind its mark
                 assert self._frame is not None
                 mark = self._frame[0]
-                text += self._space + mark
+                parts.append(self._space + mark)
                 self._held, self._frame, self._space = self._held.removeprefix(mark), None, ""
             else:
-                return Found(text, tuple(calls))
+                return Found(tuple(parts))
 
     def _before_block(self) -> tuple[str, bool]:
         """Text that belongs to no call; whether a block begins behind it, with which `held` begins then."""

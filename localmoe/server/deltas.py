@@ -52,7 +52,7 @@ def write_deltas(
     tool_stream: ToolStream | None = None
     forced, called = False, 0
     for event in events:
-        parts, found = Parts("", event.text), Found("", ())
+        parts = Parts("", event.text)
         if event.tool_format:
             tool_stream = ToolStream(format_of(event.tool_format), tools)
             forced = event.tool_format == FORCED  # its text is a call that was cut, which no stop string ends
@@ -61,25 +61,36 @@ def write_deltas(
         if thoughts is not None and event.finish_reason is not None:
             rest = thoughts.finish()
             parts = Parts(parts.thoughts + rest.thoughts, parts.answer + rest.answer)
-        answer: str = parts.answer
+        found = Found((parts.answer,))
         if tool_stream is not None:
-            found = tool_stream.add(answer)
+            found = tool_stream.add(parts.answer)
             if event.finish_reason is not None:
-                end = tool_stream.finish(cut=event.finish_reason != "stop")
-                found = Found(found.text + end.text, found.calls + end.calls)
-            answer = found.text
-        text = answer if forced else cutter.add(answer)
+                found = Found(found.parts + tool_stream.finish(cut=event.finish_reason != "stop").parts)
+        text, calls = _before_stop(found, None if forced else cutter)
         finish: Finish | None = event.finish_reason
-        calls = () if cutter.found else tuple(replace(call, id=_new_id()) for call in found.calls)
         if cutter.found:
             finish = "stop"
         elif finish is not None:
             text += cutter.finish()
-            finish = "tool_calls" if finish == "stop" and called + len(calls) else finish
+        if finish == "stop" and called + len(calls):
+            finish = "tool_calls"
         yield Delta(parts.thoughts, text, finish, event.stats, calls, called)
         called += len(calls)
         if finish is not None:
             return
+
+
+def _before_stop(found: Found, cutter: StopCutter | None) -> tuple[str, tuple[ToolCall, ...]]:
+    """Text and calls, up to a stop string."""
+    text, calls = "", list[ToolCall]()
+    for part in found.parts:
+        if isinstance(part, ToolCall):
+            calls.append(replace(part, id=_new_id()))
+        else:
+            text += part if cutter is None else cutter.add(part)
+        if cutter is not None and cutter.found:
+            break
+    return text, tuple(calls)
 
 
 def _new_id() -> str:

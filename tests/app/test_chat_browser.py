@@ -192,6 +192,24 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     page.wait_idle()
 
 
+def test_names_in_the_html_of_a_message_are_not_taken_for_the_page_s_own(page: PageDriver) -> None:
+    names = ("lm-stop", "lm-send", "lm-turn", "lm-live", "lm-scroll", "lm-composer", "lm-message")
+    idle = "window.localmoePart('lm-send') !== null && window.localmoePart('lm-stop') === null"
+    page.send("".join(f'<div id="{name}">{name}</div>' for name in names))
+    page.page.wait_for_function(idle)
+    assert page.evaluate("document.querySelectorAll('#lm-stop, #lm-send').length") > 2, "they are in the page"
+    page.page.wait_for_timeout(3000)
+    asked = len(page.answered)
+    page.page.wait_for_timeout(4000)
+    assert not [one for one in page.answered[asked:] if "gradio_api" in one], "it is not drawn anew"
+    box = page.page.locator("#lm-composer #lm-message textarea")
+    box.fill("long")
+    box.press("Enter")
+    page.page.wait_for_function(f"!({idle})")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_function(idle, timeout=5000)
+
+
 def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     page: PageDriver, server: Server, tmp_path: Path
 ) -> None:

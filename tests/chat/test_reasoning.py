@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -141,3 +143,10 @@ def test_a_template_that_opens_the_thoughts_is_seen_and_not_repeated() -> None:
     assert resumed("A<think>\n", "<think>so far") == "A<think>\nso far"
     assert resumed("A", "<think>so far") == "A<think>so far"
     assert resumed("A<think>\n", "no tag") == "A<think>\nno tag"
+
+
+def test_a_text_of_nothing_but_thoughts_is_read_in_time_in_proportion_to_it() -> None:
+    text = "<think></think>" * 400_000 + "x"
+    began = time.perf_counter()
+    assert split_reasoning(text) == Reasoning("", "x", True)
+    assert time.perf_counter() - began < 5, "copied at each block it would be minutes"

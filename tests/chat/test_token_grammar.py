@@ -348,6 +348,28 @@ def test_schemas_that_cannot_be_held_to_are_refused_in_one_sentence(
     assert not any(inside in sentence for inside in ("start:", "%json", "Parser", "coerce", "<state"))
 
 
+@pytest.mark.parametrize("multiple", [123456789, 1000003, 123456.7891, 10**300 + 1, 3e-9 * 7777777])
+@pytest.mark.parametrize("within", ["itself", "of a tool", "deep"])
+def test_multiples_that_would_take_a_grammar_for_ever_are_refused_at_once(
+    multiple: float, within: str
+) -> None:
+    schema: dict[str, Any] = {"type": "number", "multipleOf": multiple}
+    with pytest.raises(ConfigError, match="multipleOf"):
+        if within == "of a tool":
+            call_rules([tool("f", properties={"a": schema})])
+        else:
+            grammar(byte_level(), schema if within == "itself" else {"allOf": [{"items": schema}]})
+
+
+def test_multiples_that_no_schema_asks_for_and_round_ones_are_taken() -> None:
+    for multiple, text in ((1_000_000, "3000000"), (86400, "172800"), (0.01, "0.12"), (97, "194")):
+        schema = {"type": "number", "multipleOf": multiple, "default": {"multipleOf": 123456789}}
+        tokens = [*ids(byte_level(), text), byte_level().eos_token_id]
+        assert grammar(byte_level(), schema).valid([5, 6], tokens) == len(tokens), text
+    with pytest.raises(ConfigError, match="multipleOf"):  # both at once are told apart by their product
+        grammar(byte_level(), {"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]})
+
+
 def test_a_schema_that_no_value_satisfies_ends_an_answer_in_one_sentence() -> None:
     made = grammar(byte_level(), {"$ref": "#"})
     with pytest.raises(ConfigError, match=r"schema: it describes no value\.$"):

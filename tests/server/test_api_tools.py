@@ -12,8 +12,9 @@ from api_rig import Api, ScriptedEngine, event, running
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.stream import StreamEvent
-from localmoe.core.tools import ToolCall
+from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
+from localmoe.server.deltas import write_deltas
 
 WEATHER: Any = {
     "type": "function",
@@ -156,3 +157,17 @@ def test_results_go_back_with_the_names_of_what_was_called(
         Message("assistant", "", (ToolCall("weather", '{"city": "Paris"}', call.id),)),
         Message("tool", "Sunny.", tool_name="weather", tool_call_id=call.id),
     )
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 400])
+def test_a_call_before_a_stop_string_comes_whatever_pieces_the_text_comes_in(size: int) -> None:
+    """A step that keeps drafts brings both at once."""
+    text = f"I look.\n{CALL}\nObservation: none {CALL}"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [event(piece, tool_format="" if at else "json") for at, piece in enumerate(pieces)]
+    events.append(event("", "stop"))
+    tool = Tool("weather", json.dumps(WEATHER["function"]))
+    deltas = list(write_deltas(events, ("Observation:",), split_thoughts=True, tools=(tool,)))
+    assert "".join(delta.text for delta in deltas).strip() == "I look."
+    (call,) = [call for delta in deltas for call in delta.calls]
+    assert json.loads(call.arguments) == {"city": "Paris"} and deltas[-1].finish == "tool_calls"
