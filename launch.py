@@ -99,7 +99,7 @@ def wanted_torch(system: str) -> str:
 
 def home_folder() -> Path:
     """Where chats, models, logs and the address of the running app are kept."""
-    return Path(os.environ.get("LOCALMOE_HOME") or Path.home() / ".localmoe").expanduser().resolve()
+    return Path(os.path.expanduser(os.environ.get("LOCALMOE_HOME") or "~/.localmoe")).resolve()
 
 
 def take_lock(path: Path):  # type: ignore[no-untyped-def]
@@ -139,7 +139,7 @@ def read_json(path: Path) -> dict:  # type: ignore[type-arg]
     """The object in the file; empty when the file is absent or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

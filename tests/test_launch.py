@@ -190,3 +190,12 @@ def test_without_a_terminal_progress_is_a_line_a_step_not_a_line_a_tick(
         progress.show("busy")
     progress.next("PyTorch")
     assert capsys.readouterr().out.splitlines() == ["[1/4] Making .venv (0:00)", "[2/4] PyTorch (0:00)"]
+
+
+def test_a_home_of_nobody_and_a_note_that_is_nested_too_deep_are_no_tracebacks(
+    launch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", "~nosuchuser/x")
+    assert launch.home_folder().name == "x"
+    (tmp_path / "server.json").write_text("[" * 100_000)
+    assert launch.read_json(tmp_path / "server.json") == {}

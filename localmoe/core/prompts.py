@@ -26,7 +26,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
         ConfigError: the file cannot be read, is empty, or a line is no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other ends of lines may stand in a text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The prompts file {path} cannot be read: {error}.") from None
     if limit is not None and limit < 1:
@@ -40,7 +40,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
 def _parse(path: Path, number: int, line: str) -> Prompt:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("prompt"), str) or "id" not in value:
         raise ConfigError(f'Line {number} of {path} is no prompt: it needs {{"id": ..., "prompt": "..."}}.')

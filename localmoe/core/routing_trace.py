@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import io
 import json
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from localmoe.core.whole_file import check_writable, write_whole
 
 FORMAT, VERSION = "localmoe-routing-trace", 1
 _NO_TRACE = (
-    ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, zipfile.BadZipFile
+    ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, NotImplementedError,
+    RuntimeError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 

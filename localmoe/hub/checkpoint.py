@@ -20,6 +20,10 @@ from localmoe.hub.weight_files import find_weights, read_config
 __all__ = ["Checkpoint", "TensorHeader"]
 
 FINGERPRINT_EDGE_BYTES = 64 * 1024
+FINGERPRINT_PIECES, FINGERPRINT_PIECE_BYTES = (
+    1024,
+    4096,
+)  # evenly through all files' data: every 60 MB of 60 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,10 @@ class Checkpoint:
         return cls(folder, config, MappingProxyType(tensors), files, total_bytes, headers, revision)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over each weight file's name, size, header and the first and last 64 KiB of its
-        data: tells models apart without reading gigabytes; it is no proof against forgery. It is read once
-        and then kept, so that it stays that of the weights that were loaded.
+        """SHA-256 (hex) over each weight file's name, size, header, the first and last 64 KiB of its data and
+        pieces of 4 KiB in between: tells models apart, and those that share most of their layers, without
+        reading gigabytes; it is no proof against forgery. It is read once and then kept, so that it stays
+        that of the weights that were loaded.
 
         Raises:
             CheckpointError: a file is gone or has changed since it was opened.
@@ -74,11 +79,13 @@ class Checkpoint:
         if self._fingerprint:
             return self._fingerprint[0]
         digest = hashlib.sha256()
+        data_bytes = sum(header.num_bytes - header.data_start for header in self._headers)
+        step = max(FINGERPRINT_PIECE_BYTES, data_bytes // FINGERPRINT_PIECES)
         for header in self._headers:
             name = header.file.name.encode("utf-8", "surrogateescape")
             digest.update(len(name).to_bytes(8, "little") + name)
             digest.update(header.num_bytes.to_bytes(8, "little"))
-            _hash_edges(digest.update, header)
+            _hash_parts(digest.update, header, step)
         self._fingerprint.append(digest.hexdigest())
         return self._fingerprint[0]
 
@@ -122,11 +129,16 @@ def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorHeader]) 
             )
 
 
-def _hash_edges(update: Callable[[bytes], None], header: FileHeader) -> None:
-    """Header, first and last data bytes of one file; edges that meet are hashed once."""
+def _hash_parts(update: Callable[[bytes], None], header: FileHeader, step: int) -> None:
+    """Header, first and last data bytes of one file, and a piece every `step` bytes in between; what is one
+    part's already is hashed once."""
     try:
         with io.BufferedReader(open_again(header.file, header.version)) as stream:
             update(stream.read(header.data_start + FINGERPRINT_EDGE_BYTES))
+            for at in range(header.data_start + step, header.num_bytes - FINGERPRINT_EDGE_BYTES, step):
+                if at >= stream.tell():
+                    stream.seek(at)
+                    update(stream.read(FINGERPRINT_PIECE_BYTES))
             stream.seek(max(stream.tell(), header.num_bytes - FINGERPRINT_EDGE_BYTES))
             update(stream.read(FINGERPRINT_EDGE_BYTES))
     except OSError as error:

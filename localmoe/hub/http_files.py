@@ -26,7 +26,7 @@ from localmoe.hub.transfer_meter import TransferMeter
 
 T = TypeVar("T")
 MAX_WRONG = 3  # times that a file is fetched from its first byte before its checksum is given up on
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -158,9 +158,10 @@ class HttpSource:
             async with self.client.stream(
                 "GET", url, headers=headers, timeout=stall_s, follow_redirects=True
             ) as response:
-                await self._check_answer(response, part)
+                known = await self._check_answer(response, part)
                 async for chunk in response.aiter_raw():
-                    self._take(part, chunk)
+                    self._take(part, chunk[known:])
+                    known = max(0, known - len(chunk))
                     if part.size > part.file.num_bytes:
                         return  # its checksum will be wrong
         except NETWORK_ERRORS as error:
@@ -173,8 +174,9 @@ class HttpSource:
         self.meter.receive(len(chunk))
         self.meter.hold(part.file.name, min(part.size, part.file.num_bytes))
 
-    async def _check_answer(self, response: Any, part: PartFile) -> None:
-        """Whether what follows is the rest of the file; `part` is emptied if it is the whole of it."""
+    async def _check_answer(self, response: Any, part: PartFile) -> int:
+        """See that what follows is the rest of the file, or the whole of it; how many of its bytes are in
+        `part` already."""
         status, file = int(response.status_code), part.file
         if status == 416:
             self._start_anew(part)
@@ -190,20 +192,20 @@ class HttpSource:
         if status == 206:
             self._check_range(str(response.headers.get("content-range", "")), part)
         elif status == 200:
-            if part.size:  # this server knows no ranges
-                self._start_anew(part)
             length = str(response.headers.get("content-length", file.num_bytes))
             if length != str(file.num_bytes):
                 raise RemoteChangedError(f"{file.name} has another size")
+            return part.size  # this server knows no ranges, or it is a network's own page: nothing is lost
         else:
             raise TransientError(f"the server answered {status}")
+        return 0
 
     def _check_range(self, text: str, part: PartFile) -> None:
         match = _CONTENT_RANGE.fullmatch(text)
         if match is None or int(match[1]) != part.size:
             self._start_anew(part)
             raise TransientError("the server sent another part than was asked for")
-        if int(match[3]) != part.file.num_bytes:
+        if match[3] not in ("*", str(part.file.num_bytes)):
             raise RemoteChangedError(f"{part.file.name} has another size")
 
     def _start_anew(self, part: PartFile) -> None:

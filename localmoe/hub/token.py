@@ -28,11 +28,12 @@ def hub_token() -> str | None:
     """The token to use: the environment's, else the one kept here, else huggingface_hub's own.
 
     Raises:
-        ConfigError: huggingface_hub's cannot be read.
+        ConfigError: huggingface_hub's cannot be read, or what stands there, or in the environment, is none.
     """
-    if any(os.environ.get(name) for name in _VARIABLES):
-        return get_token()
-    return _kept() or _foreign()
+    named = next((name for name in _VARIABLES if os.environ.get(name)), None)
+    if named is not None:
+        return _checked(get_token(), f"what {named} says")
+    return _kept() or _checked(_foreign(), f"what {constants.HF_TOKEN_PATH} holds")
 
 
 def token_hint() -> str:
@@ -88,6 +89,15 @@ def _foreign() -> str | None:
             f"huggingface_hub's token in {constants.HF_TOKEN_PATH} cannot be read ({reason}): make that file "
             "readable, or delete it."
         ) from error
+
+
+def _checked(token: str | None, where: str) -> str | None:
+    if token is not None and not _FORM.fullmatch(token):
+        raise ConfigError(
+            f"The access token for the Hub is none, {where}: it is one word of 8 to 200 letters, such as "
+            "hf_..."
+        )
+    return token
 
 
 def _kept() -> str | None:

@@ -31,6 +31,7 @@ from localmoe.quant.packing import (
 _VERSIONS: dict[str, GptqVersion] = {"gptq": 1, "gptq_v2": 2}
 _WHOLE_ROW = -1  # group size of files with one scale a row
 _LARGEST_GROUP = 256  # that the GPU's kernels know
+_WIDEST_ROW = 1 << 16  # rows are filled up to whole groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +149,5 @@ def _check_stored_group(group_size: object) -> None:
     check_group_size(group_size)
     if group_size > _LARGEST_GROUP and group_size % DEFAULT_GROUP_SIZE:
         raise ValueError(f"group size {group_size} is neither up to {_LARGEST_GROUP} nor a multiple of 128")
+    if group_size > _WIDEST_ROW:
+        raise ValueError(f"group size {group_size} is wider than any row: one scale a row is {_WHOLE_ROW}")

@@ -177,7 +177,7 @@ def _check_state(state: Tensor, shape: tuple[int, int]) -> None:
     try:
         found = json.loads(bytes(state.tolist()))
         described = found["quant_type"], found["blocksize"], found["shape"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError("its description (quant_state) cannot be read") from None
     if described != ("nf4", NF4_GROUP_SIZE, list(shape)):
         raise ValueError(

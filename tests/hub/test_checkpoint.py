@@ -247,6 +247,20 @@ def test_a_changed_byte_at_either_edge_of_the_data_changes_the_fingerprint(
     assert Checkpoint.open(tmp_path / "m").fingerprint() != before
 
 
+def test_models_that_share_their_first_and_last_layers_have_other_fingerprints(tmp_path: Path) -> None:
+    """A hundredth of the data, wherever it is in between, is seen."""
+    folder = write_large_model(tmp_path / "m")
+    checkpoint = Checkpoint.open(folder)
+    start, whole = checkpoint.tensors["a"].offset, checkpoint.files[0].read_bytes()
+    prints = {checkpoint.fingerprint()}
+    for place in range(70_000, 330_000, 20_000):
+        raw = bytearray(whole)
+        raw[start + place : start + place + 4096] = bytes(255 - byte for byte in raw[start + place :][:4096])
+        checkpoint.files[0].write_bytes(raw)
+        prints.add(Checkpoint.open(folder).fingerprint())
+    assert len(prints) == 1 + len(range(70_000, 330_000, 20_000))
+
+
 def test_other_names_shapes_and_files_change_the_fingerprint(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     prints = set()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -307,3 +308,42 @@ def test_files_that_are_no_model_are_said_to_be_the_hub_s(hub: HubServer, tmp_pa
     with pytest.raises(DownloadError, match=r"as the Hub has it.*'?c'?"):
         download_model(REPO, options=QUICK)
     assert not (tmp_path / "models" / "org--moe").exists()
+
+
+def starts(hub: HubServer) -> list[int | None]:
+    """Where each request for the first file's bytes began."""
+    return [one.start for one in hub.requests if one.path.endswith(FIRST) and one.server == "cdn"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_network_s_own_page_does_not_cost_what_has_arrived(
+    hub: HubServer, tmp_path: Path, times: int
+) -> None:
+    """Which it sends with status 200."""
+    hub.fail(FIRST, Fault(cut_after=150_000), *[Fault(status=200)] * times)
+    if times == 1:
+        assert is_whole(download_model(REPO, options=QUICK))
+    else:
+        with pytest.raises(DownloadError):
+            download_model(REPO, options=QUICK)
+        (part,) = tmp_path.glob(f"models/.*/{FIRST}*.part")
+        assert part.stat().st_size >= 150_000
+        assert is_whole(download_model(REPO, options=QUICK))
+    assert starts(hub) == [None, *[150_000] * (times + 1)]
+
+
+def test_the_rest_of_a_file_may_come_without_its_whole_length(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = hub_server._Handler._answer
+
+    def without(
+        self: Any, status: int, body: bytes, headers: dict[str, str], *more: Any, **options: Any
+    ) -> Any:
+        if "Content-Range" in headers:
+            headers = {**headers, "Content-Range": headers["Content-Range"].rsplit("/", 1)[0] + "/*"}
+        return answer(self, status, body, headers, *more, **options)
+
+    monkeypatch.setattr(hub_server._Handler, "_answer", without)
+    hub.fail(FIRST, Fault(cut_after=150_000))
+    assert is_whole(download_model(REPO, options=QUICK)) and starts(hub) == [None, 150_000]

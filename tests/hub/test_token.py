@@ -57,6 +57,22 @@ def test_what_is_no_token_is_refused_and_not_repeated(hub: HubServer, text: str)
     assert not token_path().exists()
 
 
+@pytest.mark.parametrize("token", ["hf_abc…xyz1234", "short", "two words_of_it"])
+def test_what_the_environment_or_the_library_has_is_held_to_it_too(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    hub.commit(REPO, small_model())
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match="what HF_TOKEN says") as refusal:
+        pull()
+    assert token not in str(refusal.value)
+    monkeypatch.delenv("HF_TOKEN")
+    (tmp_path / "library-token").write_text(token, encoding="utf-8")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "library-token"))
+    with pytest.raises(ConfigError, match="library-token holds"):
+        hub_token()
+
+
 def test_a_damaged_file_counts_as_none(hub: HubServer) -> None:
     token_path().write_bytes(b"\xff\xfe" * 9)
     assert hub_token() is None

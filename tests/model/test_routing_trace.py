@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localmoe.core.errors import ConfigError
 from localmoe.core.routing_trace import RoutingTrace
@@ -107,6 +111,33 @@ def test_a_file_that_is_no_sound_trace_is_refused_in_one_sentence(kind: str, tmp
     with pytest.raises(ConfigError, match=message) as refusal:
         RoutingTrace.read(path)
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
+def test_whatever_is_damaged_is_refused_or_read_as_a_trace(
+    changes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.npz"
+    a_trace().write(path)
+    content = bytearray(path.read_bytes())
+    for place, change in changes:
+        content[place % len(content)] ^= change
+    path.write_bytes(content)
+    with suppress(ConfigError):
+        RoutingTrace.read(path)
+
+
+def test_an_array_that_claims_more_than_the_memory_is_refused(tmp_path: Path) -> None:
+    claimed = {"descr": "<i2", "fortran_order": False, "shape": (10**13, 4, 3)}
+    with zipfile.ZipFile(tmp_path / "trace.npz", "w") as file:
+        for name, array in {"header": header(), "starts": a_trace().starts}.items():
+            with file.open(f"{name}.npy", "w") as stream:
+                np.save(stream, array)
+        with file.open("experts.npy", "w") as stream:
+            np.lib.format.write_array_header_1_0(stream, claimed)
+    with pytest.raises(ConfigError, match="damaged"):
+        RoutingTrace.read(tmp_path / "trace.npz")
 
 
 def test_the_sound_variant_of_those_files_is_read(tmp_path: Path) -> None:

@@ -251,3 +251,13 @@ def test_experts_without_a_gate_are_read_for_a_model_of_such_alone(tmp_path: Pat
     gated = DraftCheckpoint.open(checkpoint(tmp_path / "y"))
     with pytest.raises(DraftError, match="3 matrices each, the model's 2"):
         check_draft(gated, base(weights_named(NEMOTRON)), QWEN)
+
+
+@pytest.mark.parametrize("power", [16, 33, 60, 200])
+def test_a_group_that_no_row_can_fill_is_refused_at_once(tmp_path: Path, power: int) -> None:
+    folder = checkpoint(tmp_path / "x")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 128 * 2**power
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DraftError, match="wider than any row"):
+        DraftCheckpoint.open(folder)
