@@ -77,12 +77,12 @@ class Session:
             yield
         except CheckpointError:
             self.forget()
+            self._state.wipe()
             raise
 
     def forget(self) -> None:
         """Drop everything."""
         self._state.truncate(0)
-        self._state.wipe()
         self._tokens, self._prompt_length = [], 0
         if self._cache is not None:
             self._cache.clear()

@@ -208,6 +208,7 @@ class DeviceKVCache(KVCache):
         if self.states is not None:
             self.states.release()
 
+    @torch.inference_mode()  # as the passes that made it
     def wipe(self) -> None:
         """Back to zeros; no text was there."""
         for layer in self._with_keys:

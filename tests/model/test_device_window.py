@@ -65,6 +65,21 @@ def test_all_layers_lie_in_one_allocation_but_for_one_that_needs_more() -> None:
     assert cache.num_bytes == 0
 
 
+def test_what_passes_have_written_can_be_wiped_outside_of_them() -> None:
+    """By whoever hears that an answer's numbers are none."""
+    window = DeviceWindow(8, DEVICE)
+    cache = DeviceKVCache(2, 100, window)
+    window.visible = 64
+    with torch.inference_mode():  # as passes run
+        states = torch.full((1, 2, 4, 16), float("nan"), dtype=torch.float16, device=DEVICE)
+        for layer in (0, 1):
+            cache.update(states, states, layer)
+    cache.truncate(0)
+    cache.wipe()
+    assert cache.length == 0
+    assert not any(bool(part.any()) for layer in cache.layers for part in (layer.keys, layer.values))
+
+
 def test_layers_that_need_less_leave_no_room_unused() -> None:
     window = DeviceWindow(8, DEVICE)
     needed = (6 + 2 + 2) * 2 * DeviceKVCache(1, 100, window).capacity * 16 * 2
