@@ -20,6 +20,7 @@ from app.models_html import (
 from app.status_html import action_button as button
 from app.texts import Texts
 from app.words import progress
+from localmoe.core.errors import ConfigError
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.units import format_bytes, format_count
 from localmoe.engine import import_all
@@ -161,7 +162,10 @@ def _unfinished(one: UnfinishedDownload, t: Texts) -> str:
 
 def token_html(t: Texts) -> str:
     """Whether there is a token; its last four characters at most."""
-    hint = token_hint()
+    try:
+        hint = token_hint()
+    except ConfigError as error:  # of a token that is none, or cannot be read: models on the disk need none
+        return failure_html("", str(error), t)
     if not hint:
         return f'<p class="lm-muted">{escape(t("No token: models that are open to all need none."))}</p>'
     place, _, end = hint.partition(" ")

@@ -28,7 +28,7 @@ def cached_pass(
         Exception: whatever the model's own code does.
     """
     kept: int | slice = keep
-    if keep and getattr(model.config.get_text_config(), "num_kv_shared_layers", 0):
+    if keep and _shares_keys(model):
         kept = slice(-keep, None)  # told a number, Gemma leaves the other rows out of layers that share keys
     out = model(
         input_ids=input_ids, position_ids=position_ids, use_cache=True, logits_to_keep=kept,
@@ -36,6 +36,11 @@ def cached_pass(
     )  # fmt: skip
     logits: Tensor = out.logits
     return logits
+
+
+def _shares_keys(model: Any) -> bool:
+    config = getattr(model, "config", None)  # None: it only stands in for one of transformers'
+    return config is not None and bool(getattr(config.get_text_config(), "num_kv_shared_layers", 0))
 
 
 @functools.cache

@@ -68,7 +68,8 @@ class GrammarStepper:
         text = [*self._history, *tokens[:allowed]]
         self._go_back(text)
         room = self._room - allowed
-        self._anew.begin(text, min(room, self._runner.passes.rows.max_rows) - 1, room=room)
+        most = min(room, self._runner.passes.rows.max_rows) - 1
+        self._anew.begin(text, len(self._grammar.forced(text)[:most]), room=room)
         chosen = self._anew.finish()
         self._stepper = self._make()
         verify_s = done.verify_s + chosen.verify_s

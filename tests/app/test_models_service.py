@@ -21,10 +21,11 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.models_screen import ModelsScreen
+from app.models_view import token_html
 from app.service import ChatService
 from app.status_html import header_html, message_html
 from app.tabs.models import create_models_tab
-from app.texts import ENGLISH, IN_CHINESE
+from app.texts import ENGLISH, IN_CHINESE, texts_for
 from app.view import View
 from localmoe.core import errors
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
@@ -203,6 +204,14 @@ def test_what_is_loaded_is_not_deleted_and_a_waiting_one_is_cancelled(models: Mo
     assert [one.state for one in models.queue.view()] == ["cancelled"]
     with pytest.raises(ConfigError, match="no folder"):
         models.open_folder("/no/such/folder")
+
+
+def test_a_token_of_the_environment_that_is_none_is_told_where_tokens_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abc\u2026xyz")
+    told = token_html(texts_for("en"))
+    assert "what HF_TOKEN says" in told and 'role="alert"' in told and "xyz" not in told
 
 
 def test_a_token_tries_again_what_was_refused_without_one(models: ModelsService) -> None:

@@ -57,7 +57,7 @@ def test_what_is_no_token_is_refused_and_not_repeated(hub: HubServer, text: str)
     assert not token_path().exists()
 
 
-@pytest.mark.parametrize("token", ["hf_abc…xyz1234", "short", "two words_of_it"])
+@pytest.mark.parametrize("token", ["hf_abc…xyz1234", "hf_ünïcode", "two words_of_it"])
 def test_what_the_environment_or_the_library_has_is_held_to_it_too(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
@@ -66,6 +66,8 @@ def test_what_the_environment_or_the_library_has_is_held_to_it_too(
     with pytest.raises(ConfigError, match="what HF_TOKEN says") as refusal:
         pull()
     assert token not in str(refusal.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_oauth_" + 900 * "x")
+    assert hub_token() == "hf_oauth_" + 900 * "x", "those of others may be long"
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "library-token").write_text(token, encoding="utf-8")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "library-token"))
