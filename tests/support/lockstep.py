@@ -45,12 +45,12 @@ class _Steps:
             assert self._changed.wait_for(lambda: self._copying or not self._memory._wanted, _LONG_S)
         self._link.after_read(slot)
 
-    def wait_for_any(self, remaining: set[ExpertKey]) -> ExpertKey:
+    def wait_for_any(self, remaining: set[ExpertKey], pinned: list[ExpertKey]) -> ExpertKey:
         with self._changed:
             self._remaining = remaining
             self._changed.notify_all()
             try:
-                return self._wait(remaining)
+                return self._wait(remaining, pinned)
             finally:
                 self._remaining = set()
 
