@@ -4,28 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from localmoe.chat.thought_stream import held_back
 from localmoe.chat.tool_formats import ToolFormat, texts_of
 from localmoe.core.tools import Tool, ToolCall
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """New text without calls, and new calls, in their order."""
-
-    parts: tuple[str | ToolCall, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(part for part in self.parts if isinstance(part, str))
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """All of them."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+Found = tuple[str | ToolCall, ...]  # new text without calls, and new calls, in their order
 
 
 class ToolStream:
@@ -50,7 +34,7 @@ class ToolStream:
         self._cut = cut
         found = self._go_on(ended=True)
         rest, self._held = self._held, ""
-        return found if self._called and not rest.strip() else Found((*found.parts, rest))
+        return found if self._called and not rest.strip() else (*found, rest)
 
     def _go_on(self, *, ended: bool) -> Found:
         parts: list[str | ToolCall] = []
@@ -59,7 +43,7 @@ class ToolStream:
                 sure, begun = self._before_block()
                 parts.append(sure)
                 if not begun:
-                    return Found(tuple(parts))
+                    return tuple(parts)
             block = self._block(ended=ended)
             if block is not None:
                 parts += block
@@ -70,7 +54,7 @@ class ToolStream:
                 parts.append(self._space + mark)
                 self._held, self._frame, self._space = self._held.removeprefix(mark), None, ""
             else:
-                return Found(tuple(parts))
+                return tuple(parts)
 
     def _before_block(self) -> tuple[str, bool]:
         """Text that belongs to no call; whether a block begins behind it, with which `held` begins then."""

@@ -61,11 +61,11 @@ def write_deltas(
         if thoughts is not None and event.finish_reason is not None:
             rest = thoughts.finish()
             parts = Parts(parts.thoughts + rest.thoughts, parts.answer + rest.answer)
-        found = Found((parts.answer,))
+        found: Found = (parts.answer,)
         if tool_stream is not None:
             found = tool_stream.add(parts.answer)
             if event.finish_reason is not None:
-                found = Found(found.parts + tool_stream.finish(cut=event.finish_reason != "stop").parts)
+                found += tool_stream.finish(cut=event.finish_reason != "stop")
         text, calls = _before_stop(found, None if forced else cutter)
         finish: Finish | None = event.finish_reason
         if cutter.found:
@@ -83,7 +83,7 @@ def write_deltas(
 def _before_stop(found: Found, cutter: StopCutter | None) -> tuple[str, tuple[ToolCall, ...]]:
     """Text and calls, up to a stop string."""
     text, calls = "", list[ToolCall]()
-    for part in found.parts:
+    for part in found:
         if isinstance(part, ToolCall):
             calls.append(replace(part, id=_new_id()))
         else:

@@ -22,7 +22,7 @@ from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
 from localmoe.chat.tool_formats import FORCED, format_of
 from localmoe.chat.tool_stream import ToolStream
 from localmoe.core.errors import ConfigError
-from localmoe.core.tools import Tool
+from localmoe.core.tools import Tool, ToolCall
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -271,7 +271,8 @@ def test_an_answer_that_has_to_be_a_call_is_one_of_a_tool_s_schema(text: str, ca
     assert valid == len(tokens)
     stream = ToolStream(format_of(FORCED), TOOLS)
     answer = split_reasoning(text).answer
-    found = [*stream.add(answer).calls, *stream.finish().calls]
+    parts = (*stream.add(answer), *stream.finish())
+    found = [part for part in parts if isinstance(part, ToolCall)]
     assert [(one.name, json.loads(one.arguments)) for one in found] == ([call] if call else [])
 
 
