@@ -20,10 +20,8 @@ from localmoe.hub.weight_files import find_weights, read_config
 __all__ = ["Checkpoint", "TensorHeader"]
 
 FINGERPRINT_EDGE_BYTES = 64 * 1024
-FINGERPRINT_PIECES, FINGERPRINT_PIECE_BYTES = (
-    1024,
-    4096,
-)  # evenly through all files' data: every 60 MB of 60 GB
+FINGERPRINT_PIECES = 1024  # evenly through all files' data: every 60 MB of 60 GB
+FINGERPRINT_PIECE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)

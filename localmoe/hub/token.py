@@ -33,8 +33,8 @@ def hub_token() -> str | None:
     """
     named = next((name for name in _VARIABLES if os.environ.get(name)), None)
     if named is not None:
-        return _checked(get_token(), f"what {named} says")
-    return _kept() or _checked(_foreign(), f"what {constants.HF_TOKEN_PATH} holds")
+        return _checked(get_token(), f"{named} says")
+    return _kept() or _checked(_foreign(), f"{constants.HF_TOKEN_PATH} holds")
 
 
 def token_hint() -> str:
@@ -95,7 +95,8 @@ def _foreign() -> str | None:
 def _checked(token: str | None, where: str) -> str | None:
     if token is not None and not _HEADER.fullmatch(token):
         raise ConfigError(
-            f"The access token for the Hub is none, {where}: it is one word of plain letters, such as hf_..."
+            f"What {where} is no access token for the Hub: one is a single word of plain letters, such as "
+            "hf_..."
         )
     return token
 

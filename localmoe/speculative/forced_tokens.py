@@ -1,5 +1,5 @@
 """Proposes what a grammar leaves no choice about: the rest of a key, or of a call's opening. Keeps nothing:
-the target still chooses, for the same text may be written in other tokens than a tokenizer would use.
+the target reads it as any draft, since it needs its keys and values, and on a GPU does not know the grammar.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_a_token_of_the_environment_that_is_none_is_told_where_tokens_are(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abc\u2026xyz")
     told = token_html(texts_for("en"))
-    assert "what HF_TOKEN says" in told and 'role="alert"' in told and "xyz" not in told
+    assert "What HF_TOKEN says" in told and 'role="alert"' in told and "xyz" not in told
 
 
 def test_a_token_tries_again_what_was_refused_without_one(models: ModelsService) -> None:
