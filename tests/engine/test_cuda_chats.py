@@ -98,14 +98,32 @@ class Chat:
 
 
 class NoThirds:
-    """A grammar: no token, together with the one before it, is a multiple of three."""
+    """A grammar: no token is, with the one before it, a multiple of three; sevenths force two more."""
+
+    def follows(self, last: int) -> int | None:
+        if last % 7 == 0:
+            return 8 if (last + 8) % 3 else 9
+        return {8: 11, 9: 10}.get(last)
 
     def allowed(self, text: Sequence[int], count: int) -> Tensor:
+        token = self.follows(text[-1])
+        if token is not None:
+            return torch.arange(count) == token
         return (torch.arange(count) + text[-1]) % 3 != 0
 
     def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         pairs = zip([text[-1], *tokens], tokens, strict=False)
-        return next((i for i, (last, token) in enumerate(pairs) if (last + token) % 3 == 0), len(tokens))
+        return next((i for i, pair in enumerate(pairs) if not self.goes(*pair)), len(tokens))
+
+    def goes(self, last: int, token: int) -> bool:
+        return self.follows(last) in (None, token) and (last + token) % 3 != 0
+
+    def forced(self, text: Sequence[int]) -> list[int]:
+        tokens, token = [], self.follows(text[-1])
+        while token is not None:
+            tokens.append(token)
+            token = self.follows(token)
+        return tokens
 
 
 @contextmanager
