@@ -61,6 +61,7 @@ class DeviceExpertMemory(SlotTable):
         self._record_bytes = np.array([layout.num_bytes(store.dtype) for layout in store.layouts])
         self._inner = np.array([layout.inner for layout in store.layouts])
         self._queue, self.closed = CopyQueue(), False
+        self._prepared = False  # the table was uploaded for the pass that is opened next
         block.settle(store.device_addresses())
         self.may_prefetch = True  # else nothing is copied between passes
         self.copies_beside = True  # else the computation stands still while they run
@@ -162,14 +163,27 @@ class DeviceExpertMemory(SlotTable):
 
     # -- a target pass
 
+    def prepare_pass(self) -> None:
+        """Issue what waits and upload the table, in stream order before the pass that comes next, which is
+        not sure to come soon. It goes by the scores of now; what changes in slots until then is uploaded once
+        more."""
+        self.pump()
+        self._upload()
+        self._prepared = True
+
     def open_pass(self) -> None:
-        """Issue what waits and upload the table, in stream order before the pass that comes next.
+        """As `prepare_pass`, as far as that was not done, for a pass that comes now.
 
         Raises:
             TransferError: the engine was closed.
         """
         self._count_open()
         self.pump()
+        prepared, self._prepared = self._prepared, False
+        if self._stale or not prepared:
+            self._upload()
+
+    def _upload(self) -> None:
         if not self._stale and not self.may_copy:
             return  # nothing can be missing, so no score matters either
         self._stale = False
@@ -232,6 +246,7 @@ class DeviceExpertMemory(SlotTable):
 
     def abandon_pass(self) -> None:
         """Where passes were opened and not closed, what they put into slots is not known: empty them all."""
+        self._prepared = False
         if self._open_passes:
             self.transfers.wait_for_compute()
             self._empty()

@@ -45,6 +45,7 @@ class DeviceLane:
         self.waited = 0
         self.open_passes = 0
         self._posted = 0
+        self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
         self._correction = 0.0  # log of what the CPU's measured costs are multiplied by
         self._idle_us: float | None = None  # of the link, between two layers' experts; None: not known yet
         block.restart(int(lane.mailbox.posted[0]))
@@ -68,8 +69,16 @@ class DeviceLane:
         """Take the lane where an expert may be missing and all is well."""
         self.on = self.allowed and not self.failure and memory.may_copy
 
+    def prepare_pass(self, memory: DeviceExpertMemory) -> None:
+        """For a window's pass that comes next, if one comes."""
+        self.settle(memory)
+        if self.on and self.lane.healthy:
+            self._upload(memory)
+            self._prepared = memory.transfers.issued
+
     def open_pass(self, memory: DeviceExpertMemory) -> None:
         """Before a window's pass."""
+        prepared, self._prepared = self._prepared, None
         self.settle(memory)
         if not self.on:
             return
@@ -78,6 +87,10 @@ class DeviceLane:
             return
         self.lane.hold()
         self.open_passes += 1
+        if prepared != memory.transfers.issued:
+            self._upload(memory)
+
+    def _upload(self, memory: DeviceExpertMemory) -> None:
         rest_us = self.rest_us(memory.worth) if memory.copies_beside else 0.0
         self.block.upload(memory.transfers.issued, replace(self.rates, rest_us=rest_us))
 
@@ -111,7 +124,10 @@ class DeviceLane:
         return True
 
     def abandon_pass(self) -> None:
-        """After passes that were interrupted, and have ended: go on with the next job."""
+        """After passes that were interrupted, and have ended: go on with the next job, unprepared."""
+        self._prepared = None
+        if not self.open_passes:
+            return
         self.open_passes = 0
         self.lane.rest()
         report = self.block.read(self.block.numbers().cpu().numpy())

@@ -159,6 +159,13 @@ class DeviceRunner:
         self.take_over(report, phase)
         return output.logits[:count]
 
+    def prepare_window(self) -> None:
+        """While what comes before it runs: upload what `issue_window` would, for the window that comes next,
+        if one comes before anything else does."""
+        self.passes.memory.prepare_pass()
+        if self.passes.lane is not None:
+            self.passes.lane.prepare_pass(self.passes.memory)
+
     def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
         """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
         still runs, and nothing is to be copied."""
@@ -241,6 +248,6 @@ class DeviceRunner:
         """After interrupted passes: go back to `length` tokens, or to none where some layers' state may have
         gone on; slots that they may have filled are emptied."""
         self.passes.memory.abandon_pass()
-        if self.passes.lane is not None and self.passes.lane.open_passes:
+        if self.passes.lane is not None:
             self.passes.lane.abandon_pass()
         self.sequence.truncate(min(length, self.sequence.length) if self.sequence.states is None else 0)

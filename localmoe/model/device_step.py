@@ -41,6 +41,7 @@ class Step:
     timeline: Timeline | None = None
     captures_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of its drafts, of its verify pass
     margins: list[float] = field(default_factory=list)  # of the tokens whose reports are in
+    prepared: int | None = None  # drafted tokens for which its verify pass was prepared last, the most so far
     draft_marks: int = 0  # of the clock, behind drafts
     behind: bool = False  # its verify pass was issued behind another one: the GPU waited for nobody
 

@@ -56,11 +56,21 @@ class StepPasses:
                 step.mark_drafts()
         step.captures_s[0] += self._issue.capture_s - captured_s
 
+    def prepare(self, step: Step) -> None:
+        """While its last draft runs: what the verify pass needs on the device, if all drafts so far turn out
+        to be put to it."""
+        drafted = len(step.drafts)
+        self._issue.force("verify", step.start, drafted + 1)
+        self._passes.window.resize(drafted + 1)
+        self._runner.prepare_window()
+        step.prepared = drafted
+
     def verify(self, step: Step, *, behind: bool) -> None:
         """The target's pass over all tokens of the step. behind: see DeviceRunner.issue_window."""
         drafted = len(step.drafts)
         assert not drafted or drafted >= step.count, f"{drafted} of {step.count} tokens drafted"
-        self._issue.force("verify", step.start, step.count + 1)
+        if step.prepared is None or step.prepared < step.count:
+            self._issue.force("verify", step.start, step.count + 1)
         if step.timeline is not None:
             step.clock.tick()
         captured_s = self._issue.capture_s

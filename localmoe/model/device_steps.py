@@ -116,8 +116,8 @@ class DeviceSteps:
             ready = self._hear_drafts(step)
             if decides:
                 self._passes.scheduler.notify(DraftFinished(step.count))
-            decided = step.window is None
-            if decided:
+            decided = step.gate is not None or step.window is None
+            if step.window is None:
                 self._issue_verify(step)
             assert step.window is not None
             _, done = self._runner.land_window(step.window, lambda failed: self._issue_anew(step, failed))
@@ -234,30 +234,42 @@ class DeviceSteps:
 
     def _hear_drafts(self, step: Step) -> float:
         """Tell the policy token by token, while later ones are drafted, as long as the gate goes on; when the
-        last one was heard of. Where the policy asks for nothing after that one and there is no gate, the
-        verify pass is issued behind it."""
+        last one was heard of. Where the policy asks for nothing after that one, the verify pass is issued
+        before the policy hears of it: without a gate behind the draft, else as soon as the gate has ended the
+        drafts, prepared while the last one ran."""
         ready, heard, gate = time.perf_counter(), step.margins, step.gate
         while len(heard) < len(step.drafts):
-            running = len(step.drafts) - len(heard)
+            running, at_once = len(step.drafts) - len(heard), not self._passes.scheduler.asks_after_drafts
             if gate is not None and len(step.drafts) < step.count and gate.goes_on(heard, running):
                 self._parts.go_on(step, 1)
-            asks_later = gate is not None or self._passes.scheduler.asks_after_drafts
-            if running == 1 and step.window is None and not asks_later:
-                self._issue_verify(step)
+            elif running == 1 and at_once and step.window is None:
+                if gate is None:
+                    self._issue_verify(step)
+                else:
+                    self._parts.prepare(step)
             report = step.drafts[len(heard)].wait()
             ready = time.perf_counter()
             said, at = self._issue.read_draft(report), step.start + 1 + len(heard)
             heard.append(said.margin if self._simulated is None else self._simulated.margins(at, 1)[0])
-            if gate is not None and len(heard) == len(step.drafts) < step.count and gate.goes_on(heard):
-                self._parts.go_on(step, 1)
+            if gate is not None and len(heard) == len(step.drafts):
+                if len(heard) < step.count and gate.goes_on(heard):
+                    self._parts.go_on(step, 1)
+                elif at_once:
+                    self._cut(step, gate)
+                    self._issue_verify(step)
             self._runner.tell_draft(len(heard) - 1, said, last=len(heard) == len(step.drafts))
             if step.window is None:
                 self._passes.memory.pump()
-        count = step.count if gate is None else gate.worth_verifying(heard)
-        if count < step.count:
-            step.count = count
-            self._passes.window.resize(count + 1)
+        if gate is not None and step.window is None:
+            self._cut(step, gate)
         return ready
+
+    def _cut(self, step: Step, gate: Gate) -> None:
+        """Only what is worth it is verified."""
+        expected = step.count if step.prepared is None else step.prepared
+        step.count = gate.worth_verifying(step.margins)
+        if step.count != expected:
+            self._passes.window.resize(step.count + 1)
 
     def _issue_verify(self, step: Step, *, behind: bool = False) -> None:
         self._parts.verify(step, behind=behind)

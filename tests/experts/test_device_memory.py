@@ -60,6 +60,10 @@ class Story:
         self.rig.memory.pump()
         self.plain.pump(self.rig.scores, self.rig.per_layer)
 
+    def prepare(self) -> None:
+        self.rig.memory.prepare_pass()
+        self.plain.pump(self.rig.scores, self.rig.per_layer)
+
     def drop(self) -> None:
         layer = self.chance.choice([None, self.chance.randrange(self.layers)])
         self.rig.memory.drop_prefetches(layer)
@@ -148,7 +152,7 @@ class Story:
         often = [self.prefetch, self.prefetch, self.pump, self.new_scores, self.run_pass, self.run_pass]
         often.append(self.run_passes_behind_each_other)
         late = [lambda: self.run_pass(late=True)] * 2
-        seldom = [self.drop, self.reserve_and_fill, self.note_use]
+        seldom = [self.drop, self.reserve_and_fill, self.note_use, self.prepare]
         rare = [self.forget, lambda: self.run_pass(finish=False)] if self.chance.random() < 0.2 else []
         self.chance.choice([*often, *late, *seldom, *rare])()
         self.check()
@@ -296,6 +300,31 @@ def test_free_slots_are_offered_to_all_layers_in_turn_and_each_only_once() -> No
     rig.memory.open_pass()
     offered = [[a for a in rig.block.view(layer).landing.tolist() if a] for layer in (0, 1)]
     assert [len(part) for part in offered] == [1, 2], "to those that have fewest"
+
+
+def test_a_pass_that_was_prepared_goes_by_what_was_known_then_and_by_what_changed_in_slots_since() -> None:
+    rig = rig_with(K(0, 0), slots=3)
+    rig.scores[0, 0] = 5.0
+    rig.memory.prepare_pass()
+    rig.scores[0, 0] = 6.0
+    rig.memory.open_pass()
+    view = rig.block.view(0)
+    assert float(view.score[0]) == 5.0
+    rig.memory.close_pass(rig.play([[[0, 0]], [[-1, -1]]], 1)[0])
+
+    rig.memory.prepare_pass()
+    rig.memory.prefetch(K(0, 4), 0.0)
+    rig.memory.open_pass()  # whoever asks for nothing after preparing uploads nothing; this one does
+    assert int(view.address[4]) == rig.memory.slot_address(K(0, 4)) and float(view.score[0]) == 6.0
+    log, _ = rig.play([[[4, 4]], [[-1, -1]]], 1)
+    assert log[0, 4] & 0xFF == HIT
+    rig.memory.close_pass(log)
+
+    rig.memory.prepare_pass()
+    rig.scores[0, 0] = 7.0
+    rig.memory.abandon_pass()  # another one comes, some time
+    rig.memory.open_pass()
+    assert float(view.score[0]) == 7.0
 
 
 def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened_after_the_end() -> None:

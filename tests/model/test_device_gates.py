@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from speculative.table_model import Table
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import (
     DraftFinished,
+    Event,
     StepFinished,
     TokenRouted,
 )
@@ -133,6 +135,51 @@ def test_the_next_draft_is_issued_before_the_last_one_is_heard_of_if_the_gate_ex
     assert len(next(steps).tokens) == 1 and len(next(steps).tokens) == 3
     # three passes, of which two were issued while the one before them ran; then it does not go on
     assert asked[:4] == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 0, 3)]
+    steps.close()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("make", [CpuHelps, OnDemandPolicy, MoeSpeqPolicy])
+def test_where_the_policy_asks_for_nothing_more_the_verify_pass_does_not_wait_for_it_to_hear(
+    make: type[Policy],
+) -> None:
+    class Steady(FixedGovernor):
+        def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+            return min(6, most), self
+
+        def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+            return len(margins) + unheard < 3
+
+        def worth_verifying(self, margins: Sequence[float]) -> int:
+            return len(margins) - 1
+
+    rig = Rig(Table(agreement=1.0, seed=6), 5, make)
+    told: list[tuple[int, int]] = []  # drafts and windows issued when the policy hears of a draft
+    uploads: list[int] = []  # windows issued when the table is uploaded
+    notify, block = rig.state.scheduler.notify, rig.experts.block
+    upload = block.upload
+
+    def watched(event: Event) -> None:
+        if isinstance(event, TokenRouted):
+            told.append((rig.passes.issued.count("draft"), rig.passes.issued.count("window")))
+        notify(event)
+
+    def watched_upload(*args: Any) -> None:
+        uploads.append(rig.passes.issued.count("draft"))
+        upload(*args)
+
+    rig.state.scheduler.notify = watched  # type: ignore[method-assign]
+    block.upload = watched_upload  # type: ignore[method-assign]
+    steps = rig.loop(Steady(0)).run(PROMPT, 8)
+    assert len(next(steps).tokens) == 1
+    uploads.clear()
+    assert len(next(steps).tokens) == 3
+    at_once = make is not MoeSpeqPolicy
+    prompt = rig.passes.issued.index("draft")  # passes before the first step
+    # of three drafts, the last is heard of when the verify pass and the next step's first draft are issued
+    assert told[:3] == [(2, prompt), (3, prompt), (4, prompt + 1) if at_once else (3, prompt)]
+    assert rig.passes.issued[prompt:] == ["draft"] * 3 + ["window", "draft"]
+    assert uploads == [3], "once, behind the third draft or before the verify pass"
     steps.close()
 
 

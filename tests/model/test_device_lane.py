@@ -61,6 +61,39 @@ def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:
     assert view.issued.tolist() == [3] and view.rates.tolist()[:4] == [30.0, 150.0, 10.0, 350.0]
 
 
+def test_what_was_prepared_for_a_pass_is_uploaded_once_unless_a_copy_was_issued_since(
+    lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads: list[int] = []
+    upload = lane.block.upload
+
+    def counted(issued: int, rates: LaneRates) -> None:
+        uploads.append(issued)
+        upload(issued, rates)
+
+    monkeypatch.setattr(lane.block, "upload", counted)
+    rig = DeviceRig(3)
+    lane.prepare_pass(rig.memory)
+    assert uploads == [0] and lane.on and not lane.open_passes
+    lane.open_pass(rig.memory)
+    assert uploads == [0] and lane.open_passes == 1
+    lane.open_pass(rig.memory)
+    assert uploads == [0, 0]  # another one, for which nothing was prepared
+    lane.prepare_pass(rig.memory)
+    rig.memory.prefetch(ExpertKey(0, 0), 0.0)
+    rig.memory.pump()
+    lane.open_pass(rig.memory)
+    assert uploads == [0, 0, 0, 1]
+    lane.abandon_pass()
+    lane.prepare_pass(rig.memory)
+    lane.abandon_pass()  # it did not come
+    lane.open_pass(rig.memory)
+    assert uploads == [0, 0, 0, 1, 1, 1]
+    lane.allowed = False
+    lane.prepare_pass(rig.memory)
+    assert len(uploads) == 6 and not lane.on
+
+
 def test_a_rest_may_take_the_time_that_the_link_is_idle_and_what_a_change_of_slots_saves(
     lane: DeviceLane,
 ) -> None:
@@ -179,6 +212,9 @@ def test_an_interrupted_pass_lets_the_lane_go_on(lane: DeviceLane) -> None:
     lane.abandon_pass()
     assert lane.waited == 2 and not lane.failure
     lane.block.words[1] = 1
+    lane.abandon_pass()
+    assert not lane.failure  # no pass is open
+    lane.open_pass(DeviceRig(3).memory)
     lane.abandon_pass()
     assert lane.failure
     assert (LAYERS, EXPERTS) == (2, 6)  # what the rigs above are made for
