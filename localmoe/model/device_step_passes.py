@@ -57,9 +57,9 @@ class StepPasses:
         step.captures_s[0] += self._issue.capture_s - captured_s
 
     def prepare(self, step: Step) -> None:
-        """While its last draft runs: what the verify pass needs on the device, if all drafts so far turn out
-        to be put to it."""
-        drafted = len(step.drafts)
+        """While its last draft runs: what the verify pass needs on the device, if all tokens drafted so far
+        turn out to be put to it."""
+        drafted = min(len(step.drafts), step.count)  # see `routed`
         self._issue.force("verify", step.start, drafted + 1)
         self._passes.window.resize(drafted + 1)
         self._runner.prepare_window()

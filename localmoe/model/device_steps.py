@@ -234,16 +234,16 @@ class DeviceSteps:
 
     def _hear_drafts(self, step: Step) -> float:
         """Tell the policy token by token, while later ones are drafted, as long as the gate goes on; when the
-        last one was heard of. Where the policy asks for nothing after that one, the verify pass is issued
-        before the policy hears of it: without a gate behind the draft, else as soon as the gate has ended the
-        drafts, prepared while the last one ran."""
+        last one was heard of. The verify pass is prepared while that one runs: what the policy asks for later
+        is uploaded once more. Where it asks for nothing after the last draft, the pass is issued before it
+        hears of that one: behind the draft, or where there is a gate when that has heard of it."""
         ready, heard, gate = time.perf_counter(), step.margins, step.gate
         while len(heard) < len(step.drafts):
             running, at_once = len(step.drafts) - len(heard), not self._passes.scheduler.asks_after_drafts
             if gate is not None and len(step.drafts) < step.count and gate.goes_on(heard, running):
                 self._parts.go_on(step, 1)
-            elif running == 1 and at_once and step.window is None:
-                if gate is None:
+            elif running == 1 and step.window is None:
+                if gate is None and at_once:
                     self._issue_verify(step)
                 else:
                     self._parts.prepare(step)

@@ -99,6 +99,7 @@ class TablePasses:
         self.held: dict[int, int] = {}  # position -> token: the cache
         self.by_draft: set[int] = set()  # positions whose entries are not the target's
         self.issued: list[str] = []
+        self.phase = ""
         self.copies_before: list[int] = []  # each window that verifies
         self.break_at: int | None = None
         self.broken_late = False  # the pass itself ran, but nothing was read back
@@ -106,9 +107,8 @@ class TablePasses:
         self.choice.prepare(torch.zeros(1, table.vocab))
 
     def force(self, phase: str, start: int, count: int) -> None:
-        """Nothing is simulated; a window is about to be opened."""
-        if phase == "verify":
-            self.copies_before.append(self.rig.transfers.issued)
+        """Nothing is simulated; this is what comes next, but for drafts."""
+        self.phase = phase
 
     def _issue(self, kind: str) -> None:
         self.issued.append(kind)
@@ -151,6 +151,8 @@ class TablePasses:
 
     def window(self, count: int, start: int) -> PassOutput:
         self._issue("window")
+        if self.phase == "verify":
+            self.copies_before.append(self.rig.transfers.issued)
         numbers = self.window_numbers
         assert (int(numbers.start), int(numbers.live)) == (start, count)
         self.by_draft.difference_update(range(start, start + count))
