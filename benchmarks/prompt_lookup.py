@@ -3,10 +3,11 @@ Weights are random, so no text quotes another: first, what a step takes that ver
 tokens, with uniform routing, and how many times as fast text is whose looked-up tokens are all right. Then
 whole answers without and with lookup: chosen greedily they go round in circles of a few tokens, the best that
 there can be, and drawn at temperature 1 they repeat nothing. Tokens have to be the same with and without,
-but for those to which a CPU beside a GPU adds in another order.
+but for those to which a CPU beside a GPU adds in another order. With --draft the model drafts in both, and
+what is looked up takes a draft's place.
 
     python benchmarks/prompt_lookup.py [--shapes olmoe-1b-7b gpt-oss-20b] [--tokens 64] [--rounds 2]
-    python benchmarks/prompt_lookup.py --device cuda --gib 8 [--strict] ...
+    python benchmarks/prompt_lookup.py --device cuda --gib 8 [--strict] [--draft] ...
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.stats import GenerationStats
+from localmoe.core.switches import Switches
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine, stepping
 from localmoe.model.shapes import SHAPES
@@ -40,13 +42,14 @@ class RandomDrafter(PromptLookupDrafter):
 
 
 def answer(
-    engine: Engine, length: DraftLength, tokens: int, sampling: SamplingConfig
+    engine: Engine, length: DraftLength, tokens: int, sampling: SamplingConfig, *, look_up: bool = True
 ) -> tuple[list[int], GenerationStats]:
     """What follows a prompt of random tokens."""
     ids = torch.randint(0, engine.footprint.vocab_size, (64,), generator=torch.Generator().manual_seed(1))
     request = GenerationRequest(
-        prompt_token_ids=tuple(ids.tolist()), max_new_tokens=tokens, sampling=sampling, draft_length=length
-    )
+        prompt_token_ids=tuple(ids.tolist()), max_new_tokens=tokens, sampling=sampling, draft_length=length,
+        switches=Switches(look_up=look_up),
+    )  # fmt: skip
     events = list(engine.stream(request))
     stats = events[-1].stats
     assert stats is not None
@@ -73,16 +76,18 @@ def measure_rows(shape: str, engine: Engine) -> None:
         setattr(stepping, "PromptLookupDrafter", PromptLookupDrafter)  # noqa: B010
 
 
-def measure_answers(shape: str, engine: Engine, tokens: int) -> None:
+def measure_answers(shape: str, engine: Engine, tokens: int, *, drafts: bool) -> None:
     """Without and with lookup, in turn."""
     for name, sampling in TEXTS.items():
         found: list[list[int]] = []
-        for length in (0, "auto"):
-            written, stats = answer(engine, length, tokens, sampling)
+        for looks in (False, True):
+            length: DraftLength = "auto" if looks or drafts else 0
+            written, stats = answer(engine, length, tokens, sampling, look_up=looks)
             found.append(written)
             print(
-                f"synthetic: {shape}, text {name}, draft length {length}: {1e3 * (stats.tpot_s or 0.0):.1f} "
-                f"ms a token, {stats.steps} steps, {stats.accepted} of {stats.drafted} tokens accepted",
+                f"synthetic: {shape}, text {name}, draft length {length}, looked up {looks}: "
+                f"{1e3 * (stats.tpot_s or 0.0):.2f} ms a token, {stats.steps} steps, {stats.accepted} of "
+                f"{stats.drafted} tokens accepted, {stats.looked_up} in the place of drafts",
                 flush=True,
             )
         same = found[0] == found[1]
@@ -101,19 +106,24 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gib", type=float, help="VRAM budget")
     parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--draft", action="store_true", help="the model drafts")
     args = parser.parse_args()
     on_gpu = args.device == "cuda"
     config = EngineConfig(
-        device=args.device, drafter="prompt-lookup", context=1024, strict=args.strict or not on_gpu,
+        device=args.device, drafter="self" if args.draft else "prompt-lookup", context=1024,
+        strict=args.strict or not on_gpu,
         vram_budget_bytes=int(args.gib * 2**30) if args.gib else None,
     )  # fmt: skip
     for shape in args.shapes:
         uniform = SyntheticSettings(parse_routing("uniform"))  # the hardest, and drawn anew for each answer
-        with Engine.load_shape(SHAPES[shape], config, uniform) as engine:
-            measure_rows(shape, engine)
+        if not args.draft:
+            with Engine.load_shape(SHAPES[shape], config, uniform) as engine:
+                measure_rows(shape, engine)
         with Engine.load_shape(SHAPES[shape], config, SyntheticSettings()) as engine:
+            # the text is the weights' own: nothing of it is simulated
+            engine._loaded.passes.synthetic = None
             for _ in range(args.rounds):
-                measure_answers(shape, engine, args.tokens)
+                measure_answers(shape, engine, args.tokens, drafts=args.draft)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import hypothesis
 import pytest
 import support.without_collector  # noqa: F401 (until all is collected)
 from support.file_order import order_files
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         _prepare_libraries()
+        hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no fault
+        hypothesis.settings.load_profile("any machine")
 
 
 def _prepare_libraries() -> None:

@@ -21,6 +21,7 @@ class GenerationCounters:
     drafted: int = 0
     left_out: int = 0  # drafted beyond that, and not worth verifying
     accepted: int = 0
+    looked_up: int = 0  # of the drafted: in the text, in the place of a draft
     # per (step, layer, distinct expert) that the target asked for
     hits: int = 0
     late: int = 0
@@ -61,6 +62,7 @@ class GenerationCounters:
             prompt_tokens=self.prompt_tokens, reused_tokens=self.reused_tokens, new_tokens=self.new_tokens,
             ttft_s=self.ttft_s, tpot_s=tpot_s, tokens_per_s=_ratio(1.0, tpot_s) if tpot_s else None,
             steps=self.steps, drafted=self.drafted, left_out=self.left_out, accepted=self.accepted,
+            looked_up=self.looked_up,
             acceptance_rate=_ratio(self.accepted, self.drafted),
             mean_draft_length=_ratio(self.drafted, self.steps),
             expert_demands=demands, hits=self.hits, late=self.late, misses=self.misses,
@@ -88,6 +90,7 @@ class GenerationStats:
 
     tpot_s = decode time / (new tokens - 1); drafted = tokens that were verified, left_out = those that the
     draft proposed beyond and was too unsure of, or for a step that then drafted nothing or was not wanted;
+    looked_up = those of drafted that were looked up in the text, by a model that has a draft at hand too;
     acceptance_rate = accepted / drafted; hit_rate = hits / expert_demands, where hit = in device memory
     when asked for, late = its copy was in flight, computed = by the CPU lane from its host record, miss =
     none of these; token_hit_rate counts every (token, layer, chosen expert) instead; expert_match_rate =
@@ -110,6 +113,7 @@ class GenerationStats:
     drafted: int
     left_out: int
     accepted: int
+    looked_up: int
     acceptance_rate: float | None
     mean_draft_length: float | None
     expert_demands: int

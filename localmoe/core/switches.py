@@ -19,12 +19,15 @@ class Switches:
             turned into numbers and multiplied by torch's own operators.
         whole_window: the draft runs its last token too, for its routing alone, so that the routing of every
             token of the verify pass is foretold; off: that of all but the last.
+        look_up: where the draft length is left to the engine, what was looked up in the text takes the place
+            of a draft that would be slower.
     """
 
     copies_beside: bool = True
     layer_batches: bool = False
     fused_draft: bool = True
     whole_window: bool = False
+    look_up: bool = True
 
     def __str__(self) -> str:
         """For people: what differs from the defaults; "" if nothing does."""
@@ -33,6 +36,7 @@ class Switches:
             "a layer's copies in one" if self.layer_batches else "",
             "" if self.fused_draft else "no fused draft kernel",
             "whole window routed" if self.whole_window else "",
+            "" if self.look_up else "nothing looked up beside the draft",
         )
         return ", ".join(part for part in parts if part)
 

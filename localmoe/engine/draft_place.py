@@ -25,6 +25,7 @@ from localmoe.engine.stepping import choose_governor, looks_up
 from localmoe.model.compaction import compact
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_worth import DraftWorth, WatchedGovernor
+from localmoe.speculative.either_governor import EitherGovernor
 from localmoe.speculative.governor import AutoGovernor, Governor
 from localmoe.speculative.lookup_governor import LookupGovernor
 
@@ -150,7 +151,8 @@ class DraftPlace:
         return own and config.draft_length == "auto" and not self._stays
 
     def _learn_anew(self) -> None:
-        self._auto, self._lookups = AutoGovernor(self._longest), LookupGovernor(self._longest)
+        self._auto = EitherGovernor(AutoGovernor(self._longest), self._longest)
+        self._lookups = LookupGovernor(self._longest)
 
     def _length(self, request: GenerationRequest) -> DraftLength:
         return self._budget.config.draft_length if request.draft_length is None else request.draft_length

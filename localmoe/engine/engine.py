@@ -177,7 +177,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._answers += 1
         counters.prompt_tokens = len(prompt)
         counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
-        stepper = make_stepper(parts, request, self.config, sampler, self._end_tokens, stop)
+        stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from localmoe.core.config import DraftLength, EngineConfig, GenerationRequest
+from localmoe.core.config import MAX_DRAFT_LENGTH, DraftLength, EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.draft_models import make_model_drafter
@@ -14,7 +14,9 @@ from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
 from localmoe.speculative.drafters import Drafter, SelfDrafter
 from localmoe.speculative.forced_tokens import ForcedOrFound
+from localmoe.speculative.found_instead import FoundInstead
 from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.grammar import Grammar
 from localmoe.speculative.grammar_stepper import GrammarStepper
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
@@ -63,10 +65,22 @@ def looks_up(parts: EngineParts, config: EngineConfig) -> bool:
     return without and not simulated and parts.row_padding is not None
 
 
+def _looks_up_instead(parts: EngineParts, request: GenerationRequest, config: EngineConfig) -> bool:
+    """Whether what was looked up may take the place of a draft of the model's own: as `looks_up`, where that
+    is at hand and its length is left to the engine."""
+    own = parts.passes.draft is not None and parts.other is None and parts.drafter == "self"
+    asked_for = _wanted_length(request, config) == "auto" and request.switches.look_up
+    if not own or not asked_for or request.draft_only:
+        return False
+    simulated = parts.passes.synthetic is not None
+    return parts.prepared.footprint.can_rollback and not simulated and parts.row_padding is not None
+
+
 def make_stepper(
     parts: EngineParts,
     request: GenerationRequest,
     config: EngineConfig,
+    governor: Governor,
     sampler: TokenSampler,
     end_tokens: frozenset[int],
     stop: threading.Event | None,
@@ -78,8 +92,12 @@ def make_stepper(
     drafts = _wanted_length(request, config) != 0 and not request.draft_only
     synthetic = parts.passes.synthetic
     lookup: PromptLookupDrafter | None = None
+    instead: FoundInstead | None = None
     if drafts and looks_up(parts, config):
-        lookup = PromptLookupDrafter(end_tokens) if grammar is None else ForcedOrFound(end_tokens, grammar)
+        lookup = _lookup(end_tokens, grammar)
+    elif _looks_up_instead(parts, request, config):
+        longest = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
+        instead = FoundInstead(_lookup(end_tokens, grammar), governor, longest)
     simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
     by_host = simulated or (drafts and parts.other is not None) or (grammar is not None and not goes_back)
     if not isinstance(runner, ModelRunner) and not by_host:
@@ -91,7 +109,7 @@ def make_stepper(
 
         def on_device() -> Stepper:
             steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
-            return DeviceStepper(steps, end_tokens, lookup)
+            return DeviceStepper(steps, end_tokens, lookup, instead)
 
         return on_device() if grammar is None else GrammarStepper(on_device, runner, sampler, grammar)
     if request.draft_only:
@@ -103,4 +121,8 @@ def make_stepper(
         drafter = lookup
     elif parts.passes.draft is not None and isinstance(runner, ModelRunner):
         drafter = SelfDrafter(runner, end_tokens, whole_window=whole_window)
-    return PassStepper(runner, drafter, sampler, stop)
+    return PassStepper(runner, drafter, sampler, stop, instead)
+
+
+def _lookup(end_tokens: frozenset[int], grammar: Grammar | None) -> PromptLookupDrafter:
+    return PromptLookupDrafter(end_tokens) if grammar is None else ForcedOrFound(end_tokens, grammar)

@@ -85,7 +85,7 @@ class DeviceSteps:
                 self._sampling = None
             gate = gate if self.may_stop and count and proposed is None else None
             self._room = room
-            ran = self._took_next(start, count, gate)
+            ran = self._took_next(start, count if proposed is None else 0, gate)
             if ran is None and proposed is not None:
                 step = self._parts.put(token, start, proposed)
             else:

@@ -61,7 +61,14 @@ class DraftGate:
 
     def worth_verifying(self, margins: Sequence[float]) -> int:
         """How many of the drafted tokens with these margins to put to the target."""
-        return int(self._worth([self._rates[class_of(margin)] for margin in margins])[1].argmax())
+        return self.best(margins)[0]
+
+    def best(self, margins: Sequence[float]) -> tuple[int, float]:
+        """The same, and what the step is worth then in tokens, more or less than those that the speed to be
+        kept up brings in its time."""
+        worth = self._worth([self._rates[class_of(margin)] for margin in margins])[1]
+        count = int(worth.argmax())
+        return count, 1.0 + float(worth[count])  # with the target's own token
 
     def _worth(self, rates: Sequence[float]) -> tuple[float, NDArray[np.float64]]:
         """(how likely all drafted tokens with these rates are accepted, what a window of the first 0, 1, ..

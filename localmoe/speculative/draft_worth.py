@@ -133,13 +133,21 @@ class WatchedGovernor:
         verify_s: float,
         margins: Sequence[float] = (),
         host_s: float = 0.0,
+        *,
+        found: bool = False,
     ) -> None:
-        """Tell both."""
-        self._inner.observe(drafted, accepted, draft_s, verify_s, margins, host_s)
+        """Tell both; of what was looked up the inner one alone, since it takes no draft."""
+        self._inner.observe(drafted, accepted, draft_s, verify_s, margins, host_s, found=found)
+        if found or (self._worth.aside and drafted):
+            return
         if not self._worth.wants_probe:
             self._worth.note(accepted + 1, draft_s + verify_s + host_s)
         elif not drafted:
             self._probe(verify_s + host_s)
+
+    def instead(self, margins: Sequence[float]) -> int:
+        """None while plain steps are needed, else as the inner one."""
+        return 0 if self._worth.wants_probe else self._inner.instead(margins)
 
     def _probe(self, seconds: float) -> None:
         missed = self._counters.misses + self._counters.computed + self._counters.late

@@ -57,9 +57,16 @@ class Governor(Protocol):
         verify_s: float,
         margins: Sequence[float] = (),
         host_s: float = 0.0,
+        *,
+        found: bool = False,
     ) -> None:
         """What the step took. margins: of all that was drafted, of which `drafted` were verified; () where
-        nobody knows them. host_s: what neither drafts nor the verify pass account for."""
+        nobody knows them. host_s: what neither drafts nor the verify pass account for. found: the tokens were
+        looked up, as `instead` said."""
+
+    def instead(self, margins: Sequence[float]) -> int:
+        """How many tokens that were looked up in the text, with these margins, to verify in the place of a
+        draft; 0: draft."""
 
 
 class FixedGovernor:
@@ -84,8 +91,14 @@ class FixedGovernor:
         verify_s: float,
         margins: Sequence[float] = (),
         host_s: float = 0.0,
+        *,
+        found: bool = False,
     ) -> None:
         """Learns nothing."""
+
+    def instead(self, margins: Sequence[float]) -> int:
+        """None: the draft is as long as was asked for."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +208,11 @@ class AutoGovernor:
         verify_s: float,
         margins: Sequence[float] = (),
         host_s: float = 0.0,
+        *,
+        found: bool = False,
     ) -> None:
         """Update the running averages."""
+        assert not found, "nothing is looked up: see EitherGovernor"
         self._steps += 1
         self._times.observe(drafted + 1, verify_s)
         passes = max(drafted, len(margins))
@@ -213,6 +229,10 @@ class AutoGovernor:
         self._compared_s += took_s
         if self._speeds is not None and not self._speeds.agree_with(drafted, took_s):
             self._speeds = None
+
+    def instead(self, margins: Sequence[float]) -> int:
+        """None."""
+        return 0
 
     def expected_tokens_per_s(self, draft_length: int) -> float:
         """The objective of equation 2."""

@@ -15,8 +15,8 @@ from localmoe.speculative.verify_times import HostTimes, VerifyTimes
 
 # rates before any evidence, by the classes of margin_rates, of which the first two are of tokens that are
 # never proposed
-_FIRST_GUESS = (0.2, 0.2, 0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95, 0.95)
-_LONGER = 2  # times the longest window measured, which a step may become
+FIRST_GUESS = (0.2, 0.2, 0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95, 0.95)
+LONGER = 2  # times the longest window measured, which a step may become
 _LEAST_MOST = 3  # looked-up tokens that any step may verify
 _SPEED_STEPS, _EASED = 64, 0.9  # that the speed which a step has to keep up is taken from, and how much of it
 _TRY_AGAIN = 32  # proposals in a row that were not worth a row each, after which one is verified all the same
@@ -29,7 +29,7 @@ class LookupGovernor:
     def __init__(self, max_draft_length: int) -> None:
         self._longest = max_draft_length
         self._times, self._host = VerifyTimes(), HostTimes()
-        self._rates = MarginRates(_FIRST_GUESS)
+        self._rates = MarginRates(FIRST_GUESS)
         self._recent: deque[tuple[int, float]] = deque(maxlen=_SPEED_STEPS)  # tokens and seconds of steps
         self._left_out = 0  # proposals in a row
 
@@ -44,7 +44,7 @@ class LookupGovernor:
             return 0, None
         if self._left_out >= _TRY_AGAIN:
             return min(1, most), None
-        return min(most, self._longest, max(_LEAST_MOST, _LONGER * self._times.longest)), self
+        return min(most, self._longest, max(_LEAST_MOST, LONGER * self._times.longest)), self
 
     def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
         """Always."""
@@ -68,6 +68,8 @@ class LookupGovernor:
         verify_s: float,
         margins: Sequence[float] = (),
         host_s: float = 0.0,
+        *,
+        found: bool = False,
     ) -> None:
         """Learn from a step that verified `drafted` of the tokens with these margins."""
         self._times.observe(drafted + 1, verify_s)
@@ -78,3 +80,7 @@ class LookupGovernor:
             self._left_out = 0
         elif margins:
             self._left_out += 1
+
+    def instead(self, margins: Sequence[float]) -> int:
+        """None: there is no draft whose place it would be."""
+        return 0

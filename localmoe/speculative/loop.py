@@ -125,12 +125,15 @@ class SpeculativeLoop:
         counters, done = self._counters, self._stepper.finish()
         drafted = len(done.drafted)
         host_s = self._host_s(done)
-        self._governor.observe(drafted, done.accepted, done.draft_s, done.verify_s, done.margins, host_s)
+        self._governor.observe(
+            drafted, done.accepted, done.draft_s, done.verify_s, done.margins, host_s, found=done.found
+        )
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted
             counters.left_out += len(done.margins) - drafted if self._gated else 0
             counters.accepted += done.accepted
+            counters.looked_up += drafted if done.found else 0
         counters.draft_s += done.draft_s
         counters.verify_s += done.verify_s
         return self._emit(history, done.tokens, done.accepted, room)

@@ -20,6 +20,7 @@ from localmoe.model.runner import PassRunner
 from localmoe.model.synthetic import SyntheticGate, SyntheticModel
 from localmoe.speculative.acceptance import Verdict, accept_drawn, accept_greedy, accept_sampled
 from localmoe.speculative.drafters import Drafter, Proposal
+from localmoe.speculative.found_instead import FoundInstead
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 from localmoe.speculative.sampling import TokenSampler
 
@@ -40,6 +41,7 @@ class StepOutcome:
     verified: bool = True
     margins: Sequence[float] = ()  # of all that was drafted, verified or not; (): nobody knows them
     besides: Sequence[int] = ()  # tokens that nobody drafted, between the kept ones and `token`
+    found: bool = False  # `drafted` was looked up in the text, in the place of a draft
 
     @property
     def tokens(self) -> list[int]:
@@ -76,13 +78,16 @@ class PassStepper:
         drafter: Drafter | None,
         sampler: TokenSampler,
         stop: threading.Event | None,
+        instead: FoundInstead | None = None,
     ) -> None:
+        """instead: finds tokens that take the place of what the drafter would propose."""
         self._runner = runner
         self._drafter = drafter
         self._sampler = sampler
         self._stop = stop
+        self._instead = instead
         self._history: Sequence[int] = ()
-        self._length = 0
+        self._length = self._room = 0
         self._gate: Gate | None = None
 
     @property
@@ -93,7 +98,7 @@ class PassStepper:
     def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """Nothing runs yet: every pass needs the host."""
         passes = self._runner.passes
-        self._history, self._length, self._gate = history, length, gate
+        self._history, self._length, self._room, self._gate = history, length, room, gate
         passes.lookahead.clear()
         passes.scheduler.notify(StepStarted(passes.counters.steps, length))
 
@@ -103,7 +108,12 @@ class PassStepper:
         runner, history = self._runner, self._history
         base = runner.sequence.length
         try:
-            proposal, draft_s = self._draft(history, self._length)
+            instead = None if self._instead is None else self._instead.find(history, self._room)
+            if instead is None:
+                proposal, draft_s = self._draft(history, self._length)
+            else:
+                proposal, draft_s = instead, 0.0
+                runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
             captured_s, started = runner.capture_s, time.perf_counter()
             # verify: row i of the logits is the target's view of what follows history + drafted[:i]
             logits = runner.run([history[-1], *proposal.tokens], "verify", last_only=False)
@@ -119,8 +129,9 @@ class PassStepper:
             runner.passes.timeline.add("verify", name, started, ended)
         runner.passes.scheduler.notify(StepFinished(len(proposal.tokens), verdict.accepted))
         return StepOutcome(
-            proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s, margins=proposal.margins
-        )
+            proposal.tokens, verdict.accepted, verdict.token, draft_s, verify_s, margins=proposal.margins,
+            found=instead is not None,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Nothing runs beside the host."""
@@ -185,13 +196,19 @@ class DeviceStepper:
     while they are those choices: sampled tokens too are a function of the logits there (kernels.choices)."""
 
     def __init__(
-        self, steps: DeviceSteps, end_tokens: frozenset[int], lookup: PromptLookupDrafter | None = None
+        self,
+        steps: DeviceSteps,
+        end_tokens: frozenset[int],
+        lookup: PromptLookupDrafter | None = None,
+        instead: FoundInstead | None = None,
     ) -> None:
-        """lookup: proposes tokens, in the place of the model's own draft."""
+        """lookup: proposes tokens where the model has no draft. instead: finds some that take the place of
+        what that would propose."""
+        assert lookup is None or instead is None, "either there is a draft or there is none"
         self._steps = steps
         self._end_tokens = end_tokens
-        self._lookup = lookup
-        self._margins: Sequence[float] = ()  # of what was looked up for the step under way
+        self._lookup, self._instead = lookup, instead
+        self._margins: Sequence[float] | None = None  # of what was looked up for the step; None: it drafts
 
     @property
     def hears_margins(self) -> bool:
@@ -201,27 +218,35 @@ class DeviceStepper:
     def begin(self, history: Sequence[int], length: int, *, room: int, gate: Gate | None = None) -> None:
         """The GPU drafts, and verifies too where the host has nothing to decide in between. What is looked up
         waits for the next step where this one runs already."""
-        if self._lookup is None:
+        proposal = self._look_up(history, length, room, gate)
+        if proposal is None:
+            self._margins = None
             self._steps.begin(history, length, room=room, gate=gate)
             return
-        proposal = self._lookup.look_up(history, length) if length else Proposal([], [])
-        if gate is not None:
-            proposal.cut(gate.worth_verifying(proposal.margins))
         proposed = proposal.tokens
         verified = self._steps.begin(history, len(proposed), room=room, proposed=proposed)
         self._margins = proposal.margins if verified else ()
+
+    def _look_up(self, history: Sequence[int], length: int, room: int, gate: Gate | None) -> Proposal | None:
+        """What to verify without a draft; None: draft."""
+        if self._lookup is None:
+            return None if self._instead is None else self._instead.find(history, room)
+        proposal = self._lookup.look_up(history, length) if length else Proposal([], [])
+        if gate is not None:
+            proposal.cut(gate.worth_verifying(proposal.margins))
+        return proposal
 
     def finish(self) -> StepOutcome:
         """Read back once. What was drafted after an end token does not count."""
         done = self._steps.finish()
         ends = (i + 1 for i, token in enumerate(done.drafted) if token in self._end_tokens)
         counted = next(ends, len(done.drafted))
-        margins: Sequence[float] = done.margins if self._lookup is None else self._margins
+        margins = done.margins if self._margins is None else self._margins
         if counted < len(done.drafted):
             margins = margins[:counted]
         return StepOutcome(
             done.drafted[:counted], min(done.accepted, counted), done.token, done.draft_s, done.verify_s,
-            margins=margins,
+            margins=margins, found=self._instead is not None and self._margins is not None and counted > 0,
         )  # fmt: skip
 
     def close(self) -> None:

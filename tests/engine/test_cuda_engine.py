@@ -200,6 +200,28 @@ def test_text_that_is_looked_up_is_the_same_and_takes_fewer_steps() -> None:
             assert stats is not None and (stats.steps < 60 and stats.accepted > 30) == circles
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_looked_up_takes_the_place_of_drafts_and_changes_no_token(strict: bool) -> None:
+    config = on_gpu(8 * GIB, context=1024, strict=strict)
+    sampled = SamplingConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=5)
+    with Engine.load_shape("olmoe-1b-7b", config, SyntheticSettings()) as engine:
+        assert not engine.info().looks_up
+        engine._loaded.passes.synthetic = None  # the text is the weights' own
+        (request,) = random_prompts(engine, 1, 64)
+        for sampling, circles in ((SamplingConfig(), True), (sampled, False)):
+            found, looked_up = [], 0
+            for length in (0, "auto", "auto", "auto"):
+                asked = replace(request, draft_length=length, sampling=sampling, max_new_tokens=120)
+                events = list(engine.stream(asked))
+                found.append([token for event in events for token in event.token_ids])
+                stats = events[-1].stats
+                assert stats is not None and stats.looked_up <= stats.drafted
+                looked_up += stats.looked_up
+            if strict:
+                assert all(tokens == found[0] for tokens in found)
+            assert looked_up > 20 or not circles
+
+
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_long_pass_leaves_the_bits_of_short_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What experts compute of a prompt longer than 1,024 tokens lies in slots."""

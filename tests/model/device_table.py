@@ -44,6 +44,7 @@ from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import CacheShape, Policy
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.speculative.drafters import SelfDrafter
+from localmoe.speculative.found_instead import FoundInstead
 from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.grammar_stepper import GrammarStepper
 from localmoe.speculative.loop import SpeculativeLoop
@@ -239,21 +240,23 @@ class Rig:
     def loop(
         self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
         whole: bool = False, sampling: SamplingConfig = GREEDY, lookup: PromptLookupDrafter | None = None,
-        grammar: Any = None,
+        grammar: Any = None, beside: bool = False,
     ) -> SpeculativeLoop:  # fmt: skip
+        """beside: what is looked up takes the place of drafts, as the governor says."""
         sampler = TokenSampler(sampling, grammar)
+        governor = FixedGovernor(length) if isinstance(length, int) else length
+        instead = FoundInstead(lookup, governor, ROWS - 1) if lookup is not None and beside else None
 
         def steps() -> DeviceStepper:
             made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
-            return DeviceStepper(made, end, lookup)
+            return DeviceStepper(made, end, None if beside else lookup, instead)
 
         stepper: Stepper = steps()
         if grammar is not None:
             stepper = GrammarStepper(steps, self.runner, sampler, grammar)
         if not on_device:
             drafter = SelfDrafter(self.runner, end, whole_window=whole)
-            stepper = PassStepper(self.runner, drafter, sampler, None)
-        governor = FixedGovernor(length) if isinstance(length, int) else length
+            stepper = PassStepper(self.runner, drafter, sampler, None, instead)
         return SpeculativeLoop(self.runner, stepper, governor, sampler, end, None)
 
     def tokens(self, *, verified: bool = True) -> list[int]:

@@ -66,7 +66,7 @@ class Whim(FixedGovernor):
 
     def observe(
         self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-        host_s: float = 0.0,
+        host_s: float = 0.0, *, found: bool = False,
     ) -> None:  # fmt: skip
         assert host_s >= 0
         assert accepted <= drafted <= len(margins) and min(draft_s, verify_s) >= 0

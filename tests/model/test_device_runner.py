@@ -86,7 +86,7 @@ def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device
     class Watching(FixedGovernor):
         def observe(
             self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-            host_s: float = 0.0,
+            host_s: float = 0.0, *, found: bool = False,
         ) -> None:  # fmt: skip
             seconds.append((draft_s, verify_s, host_s))
 

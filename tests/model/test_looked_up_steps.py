@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from model.device_table import NO_END, PENALISED, PROMPT, SAMPLED, HastyPolicy, Moody, Rig, sampled
+from model.device_table import (
+    GREEDY,
+    NO_END,
+    PENALISED,
+    PROMPT,
+    SAMPLED,
+    CpuHelps,
+    HastyPolicy,
+    Moody,
+    Rig,
+    sampled,
+)
 from speculative.table_model import Table
 
 from localmoe.core.gates import Gate
@@ -95,6 +106,92 @@ def test_text_in_circles_takes_fewer_steps_than_tokens() -> None:
     assert counters.steps < 60
 
 
+class Whim(Moody):
+    """Drafts, or verifies what was looked up, at random. heard: tokens and margins of steps by what they
+    verified."""
+
+    def __init__(self, lengths: list[int], seed: int) -> None:
+        super().__init__(lengths)
+        self.chance = random.Random(seed)
+        self.heard: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+
+    def choose_gated(self, most: int) -> tuple[int, Gate | None]:
+        return min(self.choose(), most), self.chance.choice([None, self])  # type: ignore[return-value]
+
+    def goes_on(self, margins: Sequence[float], unheard: int = 0) -> bool:
+        return self.chance.random() < 0.7
+
+    def worth_verifying(self, margins: Sequence[float]) -> int:
+        assert 0.5 not in margins, "what was looked up is no draft's"
+        return self.chance.randint(0, len(margins))
+
+    def instead(self, margins: Sequence[float]) -> int:
+        return self.chance.randint(0, len(margins))
+
+    def observe(
+        self, drafted: int, accepted: int, draft_s: float, verify_s: float,
+        margins: Sequence[float] = (), host_s: float = 0.0, *, found: bool = False,
+    ) -> None:  # fmt: skip
+        assert accepted <= drafted <= max(drafted, len(margins))
+        assert not found or (drafted and set(margins) == {0.5})
+        self.heard[found].append((drafted, len(margins)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 999), st.integers(1, 13), LENGTHS,
+    st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy, CpuHelps]), st.integers(1, 25),
+    st.integers(1, 40), st.sets(st.integers(0, 3), max_size=1), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_text_is_the_same_whatever_takes_the_place_of_drafts(
+    seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, limit: int, end: set[int],
+    on_device: bool, drawn: bool,
+) -> None:  # fmt: skip
+    table, ends = Table(agreement=0.8, seed=seed), frozenset(end)
+    rig, whim = Rig(table, slots, make), Whim(list(lengths), seed)
+    config = SAMPLED if drawn and on_device else GREEDY
+    loop = rig.loop(
+        whim, end=ends, lookup=Guesses(table, seed, ends), beside=True, on_device=on_device, sampling=config
+    )
+    steps = loop.run(PROMPT, limit)
+    said: list[int] = []
+    for _, step in zip(range(events), steps, strict=False):
+        said += step.tokens
+        assert rig.tokens() == [*PROMPT, *said][:-1]
+    steps.close()
+    if config.greedy:
+        assert said == table.greedy(PROMPT, len(said))
+    else:
+        assert said[1:] == sampled(table, [*PROMPT, said[0]], len(said) - 1, config)
+    assert rig.state.counters.looked_up == sum(drafted for drafted, _ in whim.heard[True])
+    rig.experts.check()
+
+
+def test_a_draft_that_runs_already_is_dropped_for_what_was_looked_up_and_none_is_begun_behind_that() -> None:
+    table = Table(agreement=1.0, seed=3)
+    rig, found = Rig(table, 12, CpuHelps), [0, 0, 3, 3, 3, 0, 0]
+
+    class Turns(Moody):
+        def choose(self) -> int:
+            return 2
+
+        def instead(self, margins: Sequence[float]) -> int:
+            return min(found.pop(0) if found else 0, len(margins))
+
+    class Right(Guesses):
+        def look_up(self, history: Sequence[int], count: int) -> Proposal:
+            return Proposal(self.table.greedy(list(history), count), [], [0.5] * count)
+
+    steps = rig.loop(Turns([]), lookup=Right(table, 0), beside=True).run(PROMPT, 30)
+    said = [token for step in steps for token in step.tokens]
+    assert said == table.greedy(PROMPT, 30)
+    issued = "".join(kind[0] for kind in rig.passes.issued[rig.passes.issued.index("draft") :])
+    # two steps with drafts, each with the next one's first, the last of which is dropped for three steps of
+    # four tokens, behind which nothing is drafted; then drafts again
+    assert issued.startswith("ddwddwdwwwddwd"), issued
+    assert rig.state.counters.looked_up == 9
+
+
 class NothingFits(Guesses):
     def look_up(self, history: Sequence[int], count: int) -> Proposal:
         self.asked.append(len(history))
@@ -122,7 +219,7 @@ class Always(Moody):
 
     def observe(
         self, drafted: int, accepted: int, draft_s: float, verify_s: float,
-        margins: Sequence[float] = (), host_s: float = 0.0,
+        margins: Sequence[float] = (), host_s: float = 0.0, *, found: bool = False,
     ) -> None:  # fmt: skip
         self.heard.append((len(margins), drafted))
 

@@ -44,7 +44,7 @@ class Notes(FixedGovernor):
 
     def observe(
         self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-        host_s: float = 0.0,
+        host_s: float = 0.0, *, found: bool = False,
     ) -> None:  # fmt: skip
         assert verify_s == VERIFY_S
         self.host_s.append(host_s)

@@ -80,7 +80,7 @@ def test_governor_and_gate_hear_the_margins_that_are_simulated() -> None:
 
         def observe(
             self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-            host_s: float = 0.0,
+            host_s: float = 0.0, *, found: bool = False,
         ) -> None:  # fmt: skip
             told.append((accepted, margins))
 

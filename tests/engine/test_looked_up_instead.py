@@ -1,0 +1,39 @@
+"""A model with a draft at hand: what is looked up in the text takes a draft's place where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from engine.test_output_independence import ARCHITECTURE, PROMPT, Tiny
+from support.engines import ask, load_with_slots
+
+from localmoe.core.switches import Switches
+from localmoe.engine import Engine
+
+TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Tiny) -> Iterator[Engine]:
+    made = load_with_slots(tiny(ARCHITECTURE)[0], 12)
+    yield made
+    made.close()
+
+
+def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> None:
+    plain = ask(engine, PROMPT, TOKENS, draft_length=0)
+    answers = [ask(engine, PROMPT, TOKENS, draft_length="auto") for _ in range(3)]
+    for answer in answers:
+        assert answer.tokens == plain.tokens
+        assert answer.stats.looked_up <= answer.stats.drafted
+    assert sum(answer.stats.looked_up for answer in answers) > 20
+    assert not engine.info().looks_up
+
+
+def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: Engine) -> None:
+    plain = ask(engine, PROMPT, TOKENS, draft_length=0)
+    for how in ({"draft_length": 4}, {"draft_length": "auto", "switches": Switches(look_up=False)}):
+        answer = ask(engine, PROMPT, TOKENS, **how)
+        assert answer.tokens == plain.tokens and answer.stats.looked_up == 0
+    assert plain.stats.looked_up == plain.stats.drafted == 0
