@@ -20,7 +20,7 @@ class Switches:
         whole_window: the draft runs its last token too, for its routing alone, so that the routing of every
             token of the verify pass is foretold; off: that of all but the last.
         look_up: where the draft length is left to the engine, what was looked up in the text takes the place
-            of a draft that would be slower.
+            of a draft that would be slower, or that there is not; off: as if it were not looked up.
     """
 
     copies_beside: bool = True
@@ -36,7 +36,7 @@ class Switches:
             "a layer's copies in one" if self.layer_batches else "",
             "" if self.fused_draft else "no fused draft kernel",
             "whole window routed" if self.whole_window else "",
-            "" if self.look_up else "nothing looked up beside the draft",
+            "" if self.look_up else "nothing looked up",
         )
         return ", ".join(part for part in parts if part)
 

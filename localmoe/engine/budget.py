@@ -16,6 +16,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_plan
 from localmoe.engine.planning import plan_anew, replan
+from localmoe.hardware.cuda import forget_peak
 from localmoe.model.runner import ModelRunner
 
 
@@ -71,6 +72,7 @@ class BudgetKeeper:
                 self._fall_back()
                 raise out_of_memory(plan.budget_bytes, "changing the budget")
             self.config = config
+            forget_peak(self._parts().prepared.compute.device)
             self._follow(plan)
             log_plan(plan, self._parts().prepared.footprint)
             return plan

@@ -84,7 +84,7 @@ class DraftPlace:
         """
         parts, budget = self._parts(), self._budget
         counters.draft_aside = budget.plan.draft_aside
-        auto = self._lookups if looks_up(parts, budget.config) else self._auto
+        auto = self._lookups if looks_up(parts, budget.config, request) else self._auto
         governor = choose_governor(parts, request, budget.config, budget.plan, auto)
         if request.draft_only or self._length(request) != "auto" or not self._may_choose:
             return governor

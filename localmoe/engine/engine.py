@@ -207,7 +207,7 @@ class Engine(AbstractContextManager["Engine"]):
         return sum(self.device_memory().values())
 
     def peak_device_bytes(self) -> int:
-        """Peak since load: the allocator's on a GPU; on CPU the sum of `device_memory`, no activations."""
+        """The allocator's peak on a GPU since load or resize; on CPU what `device_memory` sums up to."""
         device = self.prepared.compute.device
         return peak_allocated_bytes(device) if device.type == "cuda" else self._held_bytes()
 

@@ -32,6 +32,7 @@ from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
+from localmoe.hardware.cuda import forget_peak
 from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.rows import RowPadding
@@ -124,9 +125,8 @@ def _assemble(
     progress: ProgressCallback | None,
     cancel: threading.Event | None,
 ) -> EngineParts:
-    device = prepared.compute.device
-    skeleton = prepared.skeleton
-    source = prepared.source
+    device, skeleton, source = prepared.compute.device, prepared.skeleton, prepared.source
+    forget_peak(device)
     info: DraftInfo | None = None
     draft: DraftLayers | None = None
     other: OtherDraft | None = None

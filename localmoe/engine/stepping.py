@@ -44,7 +44,8 @@ def choose_governor(
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
     wanted = _wanted_length(request, config)
     has_draft = has_draft or parts.other is not None
-    has_draft = has_draft or (looks_up(parts, config) and (parts.drafter == LOOKUP or wanted == "auto"))
+    if looks_up(parts, config, request):
+        has_draft = has_draft or parts.drafter == LOOKUP or wanted == "auto"
     length = choose_draft_length(wanted, plan, footprint, has_draft=has_draft)
     return auto if length == "auto" else FixedGovernor(length)
 
@@ -53,14 +54,16 @@ def _wanted_length(request: GenerationRequest, config: EngineConfig) -> DraftLen
     return config.draft_length if request.draft_length is None else request.draft_length
 
 
-def looks_up(parts: EngineParts, config: EngineConfig) -> bool:
+def looks_up(parts: EngineParts, config: EngineConfig, request: GenerationRequest | None = None) -> bool:
     """Whether tokens are looked up in the text: where that was asked for, and where a model that may draft
-    has no draft at hand and its answers are the same whatever is drafted, since looking up costs nothing."""
+    has no draft at hand and its answers are the same whatever is drafted, since looking up costs nothing.
+    request: may go without the latter."""
     if not parts.prepared.footprint.can_rollback:
         return False
     if parts.drafter == LOOKUP:
         return True
     without = parts.passes.draft is None and parts.other is None and config.draft_length != 0
+    without = without and (request is None or request.switches.look_up)
     simulated = parts.passes.synthetic is not None  # what is written then repeats nothing
     return without and not simulated and parts.row_padding is not None
 
@@ -93,7 +96,7 @@ def make_stepper(
     synthetic = parts.passes.synthetic
     lookup: PromptLookupDrafter | None = None
     instead: FoundInstead | None = None
-    if drafts and looks_up(parts, config):
+    if drafts and looks_up(parts, config, request):
         lookup = _lookup(end_tokens, grammar)
     elif _looks_up_instead(parts, request, config):
         longest = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)

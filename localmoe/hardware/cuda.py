@@ -198,6 +198,14 @@ def peak_allocated_bytes(device: torch.device) -> int:
     return int(found["allocated_bytes"]["all"]["peak"]) if found else 0
 
 
+def forget_peak(device: torch.device) -> None:
+    """What was held before is another model's, or another budget's."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def read_ns(device: torch.device, num_bytes: int) -> int:
     """Nanoseconds in which a device reads so much of its memory, at the rate that its driver gives; 0 where
     it gives none."""

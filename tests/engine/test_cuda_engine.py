@@ -317,6 +317,21 @@ def test_a_budget_is_kept_by_answers_of_every_kind() -> None:
         assert free_before - least_free <= gib * GIB
 
 
+def test_the_peak_that_is_told_is_of_the_model_at_hand_and_of_its_budget() -> None:
+    peaks = []
+    for gib in (6, 4):
+        with Engine.load_shape("olmoe-1b-7b", on_gpu(gib * GIB, context=1024), SyntheticSettings()) as engine:
+            for budget in (gib * GIB, (gib - 1) * GIB):
+                if budget != engine.plan.budget_bytes:
+                    engine.resize(budget)
+                (request,) = random_prompts(engine, 1, 64)
+                *_, last = engine.stream(replace(request, max_new_tokens=4))
+                assert last.stats is not None and last.stats.vram_budget_bytes == budget
+                assert budget / 2 < last.stats.peak_device_bytes <= budget
+                peaks.append(last.stats.peak_device_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("name", "budgets"),
     [

@@ -25,6 +25,7 @@ from support.tiny_models import (
 
 from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import ConfigError, DraftError, LocalMoeError
+from localmoe.core.switches import Switches
 from localmoe.engine import Engine, plan_model
 from localmoe.experts import cpu_lane
 from localmoe.experts.in_place import InPlaceMemory
@@ -175,6 +176,8 @@ def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: st
                 accepted += looked_up.stats.accepted
             assert drafted > 0 and accepted > 0, sampling
         assert ask(engine, "z", 4, draft_length=0).stats.drafted == 0
+        without = ask(engine, prompt, 60, switches=Switches(look_up=False))
+        assert without.stats.drafted == 0 and without.tokens == ask(engine, prompt, 60).tokens
         with pytest.raises(DraftError, match="No draft is loaded"):
             ask(engine, "z", 4, draft_length=2)
     with load(folder, draft_length=0) as engine:

@@ -151,5 +151,6 @@ def check_stats(answer: Answer) -> None:
     assert stats.mean_draft_length == (stats.drafted / stats.steps if stats.steps else None)
     assert 0 <= stats.prefill_h2d_bytes <= stats.h2d_bytes
     assert 0 <= stats.reused_tokens < max(1, stats.prompt_tokens)
-    assert 0 < stats.peak_device_bytes <= stats.vram_budget_bytes
+    peak, budget = stats.peak_device_bytes, stats.vram_budget_bytes
+    assert 0 < peak <= budget, f"{peak:,} of {budget:,} bytes"
     assert sum(event.drafted for event in answer.events) <= stats.accepted
