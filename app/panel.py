@@ -130,6 +130,10 @@ def _draft(status: EngineStatus, job: JobView | None, t: Texts) -> str:
         t("share of what the draft proposed that was not checked, as the draft itself was unsure of it"),
     )  # fmt: skip
     facts += fact(
+        t("Looked up"), words.percent(stats.looked_up / stats.drafted if stats and stats.drafted else None),
+        "looked_up", t("share of the checked tokens that were found further up in the text, not drafted"),
+    )  # fmt: skip
+    facts += fact(
         t("Expert match"), words.percent(stats.expert_match_rate if stats else None), "expert_match",
         t("share of (token, layer) where draft and target chose the same experts"),
     )  # fmt: skip

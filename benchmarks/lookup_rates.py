@@ -6,6 +6,9 @@ piece of punctuation, which is a little longer than models' tokens are.
 
     python benchmarks/lookup_rates.py --ms 1:10.1 2:14.2 4:14.0 8:16.0 16:17.9 FILE.jsonl[.gz] ...
 
+With --draft TOKENS:MS:RATE the model drafts so many tokens a step, each of which takes MS and is accepted
+at that rate, and what is looked up takes a draft's place; times as fast is then beside such drafts alone.
+
 A line is {"messages": [{"role", "content"}, ..]}, or {"prompt", "reference"}.
 """
 
@@ -22,6 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.speculative.either_governor import EitherGovernor
+from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.lookup_governor import LookupGovernor
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
@@ -69,29 +74,76 @@ def step_seconds(points: list[str]) -> NDArray[np.float64]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """So many tokens a step, each of which takes `ms` and is accepted at a rate; 0: none."""
+
+    tokens: int = 0
+    ms: float = 0.0
+    rate: float = 0.0
+
+    @classmethod
+    def read(cls, text: str) -> Draft:
+        """TOKENS:MS:RATE."""
+        tokens, ms, rate = text.split(":")
+        return cls(int(tokens), float(ms), float(rate))
+
+    def step(self, luck: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[int, int, float, float]:
+        """(drafted, accepted, seconds of the drafts, of the verify pass). luck: of each token that may follow
+        one that is left to the target."""
+        drafted = min(self.tokens, len(luck))
+        accepted = int((luck[:drafted] < self.rate).cumprod().sum())
+        return drafted, accepted, 1e-3 * self.ms * drafted, float(seconds[drafted])
+
+
+def drafted_alone(draft: Draft, luck: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
+    """Seconds of an answer, but for its first token. luck: of each further one."""
+    said, took_s = 0, 0.0
+    while said < len(luck):
+        _, accepted, draft_s, verify_s = draft.step(luck[said : len(luck) - 1], seconds)
+        took_s += draft_s + verify_s
+        said += accepted + 1
+    return took_s
+
+
 def replay(
-    before: list[int], answer: list[int], governor: LookupGovernor, seconds: NDArray[np.float64], found: Found
+    before: list[int],
+    answer: list[int],
+    governor: Governor,
+    seconds: NDArray[np.float64],
+    draft: Draft,
+    found: Found,
 ) -> None:
     """One answer, step by step."""
     drafter, said = PromptLookupDrafter(frozenset()), 1  # the prompt's own pass says the first token
+    luck = np.random.default_rng(found.answers).random(len(answer) - 1)
     found.answers += 1
     found.tokens += len(answer)
-    found.plain_s += seconds[0] * (len(answer) - 1)
+    found.plain_s += drafted_alone(draft, luck, seconds)
     history = [*before, *answer[:1]]
     while said < len(answer):
-        most, gate = governor.choose_gated(min(LONGEST, len(answer) - said - 1))
+        room = min(LONGEST, len(answer) - said - 1)
+        most, gate = (room, None) if draft.tokens else governor.choose_gated(room)
         proposal = drafter.look_up(history, most)
-        margins = proposal.margins
+        margins, draft_s = proposal.margins, 0.0
         kept = len(proposal.tokens) if gate is None else gate.worth_verifying(margins)
+        if draft.tokens:
+            kept = governor.instead(margins)
+        looked_up = kept > 0
         tokens, right = proposal.tokens[:kept], answer[said : said + kept]
         accepted = next(
             (i for i, pair in enumerate(zip(tokens, right, strict=True)) if pair[0] != pair[1]), kept
         )
-        governor.observe(kept, accepted, 0.0, float(seconds[kept]), margins)
+        verify_s = float(seconds[kept])
+        if draft.tokens and not looked_up:
+            margins = []
+            kept, accepted, draft_s, verify_s = draft.step(luck[said - 1 : len(luck) - 1], seconds)
+        instead = looked_up and draft.tokens > 0
+        governor.observe(kept, accepted, draft_s, verify_s, margins, found=instead)
         found.steps += 1
-        found.drafted += kept
-        found.accepted += accepted
-        found.seconds += float(seconds[kept])
+        found.drafted += kept if looked_up else 0
+        found.accepted += accepted if looked_up else 0
+        found.seconds += draft_s + verify_s
         history += answer[said : said + accepted + 1]
         said += accepted + 1
 
@@ -102,6 +154,7 @@ def main() -> None:
     )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--ms", nargs="+", default=["1:10.1", "2:14.2", "4:14.0", "8:16.0", "16:17.9"])
+    parser.add_argument("--draft", type=Draft.read, default=Draft(), help="TOKENS:MS:RATE")
     parser.add_argument("--limit", type=int, default=400, help="answers of a file")
     args = parser.parse_args()
     seconds, ids = step_seconds(args.ms), dict[str, int]()
@@ -110,14 +163,15 @@ def main() -> None:
         return [ids.setdefault(piece, len(ids)) for piece in _PIECES.findall(text)]
 
     for path in args.files:
-        governor, found = (
-            LookupGovernor(LONGEST),
-            Found(),
-        )  # as of one engine that is used for such things alone
+        # as of one engine that is used for such things alone
+        governor: Governor = LookupGovernor(LONGEST)
+        if args.draft.tokens:
+            governor = EitherGovernor(FixedGovernor(args.draft.tokens), LONGEST)
+        found = Found()
         for before, answer in read_chats(path):
             pieces = encode(answer)
             if len(pieces) > 1:
-                replay(encode(before), pieces, governor, seconds, found)
+                replay(encode(before), pieces, governor, seconds, args.draft, found)
             if found.answers == args.limit:
                 break
         share = 100 * found.accepted / found.tokens

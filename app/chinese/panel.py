@@ -41,6 +41,10 @@ PANEL = {
     "share of what the draft proposed that was not checked, as the draft itself was unsure of it": (
         "草稿提出但因其自身不确定而未检查的词元比例"
     ),
+    "Looked up": "查得",
+    "share of the checked tokens that were found further up in the text, not drafted": (
+        "被检查的词元中，从前文查得而非由草稿写出的比例"
+    ),
     "Expert match": "专家一致率",
     "share of (token, layer) where draft and target chose the same experts": (
         "草稿与目标选择相同专家的（词元，层）比例"
