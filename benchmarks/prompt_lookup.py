@@ -122,7 +122,7 @@ def main() -> None:
         with Engine.load_shape(SHAPES[shape], config, SyntheticSettings()) as engine:
             # the text is the weights' own: nothing of it is simulated
             engine._loaded.passes.synthetic = None
-            engine._draft_place._stays = True  # else a draft that random weights agree with seldom is laid aside
+            engine._draft_place._stays = True  # what random weights seldom agree with would be laid aside
             for _ in range(args.rounds):
                 measure_answers(shape, engine, args.tokens, drafts=args.draft)
 

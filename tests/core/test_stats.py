@@ -27,6 +27,7 @@ def test_an_answer_worked_by_hand() -> None:
     # 12 tokens after a prompt of 7; 4 steps drafted 5, 5, 3 and 3 tokens and kept 10 of them
     stats = GenerationCounters(
         prompt_tokens=7, reused_tokens=3, new_tokens=12, steps=4, drafted=16, left_out=2, accepted=10,
+        looked_up=4,
         hits=30, late=6, misses=3, computed=1, token_hits=45, token_demands=60,
         routed_pairs=32, matched_pairs=24, ordered_pairs=8, covered=38,
         prefetched=20, wasted=5, prefill_h2d_bytes=1000, decode_h2d_bytes=3300,
@@ -38,6 +39,7 @@ def test_an_answer_worked_by_hand() -> None:
         "prompt_tokens": 7, "reused_tokens": 3, "new_tokens": 12, "ttft_s": 0.5,
         "tpot_s": 0.2,  # 2.2 s for the 11 tokens after the first
         "tokens_per_s": 5.0, "steps": 4, "drafted": 16, "left_out": 2, "accepted": 10,
+            "looked_up": 4,
         "acceptance_rate": 0.625, "mean_draft_length": 4.0,
         "expert_demands": 40, "hits": 30, "late": 6, "misses": 3, "computed": 1,
         "hit_rate": 0.75,  # a late expert is not a hit
