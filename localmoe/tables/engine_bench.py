@@ -117,7 +117,8 @@ class EngineBench:
             self._make_slots(cell.num_slots)
         except BudgetError as error:
             return {"refused": str(error)}
-        wanted = [replace(request, strict=True, switches=cell.switches) for request in self._requests(cell)]
+        switches = replace(cell.switches, look_up=False)  # as the papers' systems
+        wanted = [replace(request, strict=True, switches=switches) for request in self._requests(cell)]
         row = measure_setting(self._engine, wanted, cell.policy, cell.draft_length)
         return {**row.summary(), "tokens_sha256": _digest(row.tokens)}
 
