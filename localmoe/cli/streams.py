@@ -1,5 +1,5 @@
-"""Makes stdout and stderr take any text. What stdout refuses is told in a sentence, what stderr does is lost.
-Decides not what is printed."""
+"""Makes stdout and stderr take any text, and stdin any bytes. What stdout refuses is told in a sentence, what
+stderr does is lost. Decides not what is printed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ class OutputError(LocalMoeError):
 
 @contextlib.contextmanager
 def sound_streams() -> Iterator[None]:
-    """While it lasts, any text can be printed; at its end all of it has been written. What stderr refuses
-    (notes, progress) is lost and ends no work.
+    """While it lasts, any text can be printed and any bytes read; at its end all text has been written. What
+    stderr refuses (notes, progress) is lost and ends no work.
 
     Raises:
         OutputError: stdout refuses it, as a full disk does. BrokenPipeError: its reader went away.
     """
-    _take_any_text(sys.stdout)
-    _take_any_text(sys.stderr)
+    _take_any_text(sys.stdout, errors="backslashreplace")
+    _take_any_text(sys.stderr, errors="backslashreplace")
+    # what is no text comes as surrogates, of which a prompt is refused in a sentence
+    _take_any_text(sys.stdin, errors="surrogateescape")
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,  # what is closed is None
         contextlib.redirect_stdout(cast(TextIO, _Stdout(sys.stdout or nowhere))),
@@ -63,15 +65,15 @@ def _drop(stream: TextIO) -> None:
         os.close(descriptor)
 
 
-def _take_any_text(stream: TextIO) -> None:
-    """A file or a pipe gets UTF-8, whatever the locale; a terminal its own encoding. What still has no bytes,
-    such as half of a surrogate pair, is escaped."""
+def _take_any_text(stream: TextIO, *, errors: str) -> None:
+    """A file or a pipe has UTF-8, whatever the locale; a terminal its own encoding. What still has no bytes,
+    such as half of a surrogate pair, or is none of them, is escaped."""
     if not isinstance(stream, io.TextIOWrapper):
         return
     if stream.isatty():
-        stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors=errors)
     else:
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 class _Stream:

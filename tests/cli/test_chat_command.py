@@ -82,6 +82,19 @@ def test_a_closed_input_is_one_that_has_ended(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("locale", ["utf-8", "iso8859-1"])
+def test_a_pipe_is_read_as_utf_8_and_a_line_that_is_none_is_refused_in_a_sentence(
+    locale: str, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = io.BytesIO(b"caf\xe9\n/new\n" + "H\u00e4llo \u4f60\n".encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped, encoding=locale))
+    code = main(["chat", "demo", "--device", "cpu", "--context", "256", "--max-new-tokens", "8"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (0, greedy(engine, [("user", "H\u00e4llo \u4f60")], 8) + "\n")
+    (refusal,) = [line for line in err.splitlines() if line.startswith("localmoe: ")]
+    assert refusal.endswith("write it in UTF-8.")
+
+
 def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(
     engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
