@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from localmoe.core.errors import DownloadError
 from localmoe.core.hub_address import check_hub_address
+from localmoe.core.uninterrupted import ended_at_once
 
 
 def start(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +18,8 @@ def start(argv: Sequence[str] | None = None) -> int:
     except DownloadError as error:
         print(f"localmoe: {error}", file=sys.stderr)
         return 2
-    from app.main import main
+    with ended_at_once(0):  # the exit code of an end that is asked for, as later
+        from app.main import main
 
     return main(argv)
 

@@ -16,6 +16,7 @@ from localmoe.cli.streams import OutputError, drop_stdout, sound_streams, tell
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.hub_address import check_hub_address
 from localmoe.core.uncollected import uncollected
+from localmoe.core.uninterrupted import INTERRUPTED, ended_at_once
 
 _COMMANDS = {
     "hw": ("report", "run_hw"),
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(f"localmoe: {error}\n")
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout went away; there is nobody to tell
         drop_stdout()
         return 1
@@ -66,6 +67,6 @@ def _function(command: str) -> Callable[[argparse.Namespace], None]:
     """What runs a command; imported here so that --help, usage errors and what only looks at files need
     no torch."""
     module, function = _COMMANDS[command]
-    with uncollected(for_good=True):
+    with ended_at_once(), uncollected(for_good=True):
         run: Callable[[argparse.Namespace], None] = getattr(import_module(f"localmoe.cli.{module}"), function)
     return run

@@ -8,6 +8,7 @@ from localmoe.cli.model_rows import size_rows
 from localmoe.cli.output import ProgressBars, note, print_pairs
 from localmoe.core.errors import BudgetError
 from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.uninterrupted import ended_at_once
 from localmoe.core.units import format_bytes
 from localmoe.hub.downloads import discard_download
 
@@ -24,7 +25,8 @@ def run_pull(args: argparse.Namespace) -> None:
     if args.plan:
         _show_fit(args.model, args.revision)
         return
-    from localmoe.engine.pulling import pull_model  # it needs transformers, to say what can be run
+    with ended_at_once():
+        from localmoe.engine.pulling import pull_model  # it needs transformers, to say what can be run
 
     with ProgressBars() as progress:
         folder = pull_model(args.model, args.revision, progress=progress)
@@ -38,10 +40,11 @@ def _show_fit(repo_id: str, revision: str | None) -> None:
     Raises:
         LocalMoeError: the Hub cannot be asked, the engine cannot run it, or it does not fit.
     """
-    from localmoe.engine.facts import repo_facts
-    from localmoe.engine.fit import fit_model
-    from localmoe.hardware.limits import measured_rates
-    from localmoe.hardware.probe import probe_hardware
+    with ended_at_once():
+        from localmoe.engine.facts import repo_facts
+        from localmoe.engine.fit import fit_model
+        from localmoe.hardware.limits import measured_rates
+        from localmoe.hardware.probe import probe_hardware
 
     facts, hardware = repo_facts(repo_id, revision), probe_hardware()
     rates = measured_rates(

@@ -1,12 +1,15 @@
-"""Work that must not end in the middle. Imports nothing of the project."""
+"""What Ctrl+C does where Python's exception would do harm. Imports nothing of the project."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+INTERRUPTED = 130  # the exit code of what Ctrl+C has ended
 
 
 @contextmanager
@@ -27,3 +30,21 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if asked:
             before(*asked[0])
+
+
+@contextmanager
+def ended_at_once(exit_code: int = INTERRUPTED) -> Iterator[None]:
+    """Ctrl+C ends the process there and then, as nothing is open yet: while modules are imported, Python's
+    exception may be swallowed by a library, or leave one half imported, which ends in another error.
+
+    Only in the main thread, and where nobody else handles Ctrl+C.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(exit_code))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localmoe.core.uninterrupted import uninterrupted
+from localmoe.core.uninterrupted import ended_at_once, uninterrupted
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["default", "ignored"])
@@ -69,3 +71,62 @@ def test_other_threads_may_use_it() -> None:
     thread.start()
     thread.join()
     assert not failures
+
+
+SWALLOWS = """
+import signal, sys
+
+class Library:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                pass
+            print("the import goes on", flush=True)
+
+sys.meta_path.insert(0, Library())
+from {where} import {start}
+sys.exit({start}(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "start", "module", "arguments", "code"),
+    [
+        (
+            "localmoe.cli.main",
+            "main",
+            "torch",
+            ("generate", "demo", "--prompt", "a", "--max-new-tokens", "1"),
+            130,
+        ),
+        ("localmoe.cli.main", "main", "transformers", ("pull", "org/moe"), 130),
+        ("app.__main__", "start", "app.main", ("--help",), 0),
+    ],
+)
+def test_while_libraries_are_imported_it_ends_the_program_whatever_they_swallow(
+    where: str, start: str, module: str, arguments: tuple[str, ...], code: int
+) -> None:
+    script = SWALLOWS.format(where=where, start=start, module=module)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, lambda number, frame: None], ids=["ignored", "handled"])
+def test_who_handles_it_otherwise_goes_on_to(before: Any) -> None:
+    usual = signal.signal(signal.SIGINT, before)
+    try:
+        with ended_at_once():
+            assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_afterwards_it_is_pythons_exception_again() -> None:
+    with ended_at_once():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
