@@ -9,7 +9,7 @@ from typing import Any
 
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
-from localmoe.chat.schema_limits import check_multiples
+from localmoe.chat.schema_limits import check_multiples, check_texts
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
@@ -73,9 +73,10 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 def _json(schema: dict[str, Any]) -> str:
     """
     Raises:
-        ConfigError: a grammar of it would take too long to make.
+        ConfigError: a grammar of it would take too long to make, or be of other texts.
     """
     check_multiples(schema)
+    check_texts(schema)
     options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 

@@ -362,6 +362,40 @@ def test_multiples_that_would_take_a_grammar_for_ever_are_refused_at_once(
             grammar(byte_level(), schema if within == "itself" else {"allOf": [{"items": schema}]})
 
 
+ENDLESS = {"type": "integer", "multipleOf": 19999999}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"default": ENDLESS}}, {"$defs": {"const": ENDLESS}, "$ref": "#/$defs/const"},
+        {"default": ENDLESS, "$ref": "#/default"}, {"items": {"$ref": "#/examples/0"}, "examples": [ENDLESS]},
+    ],
+)  # fmt: skip
+def test_such_multiples_are_found_under_names_that_values_have_too(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="multipleOf"):
+        schema_rules(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": "a\0b"}, {"enum": ["a", "\x1f"]}, {"properties": {"enum": {"const": {"b": ["\x7f"]}}}},
+        {"anyOf": [{"const": "\x01"}, {"const": "a"}]},
+    ],
+)  # fmt: skip
+def test_texts_that_no_grammar_spells_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'\\x[017][0-9a-f]', which is not written: leave it out\.$"):
+        grammar(byte_level(), schema)
+
+
+def test_texts_with_short_escapes_are_written_as_they_are() -> None:
+    text, tokenizer = 'a"\\/\b\f\n\r\tb\u2028', byte_level()
+    made = grammar(tokenizer, {"const": text, "default": "\0"})
+    tokens = [*ids(tokenizer, json.dumps(text, ensure_ascii=False)), tokenizer.eos_token_id]
+    assert made.valid([5, 6], tokens) == len(tokens)
+
+
 def test_multiples_that_no_schema_asks_for_and_round_ones_are_taken() -> None:
     for multiple, text in ((1_000_000, "3000000"), (86400, "172800"), (0.01, "0.12"), (97, "194")):
         schema = {"type": "number", "multipleOf": multiple, "default": {"multipleOf": 123456789}}
