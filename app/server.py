@@ -27,6 +27,7 @@ from app.page import build_page
 from app.service import ChatService
 from app.theme import FAVICON, first_script, make_theme, page_css, page_head
 from localmoe import __version__
+from localmoe.server.quiet_end import leave_out_cancelled
 
 _QUEUE_REST_S = 60.0
 _KEEP_ALIVE_S = 120  # longer than a page is quiet: a connection that closes as it is used loses the request
@@ -83,6 +84,7 @@ class PageServer(uvicorn.Server):
                 timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )  # fmt: skip
+        leave_out_cancelled()
         self._on_started = on_started
         self._mounted = [route.app for route in app.routes if isinstance(route, Mount)]
 

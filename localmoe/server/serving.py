@@ -13,6 +13,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine
 from localmoe.server.address import is_loopback, own_hosts, port_taken
 from localmoe.server.desk import AnswerDesk
+from localmoe.server.quiet_end import leave_out_cancelled
 from localmoe.server.routes import ServedModel, make_app
 from localmoe.server.settings import ServerSettings
 
@@ -29,6 +30,7 @@ class ApiServer(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )  # fmt: skip
+        leave_out_cancelled()
         self._desk, self._on_started = desk, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

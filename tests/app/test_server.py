@@ -47,8 +47,12 @@ def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
         assert f"localmoe is already running at {server.url} " in third.stderr
         assert third.stderr.count("\n") == second.stderr.count("\n") == 1
         assert server.health()["status"] == "ready"
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=10) == 0
+        with socket.create_connection(("127.0.0.1", server.port)) as half:  # of a request
+            host = f"Host: 127.0.0.1:{server.port}"
+            half.sendall(f"POST /typed HTTP/1.1\r\n{host}\r\nContent-Length: 9\r\n\r\n".encode())
+            assert server.health()["status"] == "ready"  # by then it has been read
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(timeout=10) == 0
     assert not (home / "run" / "server.json").exists()
     assert "Traceback" not in (tmp_path / "home.log").read_text()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 
 import httpx
 import pytest
-from api_rig import DEFAULTS, Api, ScriptedEngine, event, refusal, running, wait_for
+from api_rig import CHAT, DEFAULTS, Api, ScriptedEngine, event, refusal, running, wait_for
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
@@ -195,3 +197,15 @@ def test_a_stop_string_ends_the_engines_work_and_other_text_is_held_back_no_long
     ]
     assert texts == ["", "ab", "Sb", None]
     assert api.events(messages=says("a|ST"), stop="STOP")[-2]["choices"][0]["delta"] == {"content": "ST"}
+
+
+def test_the_servers_end_says_nothing_of_where_it_waited_for_the_rest_of_a_request(
+    engine: ScriptedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.ExitStack() as open_still, running(engine) as api:
+        half = open_still.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=10))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Length: 500\r\n\r\n"
+        half.sendall(head.encode() + b"{")
+        assert api.client.get("/health").status_code == 200  # by then it has been read
+    err = capfd.readouterr().err
+    assert "Cancel 1 running task" in err and "Traceback" not in err
