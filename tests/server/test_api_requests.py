@@ -67,6 +67,7 @@ def test_the_form_of_an_answer_is_asked_for_as_openai_has_it(
 
 
 def test_where_a_request_says_nothing_of_thoughts_the_servers_choice_holds(engine: ScriptedEngine) -> None:
+    engine.open.set()
     with running(engine, ServerSettings(thinking="off")) as api:
         for body, thinking in (({}, "off"), ({"reasoning_effort": "high"}, "high")):
             assert api.post(**body).status_code == 200
