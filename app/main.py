@@ -20,6 +20,7 @@ from app.home_lock import HomeInUseError, home_lock, in_use
 from app.models.service import ModelsService
 from app.service import ChatService
 from app.settings import check_answers
+from localmoe.cli.streams import sound_streams
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.home import localmoe_home
@@ -96,8 +97,18 @@ def main(
     engine_loader: EngineLoader = load_engine,
     list_models: Callable[[], Sequence[tuple[str, str]]] = local_models,
 ) -> int:
-    """Run the app; its exit code: 0, 1 (refused), 2 (bad usage) or 98 (port taken)."""
+    """Run the app; its exit code: 0, 1 (refused), 2 (bad usage) or 98 (port taken). Where stderr takes
+    nothing, as on a full disk, it runs without a word."""
     options = parse_arguments(argv)
+    with sound_streams():
+        return _main(options, engine_loader, list_models)
+
+
+def _main(
+    options: argparse.Namespace,
+    engine_loader: EngineLoader,
+    list_models: Callable[[], Sequence[tuple[str, str]]],
+) -> int:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the first import of gradio
     started_with = dict(os.environ)  # for the process that may ask the Hub
     os.environ["HF_HUB_OFFLINE"] = "1"  # this one may not: a model is loaded from this computer

@@ -31,7 +31,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str 
 class Server:
     """A running app."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | subprocess.Popen[bytes]
     home: Path
     port: int
 
@@ -76,7 +76,7 @@ def running_app(home: Path, program: tuple[str, ...], *options: str, **environme
             wait_for(lambda: state.exists() or process.poll() is not None, 60, "the state file")
             assert process.poll() is None, log.read_text()
             server = Server(process, home, int(json.loads(state.read_text())["port"]))
-            wait_for(lambda: _answers(server), 60, "an answer on the port")
+            wait_for(lambda: answers(server), 60, "an answer on the port")
             yield server
         finally:
             process.terminate()
@@ -96,7 +96,7 @@ class AppStart:
     proxy: str | None = None
 
 
-def _answers(server: Server) -> bool:
+def answers(server: Server) -> bool:
     try:
         server.health()
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from app_process import FAKE, ROOT, running_app
+from app_process import FAKE, ROOT, Server, answers, running_app, wait_for
 
 from app.address import AddressRefusedError, bind, page_url
 from app.main import main
@@ -55,6 +56,27 @@ def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
             assert server.process.wait(timeout=10) == 0
     assert not (home / "run" / "server.json").exists()
     assert "Traceback" not in (tmp_path / "home.log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a device of Linux")
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", "2>/dev/full"])
+def test_it_runs_where_nothing_can_be_printed(streams: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    env = {**os.environ, "LOCALMOE_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = shlex.join([sys.executable, *FAKE, "--no-browser", "--port", "0"])
+    process = subprocess.Popen(f"exec {command} {streams}", shell=True, env=env, cwd=ROOT)
+    try:
+        state = home / "run" / "server.json"
+        wait_for(lambda: state.exists() or process.poll() is not None, 60, "the state file")
+        port = json.loads(state.read_text())["port"]
+        server = Server(process, home, port)
+        wait_for(lambda: answers(server) or process.poll() is not None, 60, "an answer on the port")
+        server.wait("ready")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_home_that_cannot_be_used_is_explained(
