@@ -38,7 +38,7 @@ class ChatService:
     ) -> None:
         """`list_models` gives (label, value) of the models on this machine; `home` is where files go."""
         self.home = home
-        for folder in (home, home / "chats", home / "benchmarks"):
+        for folder in (home, home / "chats", home / "benchmarks", home / "run"):
             remove_unfinished(folder)
         self.chats = ChatStore(home / "chats")
         self.store = SettingsStore(home / "settings.json")

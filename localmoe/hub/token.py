@@ -62,6 +62,7 @@ def save_token(text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished()
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as stream:
             stream.write(token)
@@ -79,6 +80,13 @@ def save_token(text: str) -> None:
 def forget_token() -> None:
     """Delete the token that is kept here."""
     token_path().unlink(missing_ok=True)
+    _remove_unfinished()
+
+
+def _remove_unfinished() -> None:
+    """Delete what a kill left of `save_token`: whole tokens, too."""
+    for path in token_path().parent.glob(f".{token_path().name}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def _foreign() -> str | None:

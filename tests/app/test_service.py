@@ -586,12 +586,15 @@ def test_a_safety_copy_that_the_disk_refused_is_forgotten_once_the_answer_is_sav
 
 def test_what_killed_writes_left_is_removed_at_the_start_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "chats").mkdir()
-    left = [tmp_path / "chats" / f".{'a' * 32}.json.0123abcd.tmp", tmp_path / ".settings.json.0123abcd.tmp"]
+    (tmp_path / "run").mkdir()
+    names = (f"chats/.{'a' * 32}.json", ".settings.json", "run/.server.json")
+    left = [tmp_path / f"{name}.0123abcd.tmp" for name in names]
     others = [tmp_path / "chats" / f"{'a' * 32}.json.012abc.damaged", tmp_path / ".notes.tmp"]
     for path in (*left, *others):
         path.write_text("{")
     ChatService(tmp_path, FakeLoader(), lambda: [])
-    assert [path.exists() for path in (*left, *others)] == [False, False, True, True]
+    assert [path.exists() for path in left] == [False] * 3
+    assert all(path.exists() for path in others)
 
 
 def test_the_page_is_there_while_the_model_loads_and_shows_how_far(tmp_path: Path) -> None:

@@ -34,6 +34,20 @@ def test_a_kept_token_is_the_users_alone_and_shown_by_its_end(hub: HubServer, tm
     assert hub_token() is None
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_a_kill_left_of_a_token_is_gone_with_the_next_one_and_when_it_is_forgotten(
+    saved: bool, hub: HubServer, tmp_path: Path
+) -> None:
+    left, other = tmp_path / ".hub-token.0123abcd.tmp", tmp_path / ".notes.tmp"
+    left.write_text(TOKEN)
+    other.write_text("a user's own")
+    if saved:
+        save_token("hf_another_one")
+    else:
+        forget_token()
+    assert not left.exists() and other.exists()
+
+
 def test_the_environment_goes_before_it_and_the_librarys_own_after_it(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
