@@ -15,6 +15,7 @@ from localmoe.hub.file_version import FileVersion
 PREFIX_BYTES = 8  # header length, unsigned little-endian
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMENSIONS = 64  # torch's own limit
+MAX_NAME = 1000  # characters: patterns look for a tensor's place, and take the square of its name's length
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64,
@@ -126,6 +127,8 @@ def _parse_entries(file: Path, raw: bytes) -> dict[str, Any]:
 def _parse_tensor(
     file: Path, name: str, entry: object, data_start: int, version: FileVersion
 ) -> TensorHeader:
+    if len(name) > MAX_NAME:
+        _fail(file, f"the name of tensor {shown(name)} has {len(name)} characters, more than {MAX_NAME}")
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         _fail(file, f"tensor {shown(name)} lacks its dtype, shape or data offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -60,4 +60,5 @@ def find_naming(names: Iterable[str], part: str) -> ExpertNaming | None:
     if known is None and not projections.issuperset(UNGATED_NAMES):
         return None
     (prefix, middle), _ = found.most_common(1)[0]
+    prefix, middle = (part.replace("{", "{{").replace("}", "}}") for part in (prefix, middle))
     return ExpertNaming(f"{prefix}{{layer}}{middle}{{expert}}", *(known or (None, *UNGATED_NAMES)))

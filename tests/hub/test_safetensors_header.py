@@ -209,6 +209,15 @@ def test_a_message_never_carries_control_characters_or_whole_long_names(tmp_path
     assert str(caught.value).isprintable() and len(str(caught.value)) < 500 + len(str(tmp_path))
 
 
+def test_a_name_that_patterns_would_take_minutes_over_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.1." * 40_000
+    with pytest.raises(CheckpointError, match="1160000 characters, more than 1000; download") as caught:
+        read_json_header(tmp_path, header_of({name: [0]}), 0)
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+    longest = "x" * 1000
+    assert [tensor.name for tensor in read_json_header(tmp_path, header_of({longest: [0]}), 0).tensors]
+
+
 def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")

@@ -18,6 +18,7 @@ from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import BITS, CodeMatrix, dequantize, quantize_rtn
 from localmoe.quant import DraftCheckpoint, ExpertNaming
 from localmoe.quant.base_check import DraftBase, check_draft, correlation
+from localmoe.quant.expert_names import find_naming
 from localmoe.quant.packing import GptqVersion, pack_matrix
 
 QWEN = ExpertNaming("model.layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj")
@@ -261,3 +262,9 @@ def test_a_group_that_no_row_can_fill_is_refused_at_once(tmp_path: Path, power: 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(DraftError, match="wider than any row"):
         DraftCheckpoint.open(folder)
+
+
+def test_braces_in_the_names_of_a_file_are_characters_like_others(tmp_path: Path) -> None:
+    name = "mo{del.{0}layers.7.mlp.experts.1.gate_proj.qweight"
+    naming = find_naming([name, name.replace("gate", "up"), name.replace("gate", "down")], "qweight")
+    assert naming is not None and naming.module(7, 1, "gate") + ".qweight" == name
