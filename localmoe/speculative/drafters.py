@@ -4,6 +4,7 @@ target. Does not decide how many are proposed (a governor does, and its gate), n
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from localmoe.core.errors import BrokenDraftError
 from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.sampling import TokenSampler, margin_of
@@ -28,12 +30,18 @@ class Proposal:
     margins: list[float] = field(default_factory=list)
 
     def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int:
-        """Choose the token after `text` from the draft's logits (1, V), as the target would from its own."""
+        """Choose the token after `text` from the draft's logits (1, V), as the target would from its own.
+
+        Raises:
+            BrokenDraftError: they are no numbers.
+        """
         if sampler.config.greedy:
             token, margin = sampler.first_choice(logits[0], text)
+            _check_numbers(margin)
         else:
             q = sampler.distribution(logits[0], text)
             margin = margin_of(q.log())  # of the distribution alone: see draft_gate
+            _check_numbers(margin)
             token = sampler.draw(q)
             self.distributions.append(q)
         self.margins.append(margin)
@@ -43,6 +51,14 @@ class Proposal:
     def cut(self, count: int) -> None:
         """Propose the first `count` alone. Margins stay, for they say how frequent they are."""
         del self.tokens[count:], self.distributions[count:]
+
+
+def _check_numbers(margin: float) -> None:
+    if math.isnan(margin):  # as those of logits are that are none
+        raise BrokenDraftError(
+            "What the draft computes are no numbers, so its files or the model's may be damaged: get them "
+            "anew, or answer with draft length 0."
+        )
 
 
 class Drafter(Protocol):

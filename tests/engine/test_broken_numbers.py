@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from support.engines import ROOMY
+from support.engines import ROOMY, ask
+from support.gptq_checkpoints import Model
 from support.shapes import ask_ids
 from support.tiny_models import tiny_model, write_model
+from torch import Tensor
 
-from localmoe.core.config import EngineConfig
-from localmoe.core.errors import CheckpointError
+from localmoe.core.config import EngineConfig, SamplingConfig
+from localmoe.core.errors import BrokenDraftError, CheckpointError
 from localmoe.engine import Engine
+from localmoe.kernels.codebook import nf4_codebook
+from localmoe.kernels.codes import CodeMatrix
+from localmoe.quant.nf4_layout import Nf4Layout
 
 BROKEN_TOKEN = 100
 BAD, GOOD = (7, 8, 9, BROKEN_TOKEN, 11), ((7, 8, 9), (7, 8), (30, 31, 32, 33, 34, 35))
@@ -41,3 +50,43 @@ def test_an_answer_that_meets_them_leaves_none_behind(
             with pytest.raises(CheckpointError, match="no numbers"):
                 ask_ids(engine, BAD, 3)
             assert [ask_ids(engine, ids, 3).tokens for ids in GOOD] == expected
+
+
+def nearest_nf4(weight: Tensor) -> CodeMatrix:
+    blocks = weight.float().view(weight.shape[0], -1, 64)
+    scales, table = blocks.abs().amax(-1), nf4_codebook()
+    codes = (blocks / scales[..., None])[..., None].sub(table).abs().argmin(-1)
+    return CodeMatrix(codes.to(torch.uint8).flatten(1), scales, weight.shape[1], 64, 4, codebook=table)
+
+
+def nf4_draft(folder: Path, model: Model, damage: float) -> Path:
+    """A draft as others make it. damage: a factor on the scales of experts that no check looks at."""
+    layout, tensors, experts = Nf4Layout(), dict[str, Tensor](), model.base.experts
+    for layer in range(experts.num_layers):
+        for expert in range(experts.num_experts):
+            for name, weight in zip(("gate", "up", "down"), experts.matrices(layer, expert), strict=True):
+                matrix = nearest_nf4(weight)
+                matrix.scales.mul_(damage if 0 < expert < experts.num_experts - 1 else 1.0)
+                module = model.naming.module(experts.decoder_layer(layer), expert, name)  # type: ignore[arg-type]
+                tensors |= {f"{module}.{part}": tensor for part, tensor in layout.pack(matrix).items()}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {**model.source.checkpoint.config, "quantization_config": layout.config()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(temperature=1.0, seed=3)])
+def test_a_draft_that_computes_none_is_named_and_leaves_none_behind(
+    sampling: SamplingConfig, tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Scales that are finite, whose products are not."""
+    folder, _ = tiny("qwen3_moe")
+    draft = nf4_draft(tmp_path / "draft", Model.load(folder), damage=1e30)
+    config = EngineConfig(device="cpu", vram_budget_bytes=ROOMY, draft_dir=draft)
+    with Engine.load(str(folder), config) as engine:
+        expected = ask(engine, "tell me", 8, draft_length=0, sampling=sampling).tokens
+        for draft_length in (20, "auto"):
+            with pytest.raises(BrokenDraftError, match=r"draft computes are no numbers.*length 0"):
+                ask(engine, "tell me", 200, draft_length=draft_length, sampling=sampling)
+            assert ask(engine, "tell me", 8, draft_length=0, sampling=sampling).tokens == expected
