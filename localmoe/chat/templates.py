@@ -12,6 +12,7 @@ from typing import Any
 from localmoe.core.errors import CheckpointError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
+from localmoe.hub.weight_files import read_json_object
 
 _LEGACY_FILE = "chat_template.json"
 _PROBE = "localmoe-7f3a"  # no template says it by itself
@@ -22,16 +23,12 @@ def adopt_template(tokenizer: Any, folder: Path) -> None:
     pictures have it: transformers reads that file for pictures' processors alone.
 
     Raises:
-        CheckpointError: the file holds no template.
+        CheckpointError: the file cannot be read, or holds no template.
     """
     path = folder / _LEGACY_FILE
     if getattr(tokenizer, "chat_template", None) or not path.is_file():
         return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    template = found.get("chat_template") if isinstance(found, dict) else None
+    template = read_json_object(path).get("chat_template")
     if not isinstance(template, str):
         raise CheckpointError(f"{path} holds no chat template: download the model again.")
     tokenizer.chat_template = template

@@ -111,7 +111,7 @@ def _bits_of(folder: Path) -> int | None:
     for name in ("quantize_config.json", "config.json"):
         try:
             values: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(values, dict):
             values = values.get("quantization_config", values)

@@ -152,7 +152,7 @@ def test_a_template_in_the_older_file_is_read(tmp_path: Path) -> None:
     assert text_of(encoder, ids) == "[user]hello[assistant]"
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"chat_template": 3}', "{}"])
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, '{"chat_template": 3}', "{}"])
 def test_an_older_file_without_a_template_is_said_so(content: str, tmp_path: Path) -> None:
     copy_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()

@@ -174,7 +174,7 @@ def test_a_method_that_is_not_calibrated_takes_no_calibration(
     assert (code, out, calls) == (2, "", []) and f"--method {method} is not calibrated" in err
 
 
-@pytest.mark.parametrize("files", ["quantize_config.json", "config.json", "nf4", "none", "broken"])
+@pytest.mark.parametrize("files", ["quantize_config.json", "config.json", "nf4", "none", "broken", "deep"])
 def test_bits_that_the_draft_folder_has_not_are_refused(
     files: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,10 +186,12 @@ def test_bits_that_the_draft_folder_has_not_are_refused(
     }
     for name, content in settings.get(files, {}).items():
         (tmp_path / name).write_text(json.dumps(content))
+    if files == "deep":
+        (tmp_path / "config.json").write_text("[" * 100_000)
     # there is no such model, so what gets past the options is refused with exit code 1
     argv = ("generate", str(tmp_path / "none"), "--prompt", "x", "--draft", str(tmp_path), "--draft-bits")
     code, out, err = run(capsys, *argv, "3")
-    if files in ("none", "broken"):
+    if files in ("none", "broken", "deep"):
         assert code == 1 and "neither a folder" in err
     else:
         assert (code, out) == (2, "") and "--draft-bits 3 contradicts" in err and "of 4 bits" in err
