@@ -57,6 +57,7 @@ def _run(args: argparse.Namespace) -> None:
     check_hub_address()
     if args.command != "pull":
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a command works on what is here; nothing phones home
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # pull asks the Hub for its files and nothing else
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for model in (getattr(args, "model", None), getattr(args, "draft_model", None)):
         check_no_file(model)
