@@ -50,11 +50,12 @@ class Vocabulary:
 
     def _tokens(self) -> LLTokenizer:
         if self._made is None:
-            if not self._end_tokens:
-                raise _no_schema("it names no token that ends an answer")
             if not isinstance(self._tokenizer, transformers.PreTrainedTokenizerFast):
                 raise _no_schema(f"its tokenizer is of the kind {type(self._tokenizer).__name__}")
-            ends = sorted(self._end_tokens)
+            # some configs name -1 beside others, or a row that only pads the vocabulary
+            ends = sorted(self._end_tokens.intersection(self._tokenizer.get_vocab().values()))
+            if not ends:
+                raise _no_schema("it names no token that ends an answer")
             try:
                 self._made = llguidance.hf.from_tokenizer(self._tokenizer, eos_token=ends)
             except ValueError as error:

@@ -21,4 +21,4 @@ def read_end_tokens(folder: Path) -> frozenset[int]:
         for part in (values, values.get("text_config")):
             value = part.get("eos_token_id") if isinstance(part, dict) else None
             found += value if isinstance(value, list) else [value]
-    return frozenset(token for token in found if isinstance(token, int))
+    return frozenset(token for token in found if type(token) is int)

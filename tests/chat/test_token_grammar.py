@@ -418,12 +418,24 @@ def test_many_properties_may_be_left_out() -> None:
     assert grammar(byte_level(), schema).valid([5, 6], tokens) == len(tokens)
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()])
+def test_end_tokens_that_the_tokenizer_has_not_count_for_nothing(tokenizer: Any) -> None:
+    """-1 for none, a row that only pads the model's vocabulary, what no vocabulary is as long as."""
+    rules = answer_grammar(tokenizer, [5], schema_rules('{"const": 7}'))
+    named = Vocabulary(tokenizer, [-1, *ends_of(tokenizer), len(tokenizer), 2**40]).grammar(rules, 1)
+    wanted = vocabulary(tokenizer).grammar(rules, 1)
+    for text in ([5], [5, *ids(tokenizer, "7")]):
+        found, expected = (one.allowed(text, len(tokenizer) + 8) for one in (named, wanted))
+        assert found is not None and expected is not None and found.tolist() == expected.tolist()
+
+
 def test_models_that_cannot_be_held_to_any_are_refused() -> None:
     raw = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
     raw.decoder = tokenizers.decoders.Fuse()
     odd = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
     for tokenizer, ends, words in (
         (byte_level(), [], "names no token that ends an answer"), (object(), [2], "of the kind object"),
+        (byte_level(), [-1, 2**40], "names no token that ends an answer"),
         (odd, [0], "of a kind that is not known"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"cannot be held to a schema: .*{words}"):

@@ -108,7 +108,7 @@ def test_whatever_the_values_are_a_model_is_not_refused_for_them(
     assert found is None or (found.seed is None and isinstance(found.top_k, int))
 
 
-@pytest.mark.parametrize("value", [{}, {"a": 1}, [[]], [{}, 5], "x", None, [5, None], 5.0])
+@pytest.mark.parametrize("value", [{}, {"a": 1}, [[]], [{}, 5], "x", None, [5, None], 5.0, True, [5, True]])
 def test_end_tokens_are_whole_numbers_whatever_stands_there(value: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"eos_token_id": 7, "text_config": {"eos_token_id": value}})
