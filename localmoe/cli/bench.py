@@ -36,6 +36,7 @@ def run_bench(args: argparse.Namespace) -> None:
         LocalMoeError: for one sentence to the user.
     """
     policies = [check_policy(name) for name in args.policy or POLICIES]
+    _check_amount(args)
     prompts = _text_requests(args) if args.shape is None else []
     config = engine_config(args, policy=policies[0])
     with ProgressBars() as progress:
@@ -69,6 +70,13 @@ def _label(args: argparse.Namespace) -> str:
     return "" if args.synthetic is None else "synthetic: "
 
 
+def _check_amount(args: argparse.Namespace) -> None:
+    """Said before weights are made or read, which may take minutes."""
+    if args.limit is not None and args.limit < 1:
+        raise ConfigError(f"Limit {args.limit} is out of range: use at least 1 prompt.")
+    GenerationRequest(prompt="", max_new_tokens=args.max_new_tokens)  # refuses a number that is none
+
+
 def _text_requests(args: argparse.Namespace) -> list[GenerationRequest]:
     return [
         GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
@@ -78,8 +86,6 @@ def _text_requests(args: argparse.Namespace) -> list[GenerationRequest]:
 
 def _random_requests(args: argparse.Namespace, vocab_size: int) -> list[GenerationRequest]:
     count = SHAPE_PROMPTS if args.limit is None else args.limit
-    if count < 1:
-        raise ConfigError(f"Limit {count} is out of range: use at least 1 prompt.")
     shape = (count, args.prompt_tokens or SHAPE_PROMPT_TOKENS)
     ids = np.random.default_rng(args.synthetic.seed).integers(0, vocab_size, shape).tolist()
     return [GenerationRequest(prompt_token_ids=tuple(row), max_new_tokens=args.max_new_tokens) for row in ids]

@@ -79,9 +79,15 @@ def test_a_shape_that_does_not_fit_is_refused(small_shape: None, capsys: pytest.
     assert (code, out) == (1, "") and "budget of 1.0 MiB is too small" in err
 
 
-def test_a_limit_of_no_prompts_is_refused(small_shape: None, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "--shape", "any", "--limit", "0", "--device", "cpu", "--draft-length", "0")
-    assert (code, out) == (1, "") and "at least 1 prompt" in err
+@pytest.mark.parametrize(
+    ("option", "words"), [("--limit", "Limit 0 is out of range"), ("--max-new-tokens", "Max new tokens 0 is")]
+)
+def test_no_prompts_and_no_tokens_are_refused_before_weights_are_made(
+    option: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine_module.Engine, "load_shape", None)
+    code, out, err = run(capsys, "--shape", "olmoe-1b-7b", option, "0", "--device", "cpu")
+    assert (code, out) == (1, "") and words in err
 
 
 def test_every_line_of_a_shape_says_that_it_is_synthetic(
