@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from localmoe.chat.prompt_cache import PromptCache, Tokens, is_worth_copying, shared_prefix
-from localmoe.core.errors import BrokenDraftError, CheckpointError
+from localmoe.core.errors import CheckpointError
 from localmoe.model.runner import SequenceState
 
 # tokens of a prompt's end that the next turn of the same chat may have otherwise: where a template has the
@@ -75,7 +75,7 @@ class Session:
         """Of an answer that ends since numbers are none, nothing stays."""
         try:
             yield
-        except (CheckpointError, BrokenDraftError):
+        except CheckpointError:
             self.forget()
             self._state.wipe()
             raise

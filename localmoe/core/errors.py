@@ -69,10 +69,6 @@ class DraftError(LocalMoeError):
     """A draft is missing, damaged, or belongs to another model."""
 
 
-class BrokenDraftError(DraftError):
-    """What a draft computes are no numbers."""
-
-
 class DraftingRefusedError(LocalMoeError):
     """The model cannot be drafted for, e.g. because its recurrent state cannot be rolled back."""
 

@@ -4,6 +4,7 @@ target. Does not decide how many are proposed (a governor does, and its gate), n
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -13,10 +14,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from localmoe.core.errors import BrokenDraftError
 from localmoe.core.gates import Gate
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.sampling import TokenSampler, margin_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +31,18 @@ class Proposal:
     distributions: list[Tensor]
     margins: list[float] = field(default_factory=list)
 
-    def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int:
+    def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int | None:
         """Choose the token after `text` from the draft's logits (1, V), as the target would from its own.
-
-        Raises:
-            BrokenDraftError: they are no numbers.
-        """
+        None: they are no numbers, so there is none."""
         if sampler.config.greedy:
             token, margin = sampler.first_choice(logits[0], text)
-            _check_numbers(margin)
+            if math.isnan(margin):
+                return None
         else:
             q = sampler.distribution(logits[0], text)
             margin = margin_of(q.log())  # of the distribution alone: see draft_gate
-            _check_numbers(margin)
+            if math.isnan(margin):
+                return None
             token = sampler.draw(q)
             self.distributions.append(q)
         self.margins.append(margin)
@@ -53,11 +54,18 @@ class Proposal:
         del self.tokens[count:], self.distributions[count:]
 
 
-def _check_numbers(margin: float) -> None:
-    if math.isnan(margin):  # as those of logits are that are none
-        raise BrokenDraftError(
-            "What the draft computes are no numbers, so its files or the model's may be damaged: get them "
-            "anew, or answer with draft length 0."
+class Soundness:
+    """Of a drafter in one answer. What it cannot propose changes no answer, so the answer goes on without."""
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def lose(self) -> None:
+        """What it computed were no numbers: it proposes nothing any more."""
+        self.lost = True
+        _LOG.warning(
+            "What the draft computes are no numbers, so the rest of this answer is written without it; its "
+            "files or the model's may be damaged: get them anew."
         )
 
 
@@ -93,6 +101,7 @@ class SelfDrafter:
         self._runner = runner
         self._end_tokens = end_tokens
         self._whole_window = whole_window
+        self._sound = Soundness()
 
     def propose(
         self,
@@ -106,6 +115,8 @@ class SelfDrafter:
         dropped at the end."""
         runner, base = self._runner, self._runner.sequence.length
         proposal = Proposal([], [])
+        if self._sound.lost:
+            return proposal
         token = history[-1]
         try:
             for position in range(count):
@@ -116,7 +127,11 @@ class SelfDrafter:
                 logits = runner.run([token], "draft", last_only=True)
                 if runner.passes.timeline is not None:
                     runner.passes.timeline.add("draft", f"token {position + 1}", started)
-                token = proposal.add(logits, [*history, *proposal.tokens], sampler)
+                chosen = proposal.add(logits, [*history, *proposal.tokens], sampler)
+                if chosen is None:
+                    self._sound.lose()
+                    break
+                token = chosen
                 if token in self._end_tokens or (gate is not None and not gate.goes_on(proposal.margins)):
                     break
             else:

@@ -17,7 +17,7 @@ from localmoe.core.timeline import Timeline
 from localmoe.model.cross_gates import CrossGates
 from localmoe.model.draft_model import DraftModel
 from localmoe.model.foretold import Foretold
-from localmoe.speculative.drafters import Proposal
+from localmoe.speculative.drafters import Proposal, Soundness
 from localmoe.speculative.sampling import TokenSampler
 
 
@@ -43,6 +43,7 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._timeline = timeline
+        self._sound = Soundness()
 
     def propose(
         self,
@@ -56,6 +57,8 @@ class ModelDrafter:
         takes."""
         proposal = Proposal([], [])
         text, shape = list(history), self._model.shape
+        if self._sound.lost:
+            return proposal
         if shape.vocab_size < self._vocab_size and max(text) >= shape.vocab_size:
             return proposal  # a token that only pads the target's vocabulary
         for position in range(min(count, shape.max_context - len(text))):
@@ -65,7 +68,11 @@ class ModelDrafter:
             logits = self._next_logits(text, position)
             if timeline is not None:
                 timeline.add("draft", f"token {position + 1}", started)
-            text.append(proposal.add(logits, text, sampler))
+            token = proposal.add(logits, text, sampler)
+            if token is None:
+                self._sound.lose()
+                break
+            text.append(token)
             if text[-1] in self._end_tokens or (gate is not None and not gate.goes_on(proposal.margins)):
                 break
         return proposal

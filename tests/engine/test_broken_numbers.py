@@ -17,7 +17,7 @@ from support.tiny_models import tiny_model, write_model
 from torch import Tensor
 
 from localmoe.core.config import EngineConfig, SamplingConfig
-from localmoe.core.errors import BrokenDraftError, CheckpointError
+from localmoe.core.errors import CheckpointError
 from localmoe.engine import Engine
 from localmoe.kernels.codebook import nf4_codebook
 from localmoe.kernels.codes import CodeMatrix
@@ -77,16 +77,20 @@ def nf4_draft(folder: Path, model: Model, damage: float) -> Path:
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(temperature=1.0, seed=3)])
-def test_a_draft_that_computes_none_is_named_and_leaves_none_behind(
-    sampling: SamplingConfig, tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path
-) -> None:
+def test_a_draft_that_computes_none_is_told_of_and_ends_no_answer(
+    sampling: SamplingConfig, tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """Scales that are finite, whose products are not."""
     folder, _ = tiny("qwen3_moe")
     draft = nf4_draft(tmp_path / "draft", Model.load(folder), damage=1e30)
     config = EngineConfig(device="cpu", vram_budget_bytes=ROOMY, draft_dir=draft)
     with Engine.load(str(folder), config) as engine:
-        expected = ask(engine, "tell me", 8, draft_length=0, sampling=sampling).tokens
+        plain = ask(engine, "tell me", 60, draft_length=0, sampling=sampling).tokens
         for draft_length in (20, "auto"):
-            with pytest.raises(BrokenDraftError, match=r"draft computes are no numbers.*length 0"):
-                ask(engine, "tell me", 200, draft_length=draft_length, sampling=sampling)
-            assert ask(engine, "tell me", 8, draft_length=0, sampling=sampling).tokens == expected
+            caplog.clear()
+            answer = ask(engine, "tell me", 60, draft_length=draft_length, sampling=sampling)
+            assert len(answer.tokens) == 60 and (answer.tokens == plain or not sampling.greedy)
+            told = [record.getMessage() for record in caplog.records if "no numbers" in record.getMessage()]
+            assert len(told) == 1 and "without it" in told[0]
+        assert ask(engine, "tell me", 60, draft_length=0, sampling=sampling).tokens == plain
