@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from app import words
+from app.tag_text import tags_as_text
 from app.texts import ENGLISH, Texts
 from localmoe.chat.reasoning import split_reasoning
 
@@ -24,7 +25,7 @@ def answer_parts(
         parts.append(_thoughts_html(split.thoughts, _title(split.finished, thought_s, running, t)))
     if split.answer:
         start = len(text) - len(split.answer)
-        parts.append(_coloured(text, start, runs) if runs else split.answer)
+        parts.append(_coloured(text, start, runs) if runs else tags_as_text(split.answer, layout=True))
     elif running and split.finished:
         parts.append(WAITING)
     return parts

@@ -9,10 +9,11 @@ from html import escape
 
 from app.chats import Chat, ChatError
 from app.messages import split_turns
+from app.texts import ENGLISH, Texts
 
 
-def listed_html(chat: Chat | None, shown: int) -> str:
-    """For the page's script: the nodes of the messages that are drawn, by list.
+def listed_html(chat: Chat | None, shown: int, t: Texts = ENGLISH) -> str:
+    """For the page's script: the nodes of the messages that are drawn, by list; how an edit's box is called.
 
     Args:
         shown: how many messages of the finished history are drawn.
@@ -25,7 +26,7 @@ def listed_html(chat: Chat | None, shown: int) -> str:
         f' data-{name}="{escape(json.dumps({"chat": chat.id, "nodes": found}))}"'
         for name, found in lists.items()
     )
-    return f"<i hidden{told}></i>"
+    return f'<i hidden{told} data-name="{escape(t("Your message"))}"></i>'
 
 
 def edited_node(noted: object, chat_id: str | None, place: object) -> int:

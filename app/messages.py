@@ -1,4 +1,5 @@
-"""Chat messages as the page's Chatbots want them. Text goes in untouched; the Chatbot sanitises the HTML."""
+"""Chat messages as the page's Chatbots want them. Text goes in with its tags as text; what is taken for HTML
+all the same the Chatbot sanitises."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from app.answer_html import WAITING, answer_parts
 from app.chats import Chat, ChatMessage
 from app.jobs import JobView
+from app.tag_text import tags_as_text
 from app.texts import ENGLISH, Texts
 from app.words import answer_line
 
@@ -64,7 +66,7 @@ def running_parts(job: JobView, t: Texts = ENGLISH, *, coloured: bool = False) -
 
 
 def _entry(message: ChatMessage, t: Texts, coloured: bool) -> Entry:
-    content = [_text(message.content or WAITING)]
+    content = [_text(tags_as_text(message.content) or WAITING)]
     if message.role == "assistant":
         runs = message.runs if coloured else ()
         content = [_text(part) for part in answer_parts(message.content, message.thought_s, runs, False, t)]

@@ -166,7 +166,7 @@ class Screen:
             ),
             "listed": (
                 (chat_id, revision, view.shown),
-                lambda: {widgets.chat.listed: listed_html(chat, view.shown)},
+                lambda: {widgets.chat.listed: listed_html(chat, view.shown, t)},
             ),
             "list": (
                 (revision, chat_id, answering, view.find),

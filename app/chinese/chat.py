@@ -20,6 +20,7 @@ CHAT = {
         "### 想聊点什么？\n一切都在这台电脑上运行；您写的内容不会离开它。"
     ),
     "Message": "消息",
+    "Your message": "您的消息",
     "Write a message": "写一条消息",
     "Send": "发送",
     "Stop": "停止",

@@ -1,4 +1,5 @@
-// What "Copy message" takes along: the Chatbot would copy the HTML of folded thoughts, colours and the line of figures.
+// What "Copy message" takes along: the Chatbot would copy the HTML of folded thoughts, colours and the line of figures,
+// and tags as they are made text for it.
 (() => {
   const plain = (html) => {
     const box = document.createElement('textarea'); // decodes entities and makes nothing of tags
@@ -8,7 +9,8 @@
   const clean = (text) => text
     .replace(/<details class="lm-think">.*?<\/details>\s*/gs, '')
     .replace(/\s*<p class="lm-(?:line|error)">.*?<\/p>/gs, '')
-    .replace(/<pre class="lm-tokens">(.*?)<\/pre>/gs, (whole, inner) => plain(inner));
+    .replace(/<pre class="lm-tokens">(.*?)<\/pre>/gs, (whole, inner) => plain(inner))
+    .replaceAll('&#0060;', '<'); // app/tag_text.py
 
   const clipboard = navigator.clipboard; // there is none where the page is not trusted
   if (!clipboard) return;

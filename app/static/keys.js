@@ -32,9 +32,11 @@
     act();
   });
 
-  // Enter that ends the composing of a Chinese or Japanese word sends nothing.
+  // Enter that ends the composing of a Chinese or Japanese word sends nothing, and Esc that gives it up stops no answer.
+  // 229: of a key that Safari tells of when the composing has ended.
   document.addEventListener('keydown', (event) => {
-    if (event.key === 'Enter' && event.isComposing) event.stopImmediatePropagation();
+    const composes = event.isComposing || event.keyCode === 229;
+    if (composes && (event.key === 'Enter' || event.key === 'Escape')) event.stopImmediatePropagation();
   }, true);
 
   // Gradio opens a list at any key but Esc. Tab leaves it: it would stay open over what lies below.

@@ -10,6 +10,7 @@ import gradio as gr
 from app.edited import edited_node
 from app.now_html import frame_html
 from app.tabs.models import action_html
+from app.tag_text import written
 from app.theme import STATIC
 from app.view import WINDOW, Seen, Updates, View
 from localmoe.core.errors import LocalMoeError
@@ -151,7 +152,7 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
     def handle_edit(view: View, noted: str, data: gr.EditData) -> Updates:
         """Whatever comes of it, draw both lists anew: the browser has already changed its own copy."""
         try:
-            text = data.value if isinstance(data.value, str) else ""
+            text = written(data.value) if isinstance(data.value, str) else ""
             place = data.index if isinstance(data.index, int) else data.index[0]
             screen.service.edit(view.chat_id or "", edited_node(noted, view.chat_id, place), text)
         except LocalMoeError as error:

@@ -160,6 +160,8 @@ def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
     page.wait_text("#lm-turn [data-testid=bot] strong", "done")
 
 
+# Behind it tags are taken for code, which they are not to Markdown: what the page sees of them is sanitised.
+AS_CODE = "> ```\n\n"
 HOSTILE = r"""hostile <div style="position:fixed;inset:0;z-index:99" onclick="window.hacked=1">over</div>
 <details open ontoggle="window.hacked=2"><summary>x</summary></details><form action="/x">secret?<input></form>
 <svg onload="window.hacked=3"></svg><iframe srcdoc="<script>parent.hacked=4</script>"></iframe>
@@ -179,7 +181,7 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     page.wait_idle()
     assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
     assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
-    page.send(HOSTILE)
+    page.send(AS_CODE + HOSTILE)
     page.wait_idle()
     for link in page.page.locator("#lm-turn a").all():
         assert not str(link.get_attribute("href") or "").startswith("javascript")
@@ -192,10 +194,28 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     page.wait_idle()
 
 
+TAGS = "Put List<String> into a <div>, or `<b>` into a <textarea> or <!-- what --> is left"
+
+
+def test_tags_are_shown_copied_and_edited_as_they_were_written(page: PageDriver) -> None:
+    page.send(TAGS)
+    page.wait_idle()
+    shown = TAGS.replace("`", "")
+    assert page.questions() == [shown]
+    assert page.answer() == answer_to(shown)
+    assert copied(page) == answer_to(TAGS)
+    page.page.click("#lm-turn button[aria-label='Edit']")
+    wait_for(lambda: page.page.input_value("#lm-turn textarea") == TAGS, 10, "the text as it was written")
+    page.press("Submit", "#lm-turn")
+    page.wait_text("#lm-turn .lm-branch", "2 / 2")
+    page.wait_idle()
+    assert page.questions() == [shown] and page.answer() == answer_to(shown)
+
+
 def test_names_in_the_html_of_a_message_are_not_taken_for_the_page_s_own(page: PageDriver) -> None:
     names = ("lm-stop", "lm-send", "lm-turn", "lm-live", "lm-scroll", "lm-composer", "lm-message")
     idle = "window.localmoePart('lm-send') !== null && window.localmoePart('lm-stop') === null"
-    page.send("".join(f'<div id="{name}">{name}</div>' for name in names))
+    page.send(AS_CODE + "".join(f'<div id="{name}">{name}</div>' for name in names))
     page.page.wait_for_function(idle)
     assert page.evaluate("document.querySelectorAll('#lm-stop, #lm-send').length") > 2, "they are in the page"
     page.page.wait_for_timeout(3000)

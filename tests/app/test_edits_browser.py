@@ -77,3 +77,35 @@ def test_an_edit_is_given_up_and_another_one_begun(page: PageDriver) -> None:
     open_edit(page, "#lm-turn", "changed")
     page.press("Submit", "#lm-turn")
     page.wait_questions(["Question ONE", "changed"])
+
+
+def test_the_box_of_an_edit_has_a_name_and_keys_of_its_own(page: PageDriver) -> None:
+    ask(page, "Question ONE")
+    page.page.fill("#lm-message textarea", "not yet")
+    open_edit(page, "#lm-turn", "changed")
+    assert page.page.get_attribute("#lm-turn textarea", "aria-label") == "Your message"
+    page.page.press("#lm-turn textarea", "Escape")
+    page.page.wait_for_selector("#lm-turn textarea", state="detached")
+    focused = "document.activeElement.getAttribute('aria-label')"
+    wait_for(lambda: page.evaluate(focused) == "Edit", 5, "the focus where the edit began")
+    assert page.questions() == ["Question ONE"]
+    open_edit(page, "#lm-turn", "changed")
+    page.page.press("#lm-turn textarea", "Control+Enter")
+    page.wait_questions(["changed"])
+    page.wait_answer_is(answer_to("changed"))
+    assert page.page.input_value("#lm-message textarea") == "not yet"
+
+
+COMPOSED = """(init) => document.querySelector('#lm-message textarea').dispatchEvent(
+    new KeyboardEvent('keydown', { key: 'Escape', bubbles: true, cancelable: true, ...init }))"""
+
+
+@pytest.mark.parametrize("told", [{"isComposing": True}, {"keyCode": 229}], ids=["composing", "safari"])
+def test_esc_that_gives_up_a_word_being_composed_stops_no_answer(page: PageDriver, told: object) -> None:
+    page.send("a long story")
+    page.wait_answer(20)
+    page.page.evaluate(COMPOSED, told)
+    before = len(page.answer())
+    page.wait_answer(before + 20)
+    page.page.evaluate(COMPOSED, {})
+    page.wait_idle()

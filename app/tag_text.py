@@ -1,0 +1,101 @@
+"""Tags in a message as text: Markdown takes what looks like HTML for HTML, so that of "put List<String> into
+a <div>" the page would show "put List into a", and nothing at all behind a <textarea>. Code and formulas
+stay as they are: there Markdown does the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LESS = "&#0060;"  # a "<" that is shown; as nobody writes it in this way, it can be taken back (copying.js)
+_FORMULAS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))  # in the order in which the Chatbot takes them
+_FENCE = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])\s+)*(`{3,}(?=[^`]*$)|~{3,})")
+_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")  # of a list
+_TICKS = re.compile(r"`+")
+_LAYOUT = r"<(sub|sup|kbd|b|i|u|s|em|strong|small|mark)>[^<\n]*</\1>|<br ?/?>"
+_TAG = re.compile(r"<(?:https?://|mailto:)[^\s<>]*>|(?<!\\)<(?=[A-Za-z/!?])")
+_TAG_OR_LAYOUT = re.compile(rf"<(?:https?://|mailto:)[^\s<>]*>|{_LAYOUT}|(?<!\\)<(?=[A-Za-z/!?])")
+
+
+def tags_as_text(text: str, *, layout: bool = False) -> str:
+    """For a Chatbot. layout: what models use within a line, such as <br> and H<sub>2</sub>O, stays HTML."""
+    if "<" not in text:
+        return text
+    text = text.replace("\0", "")
+    hidden: list[str] = []
+    for left, right in _FORMULAS:
+        text = _hide(text, left, right, hidden)
+    tag = _TAG_OR_LAYOUT if layout else _TAG
+    parts = (part if code else _outside_spans(part, tag) for part, code in _parts(text))
+    return _back("\n".join(parts), hidden)
+
+
+def written(shown: str) -> str:
+    """The other way."""
+    return shown.replace(LESS, "<")
+
+
+def _hide(text: str, left: str, right: str, hidden: list[str]) -> str:
+    """With a number in the place of each formula."""
+    parts, place = [], 0
+    while (begin := text.find(left, place)) >= 0:
+        end = text.find(right, begin + len(left) + 1)
+        if end < 0:
+            break
+        parts += [text[place:begin], f"\0{len(hidden)}\0"]
+        place = end + len(right)
+        hidden.append(_back(text[begin:place], hidden))
+    return "".join([*parts, text[place:]])
+
+
+def _back(text: str, hidden: list[str]) -> str:
+    return re.sub(r"\0(\d+)\0", lambda found: hidden[int(found[1])], text)
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """Paragraphs, and lines of code."""
+    paragraph: list[str] = []
+    fence, in_list, after_code = "", False, True
+    for line in text.split("\n"):
+        found = _FENCE.match(line)
+        blank = not line.strip()
+        indented = line.startswith(("    ", "\t")) and not in_list and after_code
+        if not (fence or found or blank or indented):
+            paragraph.append(line)
+            in_list = bool(_ITEM.match(line)) or (in_list and (not after_code or line.startswith(" ")))
+            after_code = False
+            continue
+        if paragraph:
+            yield "\n".join(paragraph), False
+            paragraph = []
+        yield line, True
+        after_code = True
+        if fence:
+            mark = line.strip(" \t>")
+            fence = "" if mark.startswith(fence) and not mark.strip(fence[0]) else fence
+        elif found:
+            fence = found[1]
+    if paragraph:
+        yield "\n".join(paragraph), False
+
+
+def _outside_spans(text: str, tag: re.Pattern[str]) -> str:
+    """A paragraph whose spans of code stay: from a row of backticks to the next one of the same length."""
+    rows = [found.span() for found in _TICKS.finditer(text)]
+    ends: list[int | None] = []
+    later: dict[int, int] = {}
+    for begin, end in reversed(rows):
+        ends.append(later.get(end - begin))
+        later[end - begin] = end
+    parts, place = [], 0
+    for (begin, _), close in zip(rows, reversed(ends), strict=True):
+        escaped = begin > 0 and text[begin - 1] == "\\"
+        if close is None or begin < place or escaped:
+            continue
+        parts += [tag.sub(_shown, text[place:begin]), text[begin:close]]
+        place = close
+    return "".join([*parts, tag.sub(_shown, text[place:])])
+
+
+def _shown(found: re.Match[str]) -> str:
+    return LESS if found[0] == "<" else found[0]

@@ -1,0 +1,52 @@
+"""Tags in messages stay visible; code, formulas and links stay as they are."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from app.tag_text import LESS, tags_as_text, written
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("put List<String> into a <div>", "put List«String> into a «div>"),
+        ("</p> <!-- note --> <?php <!DOCTYPE html>", "«/p> «!-- note --> «?php «!DOCTYPE html>"),
+        ("x < y, 3<4 and a<b", "x < y, 3<4 and a«b"),  # only "<b" could be a tag
+        ("`<a>` and ``b ` <c>`` and `<d", "`<a>` and ``b ` <c>`` and `«d"),
+        ("one\\` <a> `two`", "one\\` «a> `two`"),
+        ("```html\n<div>\n```\n<p>", "```html\n<div>\n```\n«p>"),
+        ("~~~\n<a>\n```\n<b>\n~~~\n<c>", "~~~\n<a>\n```\n<b>\n~~~\n«c>"),
+        ("1. x\n   ```\n   <b>\n   ```\n2. <i>", "1. x\n   ```\n   <b>\n   ```\n2. «i>"),
+        ("```still being written\n<b>", "```still being written\n<b>"),
+        ("so:\n\n    <b>\n\n    <i>\n\n<u>", "so:\n\n    <b>\n\n    <i>\n\n«u>"),  # code by its indentation
+        ("so:\n    <b>", "so:\n    «b>"),  # the same paragraph
+        ("- a\n\n    <b>", "- a\n\n    «b>"),  # a paragraph of the list
+        (r"$$a<b$$ \(c<d\) \[e<f\] g<h", r"$$a<b$$ \(c<d\) \[e<f\] g«h"),
+        (r"\(a<b", r"\(a«b"),
+        ("<https://localhost/x> <mailto:a@b.c> <a@b>", "<https://localhost/x> <mailto:a@b.c> «a@b>"),
+        (r"\<b>", r"\<b>"),  # a tag no more
+        ("H<sub>2</sub>O<br>", "H«sub>2«/sub>O«br>"),
+    ],
+)  # fmt: skip
+def test_tags_are_text(text: str, shown: str) -> None:
+    found = tags_as_text(text)
+    assert found == shown.replace("«", LESS)
+    assert written(found) == text
+
+
+def test_answers_keep_the_layout_of_a_line() -> None:
+    text = "H<sub>2</sub>O<br>10<sup>3</sup> <b>bold</b>, and <b> begins it: <b onclick=1>x</b><sub>\n</sub>"
+    found = tags_as_text(text, layout=True)
+    assert found.startswith("H<sub>2</sub>O<br>10<sup>3</sup> <b>bold</b>, and &#0060;b> begins it")
+    assert found.count(LESS) == 5 and written(found) == text
+
+
+def test_long_texts_take_no_time() -> None:
+    hostile = (r"\(" * 200_000, "``` ` <b> `` " * 40_000, "<b>" * 100_000, "- " * 100_000, "`\\" * 100_000)
+    began = time.process_time()
+    for text in hostile:
+        tags_as_text(f"{text}<i>", layout=True)
+    assert time.process_time() - began < 3.0
