@@ -1,5 +1,4 @@
-// Keys, the theme switch, the drawers of narrow screens, the live panel of wide ones, and following the answer while it
-// grows.
+// Keys, the theme switch, the drawers of narrow screens, and the live panel of wide ones.
 (() => {
   const store = { get: (key) => localStorage.getItem(key), set: (key, value) => localStorage.setItem(key, value) };
   // The chosen language, or the browser's. Gradio's own words follow the browser's, so it is told the choice.
@@ -51,21 +50,6 @@
   };
   wide.addEventListener('change', tellDrawers);
 
-  // A reader who scrolled up is left alone; one at the end is kept at the end.
-  const follow = (box) => {
-    let atEnd = true;
-    box.addEventListener('scroll', () => {
-      atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
-    });
-    const stick = () => {
-      const welcome = window.localmoePart('lm-welcome');
-      if (atEnd && !welcome?.offsetHeight) box.scrollTop = box.scrollHeight; // a greeting is read from its top
-    };
-    new ResizeObserver(stick).observe(box);
-    new MutationObserver(stick).observe(box, { childList: true, subtree: true, characterData: true });
-    stick();
-  };
-
   // The line with the two lists is drawn anew when the server knows the language.
   const choose = () => {
     for (const [name, value] of [['theme', theme()], ['language', chosen]]) {
@@ -90,7 +74,6 @@
       new MutationObserver(tellDrawers).observe(shell(), { attributes: true, attributeFilter: ['class'] });
       if (store.get('localmoe-live') === 'hidden') hideLive(true);
       choose();
-      follow(box);
     });
     mounted.observe(document.body, { childList: true, subtree: true });
   };
