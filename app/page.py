@@ -30,6 +30,10 @@ from app.view import Seen, Updates, View
 
 TABS = ("chat", "models", "settings", "benchmark", "logs")
 _LANGUAGE = "window.localmoeLanguage()"
+_LOST = (
+    "localmoe does not answer, as if it had been closed: start it again with python launch.py. This page "
+    "then goes on by itself, with what you have written."
+)
 
 
 def top_html(t: Texts) -> str:
@@ -48,7 +52,8 @@ def top_html(t: Texts) -> str:
         f'aria-controls="lm-nav" aria-label="{chats}">☰</button><span class="lm-title">localmoe</span>'
         f"{choice('language', t('Language'), languages)}{choice('theme', t('Theme'), themes)}"
         f'<button type="button" data-toggle="live" aria-controls="lm-live" aria-label="{live}">'
-        f"{escape(t('Live'))}</button>{_attach_texts(t)}</div>"
+        f"{escape(t('Live'))}</button>{_attach_texts(t)}"
+        f'<i id="lm-lost-text" hidden>{escape(t(_LOST))}</i></div>'
     )
 
 

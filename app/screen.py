@@ -17,6 +17,8 @@ from app.branches_html import branches_html
 from app.chat_search import ChatSearch
 from app.chats import Chat, ChatError
 from app.edited import listed_html
+from app.engine_holder import EngineNotReadyError
+from app.jobs import JobRunningError
 from app.messages import history_entries, split_turns, turn_entries
 from app.now import NowView, turn_key
 from app.now_html import mark_html
@@ -105,8 +107,16 @@ class Screen:
         try:
             new_view, extra = action()
         except LocalMoeError as error:
-            return self.updates(replace(view, notice=str(error), good=False), seen)
+            return self.updates(self.refused(view, error), seen)
         return {**self.updates(replace(new_view, notice=""), seen), **extra}
+
+    def refused(self, view: View, error: LocalMoeError) -> View:
+        """With the refusal as its notice, which says "wait" no longer than there is something to wait for."""
+        passes = isinstance(error, JobRunningError | EngineNotReadyError)
+        return view.refused(str(error), self._doing() if passes else "")
+
+    def _doing(self) -> str:
+        return f"{self.service.runner.running()} {self.service.holder.status().phase}"
 
     def updates(self, view: View, seen: Seen) -> Updates:
         """A refresh after an action: like `refresh`, and the page remembers its view."""
@@ -148,6 +158,7 @@ class Screen:
         go_on = chat is not None and not running and service.can_continue(chat)
         questions = [message for message in split_turns(chat)[1] if message.role == "user"]
         held = view_text(view)
+        notice = view.notice if view.notice_of in ("", self._doing()) else ""
         mark = mark_html(chat_id, len(questions), running, epoch, view.stamp)
         return {
             "view": (held, lambda: {self.view: held}),
@@ -183,7 +194,7 @@ class Screen:
                 lambda: {widgets.kept: str(time.monotonic_ns())},  # another one when told again
             ),
             "buttons": (running, lambda: self._buttons(running)),
-            "notice": (view.notice, lambda: {widgets.chat.notice: message_html(t(view.notice), view.good)}),
+            "notice": (notice, lambda: {widgets.chat.notice: message_html(t(notice), view.good)}),
             "mark": (mark, lambda: {widgets.mark: mark}),
         }
 

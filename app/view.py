@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Updates = dict[Any, Any]  # widget -> its new value or properties
@@ -22,6 +22,11 @@ class View:
     find: str = ""  # what the list of chats is searched for
     page: str = ""  # which one, among those that are open; given with its first action
     stamp: int = 0  # grows with every action: which of two answers of the server is the newer one
+    notice_of: str = ""  # what the engine was doing when it refused; the notice goes with that; "": it stays
+
+    def refused(self, notice: str, of: str = "") -> View:
+        """With a sentence on what was not done."""
+        return replace(self, notice=notice, good=False, notice_of=of)
 
 
 def in_sight(wanted: bool) -> Literal[True, "hidden"]:

@@ -37,6 +37,11 @@ CHAT = {
     "Continue the answer": "继续回答",
     "Attach": "附件",
     "{name} is no text file in UTF-8: copy what it says instead.": "{name} 不是文本文件：请改为复制其内容。",
+    "localmoe does not answer, as if it had been closed: start it again with python launch.py. This page "
+    "then goes on by itself, with what you have written.": (
+        "localmoe 没有响应，可能已被关闭：请用 python launch.py 重新启动。之后本页会自动继续，"
+        "并保留您写的内容。"
+    ),
     "Reading {name}": "正在读取 {name}",
     "{name} was left out, as the chat has changed meanwhile: attach it again.": (
         "对话已切换，未附上 {name}：请重新附上。"

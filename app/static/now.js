@@ -1,7 +1,7 @@
 // Asks /now what has moved: fills the panel and the context meter, puts new text of the answer into the conversation
 // (event 'grown', app/screen.py), and has the rest of the page drawn where it is out of date (event 'due'), or all of it
 // where the server does not know the page any more (event 'open'). Nothing is asked while the page is out of sight.
-const FIRST_MS = 100, LOST_MS = 2000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, CHECK_MS = 250, WRONG = 3;
+const FIRST_MS = 100, LOST_MS = 2000, ANSWER_MS = 15000, PATIENCE_MS = 3000, BLIND_MS = 6000, TYPING_MS = 400, CHECK_MS = 250, WRONG = 3;
 const shown = { panel: '', meter: '', turn: '' }; // keys of what was told last
 const typed = { text: '', tokens: 0, about: false };
 let grown = null; // the answer's text that is to be shown: {key, of, parts}
@@ -11,6 +11,7 @@ let keyAt = -TYPING_MS; // when something was typed last
 let wrong = 0; // how often in a row the conversation or its buttons were not what the mark says
 let dueSince = 0; // when a refresh was asked for that has not come yet
 let asking = false, again = false, next = null, rest = null;
+let misses = 0; // questions in a row that nobody answered
 
 const mark = () => element.querySelector('[data-epoch]')?.dataset;
 const frame = (name) => document.querySelector(`[data-part="${name}"]`);
@@ -101,12 +102,23 @@ const ask = async (chat) => {
     const panel = window.localmoeInSight(window.localmoePart('lm-live')) ? shown.panel : 'hidden';
     const asked = new URLSearchParams({ ...shown, panel, chat, language: window.localmoeLanguage(), typed: typed.tokens });
     if (typed.about) asked.set('about', '1');
-    const answer = await fetch(`/now?${asked}`);
+    const answer = await fetch(`/now?${asked}`, { signal: AbortSignal.timeout(ANSWER_MS) });
     return answer.ok ? await answer.json() : null;
   } catch (error) {
     console.debug('localmoe: /now', error.message);
     return null;
   }
+};
+
+// Twice in vain: what is shown is not what is, so it is said.
+const sayLost = (lost) => {
+  const said = document.getElementById('lm-lost');
+  if (!lost) said?.remove();
+  if (!lost || said) return;
+  const line = Object.assign(document.createElement('p'), { id: 'lm-lost', className: 'lm-alert' });
+  line.setAttribute('role', 'alert');
+  window.localmoePart('lm-tabs').before(line);
+  line.textContent = window.localmoePart('lm-lost-text').textContent;
 };
 
 const poll = async () => {
@@ -117,6 +129,8 @@ const poll = async () => {
   const chat = mark()?.chat ?? '';
   const told = await ask(chat);
   asking = false;
+  misses = told ? 0 : misses + 1;
+  sayLost(misses > 1);
   next = setTimeout(poll, again ? 0 : told ? 1000 * told.wait : LOST_MS);
   again = false;
   if (told) show(told, chat);

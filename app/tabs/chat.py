@@ -156,7 +156,7 @@ def _connect_edits(widgets: ChatWidgets, screen: Screen) -> None:
             place = data.index if isinstance(data.index, int) else data.index[0]
             screen.service.edit(view.chat_id or "", edited_node(noted, view.chat_id, place), text)
         except LocalMoeError as error:
-            return screen.updates(replace(view, notice=str(error), good=False), "")
+            return screen.updates(screen.refused(view, error), "")
         return screen.updates(replace(view, notice=""), "")
 
     for name, chatbot in (("turn", widgets.turn), ("history", widgets.history)):

@@ -129,7 +129,7 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
     def handle_imported(view: View, seen: Seen, event: gr.EventData) -> Updates:
         data = event._data if isinstance(event._data, dict) else {}
         if data.get("error"):
-            return screen.updates(replace(view, notice=str(data["error"])[:500], good=False), seen)
+            return screen.updates(view.refused(str(data["error"])[:500]), seen)
 
         def act() -> tuple[View, Updates]:
             chat = service.chats.get(_chat_id(event))

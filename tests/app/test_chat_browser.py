@@ -141,6 +141,16 @@ def test_a_stopped_answer_is_continued(page: PageDriver) -> None:
     assert "of 4,096 tokens used" in page.text("#lm-meter")
 
 
+def test_a_refusal_goes_with_its_reason(page: PageDriver) -> None:
+    page.send("tell me a long story")
+    page.wait_answer(20)
+    page.type("another")
+    page.wait_text("#lm-notice", "An answer is still being written")
+    page.stop()
+    wait_for(lambda: page.text("#lm-notice") == "", 10, "nothing to wait for")
+    assert page.value("lm-message") == "another"
+
+
 def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
     page.settings()
     page.page.locator("#lm-tab-settings button:has-text('Advanced')").last.click()

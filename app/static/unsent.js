@@ -1,0 +1,27 @@
+// A message that is being written stays when the page is loaded again: by the reader, for another language, or by Gradio,
+// once a server that was gone is there again. Kept by the browser, for this tab and until then.
+(() => {
+  const KEY = 'localmoe-unsent', LOOK_MS = 50, PATIENCE_MS = 30_000;
+  const box = () => window.localmoePart('lm-message')?.querySelector('textarea');
+  const text = sessionStorage.getItem(KEY);
+  const forget = () => sessionStorage.removeItem(KEY);
+  forget();
+  addEventListener('pageshow', forget); // the same page again, with all that is in it
+  addEventListener('pagehide', () => {
+    if (box()?.value.trim()) sessionStorage.setItem(KEY, box().value);
+  });
+  if (!text) return;
+
+  const began = performance.now();
+  const put = () => {
+    const told = Number(window.localmoePart('lm-mark')?.querySelector('[data-stamp]')?.dataset.stamp ?? 0);
+    if (!told || !box()) { // what the server first tells would take its place
+      if (performance.now() - began < PATIENCE_MS) setTimeout(put, LOOK_MS);
+      return;
+    }
+    if (box().value) return; // who was faster goes on
+    Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(box(), text);
+    box().dispatchEvent(new Event('input', { bubbles: true }));
+  };
+  put();
+})();
