@@ -41,8 +41,8 @@ def top_html(t: Texts) -> str:
 
     def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> str:
         items = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options)
-        name_of = f"<span>{escape(label)}</span>"
-        return f'<label class="lm-theme">{name_of}<select id="lm-{name}">{items}</select></label>'
+        name_of = f'title="{escape(label)}"><span>{escape(label)}</span>'
+        return f'<label class="lm-theme" {name_of}<select id="lm-{name}">{items}</select></label>'
 
     languages = (("auto", t("auto")), ("en", "English"), ("zh", "中文"))
     themes = (("auto", t("auto")), ("light", t("light")), ("dark", t("dark")))

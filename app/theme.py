@@ -7,7 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 STATIC = Path(__file__).parent / "static"
-_SHEETS = ("page.css", "attach.css", "live.css")
+_SHEETS = ("page.css", "fit.css", "attach.css", "live.css")
 _SCRIPTS = (
     "page.js", "asking.js", "keys.js", "follow.js", "thoughts.js", "copying.js", "attach.js", "live.js",
     "logs.js", "picture.js", "unsent.js",

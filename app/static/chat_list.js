@@ -5,10 +5,11 @@ const deleteOf = (item) => item.querySelector('button[data-act=delete]');
 let renaming = null; // {id, input, open}: the input stands in the place of the button `open`
 let sure = null; // the chat whose Delete asks
 
-const end = (keep) => {
+const end = (keep, byKey = false) => {
   const { id, input, open } = renaming;
   renaming = null;
   input.replaceWith(open);
+  if (byKey) open.focus({ preventScroll: true }); // else nothing has it
   const title = input.value.trim();
   if (keep && title && title !== open.title) trigger('rename_chat', { id, title });
 };
@@ -23,8 +24,8 @@ const rename = (item) => {
   input.setAttribute('aria-label', item.dataset.newTitle);
   input.addEventListener('keydown', (event) => {
     event.stopPropagation();
-    if (event.key === 'Enter') end(true);
-    if (event.key === 'Escape') end(false);
+    if (event.key === 'Enter') end(true, true);
+    if (event.key === 'Escape') end(false, true);
   });
   input.addEventListener('blur', () => setTimeout(() => { // a list that is drawn anew has the input back by then
     if (renaming?.input === input && document.activeElement !== input) end(true);

@@ -12,9 +12,13 @@
     'k': () => {
       const shell = window.localmoePart('lm-shell');
       shell.classList.remove('lm-show-live');
-      shell.classList.add('lm-show-nav'); // the drawer of a narrow screen
-      field('lm-find')?.focus();
-      field('lm-find')?.select();
+      shell.classList.add('lm-show-nav'); // the drawer of a narrow screen, which takes the focus once it is in sight
+      const look = () => {
+        field('lm-find')?.focus();
+        field('lm-find')?.select();
+      };
+      look();
+      if (document.activeElement !== field('lm-find')) setTimeout(look, 200);
     },
     'shift+o': () => {
       click('lm-tab-chat-button');
@@ -50,6 +54,7 @@
     event.stopImmediatePropagation();
     event.target.value = '';
     event.target.dispatchEvent(new Event('input', { bubbles: true }));
+    window.localmoePart('lm-shell').classList.remove('lm-show-nav');
     field('lm-message')?.focus();
   }, true);
 })();

@@ -43,7 +43,20 @@
     const tell = () => document.dispatchEvent(new Event('localmoe-drawers'));
     setTimeout(tell, wide.matches ? 0 : 200); // a drawer is in sight once it has moved (page.css)
   };
-  const closeDrawers = () => shell()?.classList.remove('lm-show-nav', 'lm-show-live');
+  // A drawer that opens takes the focus; where it has it when it closes, its button gets it again.
+  const focusDrawer = (name) => {
+    const drawer = window.localmoePart(`lm-${name}`);
+    drawer.tabIndex = -1;
+    if (shell().classList.contains(`lm-show-${name}`)) drawer.focus({ preventScroll: true });
+  };
+  const closeDrawers = () => {
+    const { activeElement } = document;
+    const left = ['nav', 'live'].find((name) => shell()?.classList.contains(`lm-show-${name}`));
+    shell()?.classList.remove('lm-show-nav', 'lm-show-live');
+    if (left && !wide.matches && window.localmoePart(`lm-${left}`).contains(activeElement)) {
+      document.querySelector(`[data-toggle=${left}]`)?.focus();
+    }
+  };
   const hideLive = (hidden) => {
     shell().classList.toggle('lm-no-live', hidden);
     store.set('localmoe-live', hidden ? 'hidden' : 'shown');
@@ -97,6 +110,7 @@
       const shown = shell().classList.contains(name);
       closeDrawers();
       shell().classList.toggle(name, !shown);
+      setTimeout(() => focusDrawer(toggle.dataset.toggle), 200); // once it is in sight
     } else if (event.target.closest('#lm-main, #lm-new')) {
       closeDrawers();
     }

@@ -90,3 +90,18 @@ def test_a_screen_reader_is_told_that_delete_asks_first(page: PageDriver) -> Non
     delete.click()
     wait_for(lambda: "a long story to delete" not in page.titles(), 10, "one chat less")
     assert page.evaluate(ASKED) == ""
+
+
+@pytest.mark.parametrize(("key", "title"), [("Enter", "by key"), ("Escape", "a keyboard story")])
+def test_who_renames_with_keys_goes_on_from_the_title(page: PageDriver, key: str, title: str) -> None:
+    page.send("a keyboard story")
+    page.wait_idle()
+    row(page, "a keyboard story").locator(".lm-open").focus()
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    page.page.keyboard.type("by key")
+    page.page.keyboard.press(key)
+    wait_for(lambda: page.titles()[0] == title, 10, "the title")
+    page.page.wait_for_timeout(300)
+    assert page.evaluate("document.activeElement.className") == "lm-open"
+    assert page.evaluate("document.activeElement.title") == title
