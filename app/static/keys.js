@@ -12,13 +12,9 @@
     'k': () => {
       const shell = window.localmoePart('lm-shell');
       shell.classList.remove('lm-show-live');
-      shell.classList.add('lm-show-nav'); // the drawer of a narrow screen, which takes the focus once it is in sight
-      const look = () => {
-        field('lm-find')?.focus();
-        field('lm-find')?.select();
-      };
-      look();
-      if (document.activeElement !== field('lm-find')) setTimeout(look, 200);
+      shell.classList.add('lm-show-nav'); // the drawer of a narrow screen
+      window.localmoeFocus(field('lm-find'));
+      field('lm-find')?.select();
     },
     'shift+o': () => {
       click('lm-tab-chat-button');

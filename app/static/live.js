@@ -14,7 +14,10 @@
   // asked for seldom can be told from what is never asked for.
   const draw = (canvas) => {
     const { cells, layers, experts } = shown;
-    if (!layers) return;
+    if (!layers) { // what is seen is no model's any more
+      canvas.getContext('2d').clearRect(0, 0, canvas.width, canvas.height);
+      return;
+    }
     if (canvas.width !== experts || canvas.height !== layers) {
       canvas.width = experts; canvas.height = layers;
       canvas.style.height = `${Math.max(layers * 3, Math.min(180, layers * 11))}px`;

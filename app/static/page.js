@@ -43,11 +43,17 @@
     const tell = () => document.dispatchEvent(new Event('localmoe-drawers'));
     setTimeout(tell, wide.matches ? 0 : 200); // a drawer is in sight once it has moved (page.css)
   };
+  // What is in a drawer that opens may be hidden for a moment yet.
+  window.localmoeFocus = (element, tries = 10) => {
+    element?.focus({ preventScroll: true });
+    if (!element || document.activeElement === element || !tries) return;
+    setTimeout(() => window.localmoeFocus(element, tries - 1), 50);
+  };
   // A drawer that opens takes the focus; where it has it when it closes, its button gets it again.
   const focusDrawer = (name) => {
     const drawer = window.localmoePart(`lm-${name}`);
     drawer.tabIndex = -1;
-    if (shell().classList.contains(`lm-show-${name}`)) drawer.focus({ preventScroll: true });
+    if (shell().classList.contains(`lm-show-${name}`)) window.localmoeFocus(drawer);
   };
   const closeDrawers = () => {
     const { activeElement } = document;
@@ -110,7 +116,7 @@
       const shown = shell().classList.contains(name);
       closeDrawers();
       shell().classList.toggle(name, !shown);
-      setTimeout(() => focusDrawer(toggle.dataset.toggle), 200); // once it is in sight
+      focusDrawer(toggle.dataset.toggle);
     } else if (event.target.closest('#lm-main, #lm-new')) {
       closeDrawers();
     }

@@ -38,7 +38,7 @@ def many_chats(home: Path) -> None:
     (home / "chats").mkdir(parents=True)
     for number in range(60):
         chat = {
-            "schema": 2, "id": f"{number:032x}", "title": f"chat {number}", "created": 1.0, "updated": 1.0,
+            "schema": 2, "id": f"{number:032x}", "title": f"topic-{number}x", "created": 1.0, "updated": 1.0,
             "shown": -1, "messages": [],
         }  # fmt: skip
         (home / "chats" / f"{number:032x}.json").write_text(json.dumps(chat))
@@ -118,6 +118,7 @@ def test_a_drawer_takes_the_focus_and_gives_it_back(page: PageDriver, name: str,
     page.page.focus(f"[data-toggle={name}]")
     page.page.keyboard.press("Enter")
     wait_for(lambda: focused(f"#lm-{name}"), 5, "the focus in the drawer")
+    assert page.visible(f"#lm-{name}")  # by now it does not move any more
     page.page.keyboard.press("Tab")
     assert focused(first)
     page.page.keyboard.press("Escape")
@@ -127,9 +128,17 @@ def test_a_drawer_takes_the_focus_and_gives_it_back(page: PageDriver, name: str,
 def test_ctrl_k_looks_for_a_chat_on_a_narrow_screen(page: PageDriver) -> None:
     resize(page, 390, 800)
     page.page.keyboard.press("Control+k")
-    page.page.wait_for_timeout(300)
-    page.page.keyboard.type("chat 42")
-    wait_for(lambda: page.titles() == ["chat 42"], 10, "the chat")
+    looking = "document.activeElement.closest('#lm-find') !== null"
+    wait_for(lambda: page.evaluate(looking), 5, "the cursor in the box to search in")
+    page.page.keyboard.type("topic-42")
+    wait_for(lambda: page.titles() == ["topic-42x"], 10, "the chat")
     page.page.keyboard.press("Escape")
     wait_for(lambda: len(page.titles()) > 10, 10, "all chats")
     assert not page.visible("#lm-nav")
+
+
+def test_a_benchmark_tab_without_results_shows_no_empty_box(page: PageDriver) -> None:
+    page.open_tab("benchmark")
+    page.page.wait_for_selector("#lm-bench-run")
+    group = "document.querySelector('#lm-bench-result').closest('.lm-group')"
+    assert page.evaluate(f"{group}.offsetHeight") == 0

@@ -150,3 +150,12 @@ def test_the_log_is_shown_filtered_copied_and_saved_and_says_nothing_of_the_chat
     text = Path(saved.value.path()).read_text()
     assert "loading demo" in text and "fox" not in text and "story" not in text
     page.page.click("#lm-tab-chat-button")
+
+
+def test_the_map_is_empty_where_no_model_is_loaded(page: PageDriver) -> None:
+    page.settings()
+    wait_for(lambda: page.page.evaluate(PIXEL, [3, 0])[3] == 255, 20, "the map")
+    page.choose_model("missing")
+    page.apply("")
+    page.wait_text("#lm-header", "There is no model 'missing'")
+    wait_for(lambda: page.page.evaluate(PIXEL, [3, 0])[3] == 0, 20, "an empty map")

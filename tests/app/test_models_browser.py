@@ -235,6 +235,8 @@ def test_the_page_speaks_chinese_by_the_browser_or_by_choice(
     chinese.wait_text("#lm-shelf", "在这台电脑上")
     assert chinese.evaluate("document.documentElement.scrollWidth") == 390
     assert chinese.evaluate("document.documentElement.lang") == "zh"
+    chinese.settings()
+    assert chinese.value("lm-thinking") == "由模型决定"
     with chinese.page.expect_navigation():  # a reload
         chinese.page.select_option("#lm-language", "en")
     chinese.wait_text("#lm-tab-models-button", "Models")
