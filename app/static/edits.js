@@ -4,21 +4,35 @@ const begun = {}; // list -> what it showed
 const scroll = window.localmoePart('lm-scroll');
 const buttonsOf = (box) => box.closest('.message-row')?.nextElementSibling; // Submit and Cancel, then Copy and Edit again
 
+const listed = (list) => element.querySelector(`[data-${list}]`)?.dataset[list] ?? '';
+const placeOf = (row) => [...row.closest('.lm-turns').querySelectorAll('.user-row')].indexOf(row);
+let sent = null; // {list, shown, place, text}: the last edit, for as long as the list shows what it was of
+
 scroll.addEventListener('click', (event) => {
-  const row = event.target.closest('.message-buttons')?.previousElementSibling;
+  const buttons = event.target.closest('.message-buttons'), row = buttons?.previousElementSibling;
   const list = row?.closest('.lm-turns')?.id.replace('lm-', '');
-  if (!list || row.querySelector('textarea')) return; // no button, or the end of an edit
-  begun[list] = element.querySelector(`[data-${list}]`)?.dataset[list] ?? '';
+  if (!list) return;
+  const box = row.querySelector('textarea');
+  if (!box) begun[list] = listed(list);
+  else if (event.target.closest('button') === buttons.querySelector('button')) {
+    sent = { list, shown: begun[list], place: placeOf(row), text: box.value };
+  }
 }, true);
+new MutationObserver(() => { if (sent && listed(sent.list) !== sent.shown) sent = null; })
+  .observe(element, { childList: true, subtree: true, attributes: true });
 window.localmoeEdited = (list) => begun[list] ?? '';
 
-// The box holds the text as the list shows it (app/tag_text.py).
+// The box holds the text as the list shows it (app/tag_text.py); after an edit that was refused, as when an answer is being
+// written, what had been written.
 scroll.addEventListener('focusin', ({ target }) => {
   if (!target.matches('.lm-turns textarea')) return;
   target.setAttribute('aria-label', element.querySelector('[data-name]')?.dataset.name ?? '');
-  if (!target.value.includes('&#0060;')) return;
-  const { set } = Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value');
-  set.call(target, target.value.replaceAll('&#0060;', '<'));
+  const row = target.closest('.message-row'), list = row.closest('.lm-turns').id.replace('lm-', '');
+  const refused = sent?.list === list && sent.shown === begun[list] && sent.place === placeOf(row);
+  const text = refused ? sent.text : target.value.replaceAll('&#0060;', '<');
+  if (refused) sent = null;
+  if (target.value === text) return;
+  Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(target, text);
   target.dispatchEvent(new Event('input', { bubbles: true }));
 });
 

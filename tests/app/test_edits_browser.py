@@ -109,3 +109,25 @@ def test_esc_that_gives_up_a_word_being_composed_stops_no_answer(page: PageDrive
     page.wait_answer(before + 20)
     page.page.evaluate(COMPOSED, {})
     page.wait_idle()
+
+
+def test_the_text_of_an_edit_that_is_refused_is_there_when_it_is_opened_again(page: PageDriver) -> None:
+    ask(page, "Question ONE")
+    page.send("a long story")
+    page.wait_answer(20)
+    open_edit(page, "#lm-history", "all that was <changed>")
+    page.press("Submit", "#lm-history")
+    page.wait_text("#lm-notice", "An answer is still being written")
+    page.stop()
+    page.page.locator("#lm-history button[aria-label='Edit']").last.click()
+    edited = "#lm-history textarea"
+    wait_for(lambda: page.page.input_value(edited) == "all that was <changed>", 5, "what was written")
+    page.press("Submit", "#lm-history")
+    page.wait_questions(["all that was <changed>"])
+    page.wait_idle()
+    page.press("Previous version", "#lm-turn .lm-branch[data-role=user]")
+    page.wait_questions(["Question ONE", "a long story"])
+    page.page.locator("#lm-history button[aria-label='Edit']").last.click()
+    page.page.wait_for_timeout(300)
+    assert page.page.input_value(edited) == "Question ONE"  # it was sent
+    page.press("Cancel", "#lm-history")
