@@ -30,7 +30,7 @@ def choice_texts(block: Any) -> list[tuple[str, Any]]:
     """The choices of a group of buttons, and of a list those that have a text. Those that are their own are
     names, which stay, as do all of a list in which one can type."""
     if isinstance(block, gr.Dropdown) and not block.allow_custom_value:
-        return [(label, value) for label, value in block.choices if label != value]
+        return [(str(label), value) for label, value in block.choices if label != value]
     return [(str(label), value) for label, value in block.choices] if isinstance(block, gr.Radio) else []
 
 
