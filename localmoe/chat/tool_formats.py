@@ -127,10 +127,11 @@ _PARAMETER = re.compile(
 
 def _read_functions(block: str, texts: Texts) -> list[ToolCall]:
     """Qwen3-Coder's, Qwen3.5's and Nemotron 3's."""
-    return _some([_with_pairs(name, body, _PARAMETER, texts) for name, body in _FUNCTION.findall(block)])
+    found = _FUNCTION.findall(_up_to(block, "</function>"))
+    return _some([_with_pairs(name, body, _PARAMETER, texts) for name, body in found])
 
 
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 
 
 def _read_arguments(block: str, texts: Texts) -> list[ToolCall]:
@@ -146,16 +147,28 @@ _NAMED = re.compile(r"<parameter name=\"?([^\">\n]+)\"?>(.*?)</parameter>\s*(?=<
 
 def _read_invokes(block: str, texts: Texts) -> list[ToolCall]:
     """MiniMax M2's."""
-    return _some([_with_pairs(name, body, _NAMED, texts) for name, body in _INVOKE.findall(block)])
+    found = _INVOKE.findall(_up_to(block, "</invoke>"))
+    return _some([_with_pairs(name, body, _NAMED, texts) for name, body in found])
+
+
+def _up_to(block: str, end: str) -> str:
+    """A block up to the last of its ends, as a pattern would look for one behind each beginning."""
+    last = block.rfind(end)
+    return "" if last < 0 else block[: last + len(end)]
 
 
 def _with_pairs(name: str, body: str, pair: re.Pattern[str], texts: Texts) -> ToolCall:
     """A call whose body consists of pairs of a name and a value without quotes."""
     name, body = name.strip(), body.strip()
-    if pair.sub("", body).strip():  # one that has not ended, or more than pairs
-        raise ValueError("no call of a tool")
-    kept = texts.get(name, frozenset())
-    return _call(name, {key.strip(): _typed(value, key.strip() in kept) for key, value in pair.findall(body)})
+    kept, values, at = texts.get(name, frozenset()), dict[str, Any](), 0
+    while at < len(body):
+        found = pair.match(body, at)
+        if found is None:  # one that has not ended, or more than pairs
+            raise ValueError("no call of a tool")
+        key = found[1].strip()
+        values[key] = _typed(found[2], key in kept)
+        at = found.end()
+    return _call(name, values)
 
 
 def _some(calls: list[ToolCall]) -> list[ToolCall]:

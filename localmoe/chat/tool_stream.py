@@ -10,6 +10,9 @@ from localmoe.chat.tool_formats import ToolFormat, texts_of
 from localmoe.core.tools import Tool, ToolCall
 
 Found = tuple[str | ToolCall, ...]  # new text without calls, and new calls, in their order
+_MOST_READ = (
+    1000  # blocks that are looked at once the answer has ended: a model that repeats marks begins many
+)
 
 
 class ToolStream:
@@ -21,6 +24,8 @@ class ToolStream:
         self._held = ""
         self._space = ""  # before a block that has begun
         self._frame: tuple[str, str] | None = None  # of that block
+        self._tried = 0  # so far into `held` no end is that of a block that can be read
+        self._left = _MOST_READ
         self._called = self._cut = False
 
     def add(self, text: str) -> Found:
@@ -60,7 +65,7 @@ class ToolStream:
         """Text that belongs to no call; whether a block begins behind it, with which `held` begins then."""
         openings = [(at, frame) for frame in self._form.frames if (at := self._held.find(frame[0])) >= 0]
         if openings:
-            at, self._frame = min(openings)
+            (at, self._frame), self._tried = min(openings), 0
             before, self._held = self._held[:at], self._held[at:]
             sure = before.rstrip()
             self._space = before[len(sure) :]
@@ -75,15 +80,18 @@ class ToolStream:
         or cannot be read. What it says may hold what ends a block."""
         assert self._frame is not None
         opening, closing = self._frame
-        end = len(opening)
-        while closing and (end := self._held.find(closing, end)) >= 0:
+        end = max(len(opening), self._tried)
+        while closing and (end := self._held.find(closing, end)) >= 0 and self._left:
+            self._left -= ended
             end += len(closing)
             calls = self._read(self._held[:end])
             if calls is not None:
                 self._held = self._held[end:]
                 return calls
-        if not ended or self._cut:
+            self._tried = end
+        if not ended or self._cut or not self._left:
             return None
+        self._left -= 1
         calls = self._read(self._held + closing)  # some models end without it
         if calls is not None:
             self._held = ""

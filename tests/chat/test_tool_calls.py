@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -254,3 +255,23 @@ def test_marks_that_decoding_drops_are_in_the_text_where_tools_may_be_called() -
 )  # fmt: skip
 def test_a_template_shows_its_notation(template: Any, name: str) -> None:
     assert find_format(Special(template, {})) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "repeated"),
+    [
+        ("json", "<tool_call>", "</tool_call>"),
+        ("functions", "<tool_call>", "</tool_call>\n<function=f>"),
+        ("arguments", "<tool_call>f", "<arg_key>a</arg_key></tool_call>"),
+        ("json", "", "<tool_call>x</tool_call>"),
+        ("invokes", "<minimax:tool_call>", '<invoke name="f"></minimax:tool_call>'),
+        ("gemma", "<|tool_call>call:f{", "<tool_call|>"),
+    ],
+)
+def test_marks_that_a_model_repeats_without_end_hold_nobody_up(name: str, begins: str, repeated: str) -> None:
+    """As models do that have lost their way; each token of such an answer took longer than the one before."""
+    stream, times = ToolStream(FORMATS[name], ()), 1500
+    started = time.process_time()
+    found = [part for text in [begins, *[repeated] * times] for part in stream.add(text)] + [*stream.finish()]
+    assert time.process_time() - started < 10
+    assert "".join(str(part) for part in found) == begins + repeated * times
