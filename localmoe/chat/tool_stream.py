@@ -10,9 +10,8 @@ from localmoe.chat.tool_formats import ToolFormat, texts_of
 from localmoe.core.tools import Tool, ToolCall
 
 Found = tuple[str | ToolCall, ...]  # new text without calls, and new calls, in their order
-_MOST_READ = (
-    1000  # blocks that are looked at once the answer has ended: a model that repeats marks begins many
-)
+# blocks that are looked at once the answer has ended: a model that repeats marks begins many
+_MOST_READ = 1000
 
 
 class ToolStream:
