@@ -18,6 +18,7 @@ from localmoe.server.routes import ServedModel, make_app
 from localmoe.server.settings import ServerSettings
 
 _GRACE_S = 2  # for answers under way to say that the server ends
+_KEEP_ALIVE_S = 120  # longer than clients keep a connection: one that closes as it is used loses the request
 
 
 class ApiServer(uvicorn.Server):
@@ -27,7 +28,7 @@ class ApiServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False, lifespan="off",
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )  # fmt: skip
         leave_out_cancelled()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import time
 
 import pytest
 from api_rig import CHAT, HELLO, TEXT, Api, ScriptedEngine, refusal, running
@@ -117,6 +120,17 @@ def test_a_slash_at_the_end_of_a_path_changes_nothing(api: Api) -> None:
 def test_small_answers_on_an_open_connection_are_sent_at_once(api: Api) -> None:
     times_s = [api.client.get("/v1/models").elapsed.total_seconds() for _ in range(6)]
     assert min(times_s[1:]) < 0.03  # 0.04 s at least where each waits for the client to confirm the last
+
+
+def test_a_connection_outlives_the_pause_of_a_client_that_asks_every_five_seconds(api: Api) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", api.port, timeout=10)) as connection:
+        connection.connect()
+        connection.auto_open = 0  # not a new one in its place
+        for pause_s in (0, 5.5):
+            time.sleep(pause_s)
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())["status"]) == (200, "ready")
 
 
 def test_a_request_has_a_largest_size(api: Api) -> None:
