@@ -53,7 +53,13 @@ class LaunchError(Exception):
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Prints a line, if somebody takes it: a full disk, or a reader that went away, ends no start."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # for what is left in the buffer, and for the app
+        os.close(nowhere)
 
 
 # ---- what this machine has ----
@@ -153,7 +159,7 @@ class Progress:
     def __init__(self, steps: int) -> None:
         self.steps, self.step, self.title = steps, 0, ""
         self.began, self.printed, self.width = time.monotonic(), 0.0, 0
-        self.live = sys.stdout.isatty()
+        self.live = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by pythonw
 
     def next(self, title: str) -> None:
         self.step, self.title, self.printed = self.step + 1, title, 0.0

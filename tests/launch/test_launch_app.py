@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_checkout import Checkout, free_port
+from launch_checkout import Checkout, Running, free_port
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="drives POSIX signals")
 RUNNING = "localmoe is ready at"
@@ -51,6 +52,21 @@ def test_a_second_start_is_on_the_page_within_five_seconds_without_pip(ready: Ch
     assert start.wait_for(f"{RUNNING} http://127.0.0.1:{port}") < 5
     assert "Setting up" not in start.output
     assert not (ready.home / "logs" / "setup.log").exists()
+
+
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-", ">/dev/full"])
+def test_a_start_needs_nobody_who_reads_what_it_prints(streams: str, ready: Checkout) -> None:
+    if "full" in streams and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    command = shlex.join([sys.executable, str(ready.root / "launch.py"), "--no-browser"])
+    port = free_port()
+    start = Running(["sh", "-c", f"exec {command} --port {port} {streams}"], ready.env())
+    ready.starts.append(start)
+    deadline = time.monotonic() + 30
+    while not (ready.home / "options.json").exists():
+        assert time.monotonic() < deadline and start.process.poll() is None, start.output
+        time.sleep(0.02)
+    assert options_of_the_app(ready)["port"] == str(port)
 
 
 def test_the_options_reach_the_app_and_a_models_relative_folder_is_found(
