@@ -171,6 +171,10 @@ class DeviceExpertMemory(SlotTable):
         self._upload()
         self._prepared = True
 
+    def unprepare(self) -> None:
+        """The pass that was prepared does not come, or free slots that it was offered are somebody's."""
+        self._prepared = False
+
     def open_pass(self) -> None:
         """As `prepare_pass`, as far as that was not done, for a pass that comes now.
 
@@ -237,16 +241,23 @@ class DeviceExpertMemory(SlotTable):
     def reserve(self, count: int) -> list[int]:
         """As SlotTable's; what waits is withdrawn."""
         self._queue.drop_prefetches()
+        self.unprepare()
         return super().reserve(count)
 
     def reserve_neighbours(self, count: int) -> range:
         """As SlotTable's; what waits is withdrawn."""
         self._queue.drop_prefetches()
+        self.unprepare()
         return super().reserve_neighbours(count)
+
+    def take_free(self, layer: int, share: int, count: int) -> list[int]:
+        """As SlotTable's."""
+        self.unprepare()
+        return super().take_free(layer, share, count)
 
     def abandon_pass(self) -> None:
         """Where passes were opened and not closed, what they put into slots is not known: empty them all."""
-        self._prepared = False
+        self.unprepare()
         if self._open_passes:
             self.transfers.wait_for_compute()
             self._empty()

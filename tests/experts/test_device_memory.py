@@ -327,6 +327,22 @@ def test_a_pass_that_was_prepared_goes_by_what_was_known_then_and_by_what_change
     assert float(view.score[0]) == 7.0
 
 
+@pytest.mark.parametrize("take", ["reserve", "reserve_neighbours", "take_free"])
+def test_slots_that_are_taken_since_a_pass_was_prepared_are_not_offered_to_it(take: str) -> None:
+    rig = rig_with(K(0, 0), slots=4)
+    rig.memory.prepare_pass()
+    taken = {
+        "reserve": lambda: rig.memory.reserve(3),
+        "reserve_neighbours": lambda: list(rig.memory.reserve_neighbours(2)),
+        "take_free": lambda: rig.memory.take_free(1, 6, 3),
+    }[take]()
+    assert len(taken) >= 2
+    rig.memory.open_pass()
+    offered = [a for layer in (0, 1) for a in rig.block.view(layer).landing.tolist() if a]
+    assert not {rig.slots.address(slot) for slot in taken}.intersection(offered)
+    rig.memory.abandon_pass()
+
+
 def test_a_pass_behind_another_is_told_nothing_but_scores_and_none_can_be_opened_after_the_end() -> None:
     rig = rig_with(K(0, 0), K(0, 1), slots=2)
     rig.memory.open_pass()
