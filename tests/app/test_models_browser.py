@@ -160,7 +160,7 @@ def test_a_gated_model_comes_with_a_token_that_stays_secret(
 
 def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: Any, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    hub.rate, hub.requests[:] = 3e5, []  # so that it is far from its end whatever clicks take
+    hub.rate, hub.requests[:] = 1e5, []  # so that it is far from its end whatever clicks take
     with running_app(home, FAKE, **environment(hub)) as app:
         page = PageDriver.open(browser, app.url)
         search(page, LONG)
