@@ -144,7 +144,7 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
         for opened in (page.load, mark.open):
             screen.listen(
                 opened, handle_load, [last_chat, language, open_tab], extra,
-                js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]",
+                js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]", again="once",
             )  # fmt: skip
         screen.listen_to_script()
         models_timer.tick(
@@ -163,7 +163,7 @@ def _connect_tab(tab: gr.Tab, name: str, screen: Screen, models_screen: ModelsSc
 
     tab.select(
         handle_select, [screen.view, models_screen.seen], [*models_screen.outputs(), models_screen.tab],
-        queue=False, show_progress="hidden", api_visibility="private",
+        queue=False, show_progress="hidden", api_visibility="private", trigger_mode="multiple",
     )  # fmt: skip
 
 

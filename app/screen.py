@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 
@@ -33,6 +33,7 @@ from app.view import Seen, Updates, View, in_sight
 from localmoe.core.errors import LocalMoeError
 
 Part = tuple[Any, Callable[[], Updates]]  # what it shows, as a key; its updates
+Again = Literal["once", "multiple", "always_last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,14 @@ class Screen:
         inputs: Sequence[Any],
         extra: Sequence[Any] = (),
         js: str | None = None,
+        again: Again = "multiple",
     ) -> None:
-        """Attach a listener that may change anything above and `extra`; nothing waits in a queue."""
+        """Attach a listener that may change anything above and `extra`; nothing waits in a queue. again: what
+        becomes of the event while the answer to another of its kind is on its way; Gradio's own "once" loses
+        it, which is right only for what would be refused."""
         event(
             handler, list(inputs), list(dict.fromkeys([*self._outputs, *extra])), queue=False,
-            show_progress="hidden", api_visibility="private", js=js,
+            show_progress="hidden", api_visibility="private", js=js, trigger_mode=again,
         )  # fmt: skip
 
     def listen_to_script(self) -> None:

@@ -111,9 +111,13 @@ class ModelsService:
             better_draft="on" if draft == BACKGROUND else "off",
         )  # fmt: skip
         status = self.chats.holder.status()
-        if load == self.chats.load_settings and status.phase == "ready" and status.model == model:
+        here = load == self.chats.load_settings and status.model == model
+        if here and status.phase == "ready":
             with self._lock:
                 self.opened += 1
+            return ""
+        if here and status.phase == "loading":  # pressed twice: it goes on
+            self._lead_to_chat(model)
             return ""
         sentence = self.chats.apply_load(load)
         self._lead_to_chat(model)

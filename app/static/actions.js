@@ -3,6 +3,7 @@
 const same = (button) => button && `${button.dataset.act} ${button.dataset.key}`;
 const find = (id) => [...element.querySelectorAll('button[data-act]')].find((button) => same(button) === id);
 let pressed = null;
+let twice = false; // a double click is one press: it neither answers the question that it asks nor resumes what it pauses
 let focused = null;
 let sure = null;
 
@@ -34,10 +35,12 @@ const mark = () => {
 
 element.addEventListener('pointerdown', (event) => {
   pressed = event.button === 0 ? same(event.target.closest('button[data-act]')) : null;
+  twice = false;
 });
+element.addEventListener('mousedown', (event) => { twice = event.detail > 1; });
 element.addEventListener('pointerup', (event) => {
   const button = event.target.closest('button[data-act]');
-  if (pressed && same(button) === pressed) act(button);
+  if (pressed && !twice && same(button) === pressed) act(button);
   pressed = null;
 });
 element.addEventListener('click', (event) => {

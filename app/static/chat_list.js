@@ -86,6 +86,6 @@ element.addEventListener('click', (event) => {
     trigger('open_chat', { id: item.dataset.chat });
   }
   if (button.dataset.act === 'rename') rename(item);
-  if (button.dataset.act === 'delete') remove(item.dataset.chat);
+  if (button.dataset.act === 'delete' && event.detail < 2) remove(item.dataset.chat); // a double click is one press
 });
 new MutationObserver(() => { putBack(); markSure(); }).observe(element, { childList: true, subtree: true });

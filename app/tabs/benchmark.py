@@ -220,8 +220,10 @@ def connect_benchmark_tab(widgets: BenchmarkWidgets, screen: Screen, service: Be
     ):
         _listen(event, handler, [*inputs, *state], outputs)
     _listen(widgets.timer.tick, handle_refresh, state, widgets.outputs())
-    _listen(widgets.past.input, handle_refresh, state, widgets.outputs())
+    _listen(widgets.past.input, handle_refresh, state, widgets.outputs(), trigger_mode="always_last")
 
 
-def _listen(event: Any, handler: Callable[..., Updates], inputs: list[Any], outputs: list[Any]) -> None:
-    event(handler, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private")
+def _listen(
+    event: Any, handler: Callable[..., Updates], inputs: list[Any], outputs: list[Any], **how: Any
+) -> None:
+    event(handler, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private", **how)

@@ -138,11 +138,11 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
 
     both = [screen.view, screen.seen]
-    screen.listen(widgets.message.submit, handle_send, [widgets.message, *both])
-    screen.listen(widgets.send.click, handle_send, [widgets.message, *both])
+    screen.listen(widgets.message.submit, handle_send, [widgets.message, *both], again="once")
+    screen.listen(widgets.send.click, handle_send, [widgets.message, *both], again="once")
     screen.listen(widgets.stop.click, handle_stop, both)
-    screen.listen(widgets.turn.retry, handle_retry, both)
-    screen.listen(widgets.go_on.click, handle_continue, both)
+    screen.listen(widgets.turn.retry, handle_retry, both, again="once")
+    screen.listen(widgets.go_on.click, handle_continue, both, again="once")
     screen.listen(widgets.branches.show_version, handle_version, both)
     screen.listen(widgets.earlier.click, handle_earlier, both)
     _connect_edits(widgets, screen)

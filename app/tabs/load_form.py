@@ -238,4 +238,4 @@ def connect_load_form(form: LoadForm, screen: Screen) -> None:
         }
 
     inputs = [screen.view, screen.seen, form.memory, *form.choices()]
-    screen.listen(form.apply.click, handle_apply, inputs, [form.applied])
+    screen.listen(form.apply.click, handle_apply, inputs, [form.applied], again="always_last")

@@ -98,8 +98,9 @@ def connect_load_preview(form: LoadForm, tab: gr.Tab, screen: Screen, models: Mo
     known = [form.preview, form.slider, timer]
     _listen([timer.tick], answering(handle_tick, edits=False), [screen.view, *choices], known)
     form.preview.act(
-        handle_act, [], [form.budget], queue=False, show_progress="hidden", api_visibility="private"
-    )
+        handle_act, [], [form.budget], queue=False, show_progress="hidden", api_visibility="private",
+        trigger_mode="multiple",
+    )  # fmt: skip
     slid = [form.preview, form.budget, form.automatic, timer]
     _listen([form.slider.input], answering(handle_slide), [screen.view, form.slider, *choices], slid)
     inputs = [screen.view, form.automatic, form.slider, *choices]

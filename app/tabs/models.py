@@ -154,7 +154,7 @@ def connect_models_tab(
     for part, place in {**dict.fromkeys(widgets.lists(), widgets.notice), **others}.items():
         screen.listen(part.act, acting(place), [*choice, *state], [*token_outputs, place])
     for event in (widgets.search.click, widgets.query.submit):
-        screen.listen(event, handle_search, [widgets.query, *state], outputs)
+        screen.listen(event, handle_search, [widgets.query, *state], outputs, again="always_last")
     widgets.query.focus(
         models.client.prepare, None, None, queue=False, show_progress="hidden", api_visibility="private"
     )

@@ -161,7 +161,7 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
 
     both = [screen.view, screen.seen]
     screen.listen(widgets.new.click, handle_new, both)
-    screen.listen(widgets.find.change, handle_find, [widgets.find, *both])
+    screen.listen(widgets.find.change, handle_find, [widgets.find, *both], again="always_last")
     screen.listen(widgets.files.imported, handle_imported, both)
     screen.listen(widgets.chats.open_chat, handle_open, both)
     screen.listen(widgets.chats.rename_chat, handle_rename, both)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from localmoe.core.gates import Gate
 from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.governor import Governor
@@ -54,10 +56,10 @@ class EitherGovernor:
         tokens, took_s = (sum(column) for column in zip(*self._others, strict=True))
         speed, longest = tokens / max(1e-9, took_s), self._times.longest
         margins = margins[: min(self._longest, LONGER * longest if longest else _FIRST_MOST)]
+        rows = len(margins) + 1
+        seconds = np.full(rows, took_s / len(self._others))
         if longest:
-            seconds = self._times.fitted(len(margins) + 1) + self._host.of(len(margins) + 1)
-        else:
-            seconds = self._host.of(len(margins) + 1) + took_s / len(self._others)
+            seconds = self._times.fitted(rows) + self._host.of(rows)
         count, worth = DraftGate(self._rates, 0.0, seconds, speed).best(margins)
         if count and worth > 0.0:
             return count

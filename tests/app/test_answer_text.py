@@ -41,7 +41,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(0, 30))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_every_character_is_whose_it_was(steps: list[list[tuple[str, bool]]], cut: int) -> None:
     """Against a list with one entry a character, also after going on with the first `cut` of them."""
     text, expected = AnswerText(None), list[bool]()

@@ -75,7 +75,7 @@ texts = st.lists(
 
 @given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=3), texts, st.sampled_from(["en", "zh"]))
 @example([("", "", "")], "<!-- localmoe:\n\\<!-- localmoe:error -->\n*", "en")
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_markdown_comes_back_as_the_branch_that_was_shown(
     turns: list[tuple[str, str, str]], error: str, language: str
 ) -> None:
@@ -156,7 +156,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "shown", "title", "schema", "created"]), json_values))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_json_is_taken_or_refused_and_nothing_else(changed: dict[str, object]) -> None:
     try:
         chat = import_chat(file_with(**changed))
@@ -174,7 +174,7 @@ NAMED = (
 
 @given(st.dictionaries(st.sampled_from(NAMED), numbers), st.sampled_from(["stop", "length", None, "other"]))
 @example({"prompt_tokens": None, "new_tokens": 5}, "length")
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_page_shows_a_chat_whatever_its_statistics_are(
     stats: dict[str, object], finish: str | None
 ) -> None:

@@ -199,7 +199,7 @@ def test_a_file_of_the_first_schema_is_read_and_kept_whole_by_the_second(tmp_pat
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30), st.integers(0, 40))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_version_stays_reachable_whatever_was_asked(steps: list[tuple[int, bool]], shown: int) -> None:
     """Against a plain dictionary of parents."""
     tree, parents = MessageTree(), dict[int, int]()

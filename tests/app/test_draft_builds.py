@@ -274,7 +274,7 @@ ACTIONS: dict[str, Callable[[EngineHolder], object]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=12))
 def test_no_order_of_actions_locks_up_or_leaves_a_thread(names: list[str]) -> None:
     engines: list[FakeEngine] = []

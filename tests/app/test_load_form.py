@@ -55,7 +55,7 @@ class Holder:
         self.list_models = lambda: [("demo", "demo"), ("other", "other")]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(known=CHANGES, now=CHANGES, mine=CHANGES)
 def test_it_follows_all_but_what_its_user_is_changing(
     known: dict[str, str], now: dict[str, str], mine: dict[str, str], form: LoadForm

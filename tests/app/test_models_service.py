@@ -133,6 +133,9 @@ def test_a_load_is_stopped_and_leads_nowhere(models: ModelsService, loader: Fake
     loader.load_s = 5.0
     models.chat_with("org/slow")
     assert models.chats.holder.status().phase == "loading" and models.moves()
+    loads = models.chats.holder.loads
+    models.chat_with("org/slow")  # pressed once more: it goes on
+    assert models.chats.holder.loads == loads
     models.stop_load()
     status = models.chats.holder.status()
     assert (status.phase, status.error) == ("error", "Loading was stopped.")

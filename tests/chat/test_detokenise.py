@@ -51,7 +51,7 @@ def stream(tokenizer: Any, pieces: Iterable[list[int]]) -> list[str]:
 @given(text=lively_text, sizes=st.lists(st.integers(0, 5), max_size=12))
 @example(text="กขคงจฉชซ", sizes=[])
 @example(text="👍👍👍👍👍👍👍", sizes=[3, 3, 3])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_text_streams_out_whole_and_no_character_is_ever_halved(
     kind: str, text: str, sizes: list[int]
 ) -> None:
@@ -74,7 +74,7 @@ def test_text_of_many_scripts_streams_token_by_token(kind: str, text: str) -> No
 
 
 @given(st.lists(st.integers(0, len(byte_level()) - 1), max_size=60), st.lists(st.integers(0, 5), max_size=20))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_tokens_that_are_no_text_stream_out_as_they_decode(tokens: list[int], sizes: list[int]) -> None:
     tokenizer = byte_level()
     whole, so_far = decode(tokenizer, tokens), ""
@@ -85,7 +85,7 @@ def test_tokens_that_are_no_text_stream_out_as_they_decode(tokens: list[int], si
 
 
 @given(st.lists(st.integers(128, 255), max_size=40), st.lists(st.integers(0, 5), max_size=20))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_broken_bytes_of_a_byte_level_tokenizer_stream_out_as_they_decode(
     broken: list[int], sizes: list[int]
 ) -> None:

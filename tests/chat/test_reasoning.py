@@ -112,7 +112,7 @@ plain = st.text(st.sampled_from("abc \n"), min_size=1, max_size=12).map(str.stri
 
 @given(plain, plain, st.integers(0, 30))
 @example("ab", "c", 2)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_answer_in_channels_goes_on_wherever_it_was_cut(thoughts: str, answer: str, place: int) -> None:
     """The prompt of a continued answer is what the model had read and written, and the rest has the rest."""
     whole = f"<think>{thoughts}</think>{answer}"

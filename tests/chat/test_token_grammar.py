@@ -73,7 +73,7 @@ def is_person(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_whatever_is_chosen_among_the_allowed_tokens_is_json_of_the_schema(tokenizer: Any, seed: int) -> None:
     made, text, chance = grammar(tokenizer), [5, 6], random.Random(seed)
@@ -91,7 +91,7 @@ def test_whatever_is_chosen_among_the_allowed_tokens_is_json_of_the_schema(token
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
 @pytest.mark.parametrize("called", [False, True], ids=["schema", "call"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10**6))
 def test_what_is_forced_is_what_every_text_goes_on_with(tokenizer: Any, called: bool, seed: int) -> None:
     """However it is cut into tokens; and it is so where an end is, and behind what is not allowed."""
@@ -113,7 +113,7 @@ def test_what_is_forced_is_what_every_text_goes_on_with(tokenizer: Any, called: 
         assert written.startswith(told) or told.startswith(written), f"{told} in {written}"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     places=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=12),
     strange=st.integers(0, 4000),
@@ -131,7 +131,7 @@ def test_it_says_the_same_wherever_it_was_asked_before(places: list[tuple[int, b
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
 @pytest.mark.parametrize("called", [False, True], ids=["schema", "call"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10**6))
 def test_each_token_is_valid_where_it_is_allowed_and_nowhere_else(
     tokenizer: Any, called: bool, seed: int
@@ -151,7 +151,7 @@ def test_each_token_is_valid_where_it_is_allowed_and_nowhere_else(
         text.append(chance.choice(allowed.nonzero().flatten().tolist()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(start=st.integers(0, 12), strange=st.integers(0, 4095), at=st.integers(0, 12))
 def test_as_many_tokens_are_valid_as_are_allowed_one_by_one(start: int, strange: int, at: int) -> None:
     tokenizer = byte_level()

@@ -81,7 +81,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(places=st.lists(st.integers(0, 2000), max_size=12))
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_is_found_however_its_text_comes_in(name: str, places: list[int]) -> None:
@@ -176,7 +176,7 @@ def test_what_is_no_call_stays_text(name: str, text: str) -> None:
         assert split(name, list(text)) == (text, [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", "a ", " \n", JSON]), max_size=8),
     places=st.lists(st.integers(0, 1000), max_size=6),
@@ -205,7 +205,7 @@ def as_gemma(value: Any) -> str:
     return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text("abc_é", min_size=1), values, max_size=4))
 def test_gemma_s_objects_are_read_as_they_were_written(value: dict[str, Any]) -> None:
     assert read_gemma_object(as_gemma(value)) == value

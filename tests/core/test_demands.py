@@ -42,7 +42,7 @@ def tell(recorder: DemandRecorder, is_step: bool, whole: bool, mask: np.ndarray)
         recorder.note(StepFinished(2, 1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(passes)
 def test_heat_is_the_decayed_share_of_passes_and_passes_come_back_in_order(
     story: list[tuple[bool, bool, int]],

@@ -27,7 +27,7 @@ spans = st.tuples(st.sampled_from(LANES[:-1]), st.integers(0, 9), st.integers(0,
 stories = st.lists(st.lists(spans, max_size=6), min_size=1, max_size=5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(stories)
 def test_the_host_has_exactly_what_neither_draft_nor_target_takes(
     story: list[list[tuple[Lane, int, int]]],

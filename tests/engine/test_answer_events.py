@@ -36,7 +36,7 @@ def events_of(steps: Sequence[Sequence[int]], prompt: Sequence[int], **more: Any
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 6), max_size=20), st.integers(0, 3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_pieces_of_a_step_are_its_tokens_texts(text: str, sizes: list[int], cut: int) -> None:
     """Against decoding the whole answer at once; `cut` tokens short of a whole character."""
     tokens: list[int] = TOKENIZER(text, add_special_tokens=False)["input_ids"]

@@ -41,7 +41,7 @@ def test_the_oldest_go_first(home: Path) -> None:
     assert recall("2") is None and recall("3") == Rates(1.0, 2.0) and recall(str(MAX_ENTRIES + 2)) is not None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(max_size=60),

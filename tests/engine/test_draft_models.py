@@ -43,7 +43,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1))))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_whatever_was_read_before_logits_are_those_of_the_whole_text(
     small: Path, edits: list[tuple[int, list[int]]]
 ) -> None:

@@ -130,7 +130,7 @@ def test_the_tiers_of_a_card_and_what_does_not_fit_it() -> None:
     assert fit_model(QWEN, COMPUTER, None, EngineConfig(context=10_000)).context == 8192  # all that it has
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ram=st.integers(0, 1 << 38), vram=st.integers(0, 1 << 37), gpu=st.booleans(),
     disk=st.integers(0, 1 << 40),

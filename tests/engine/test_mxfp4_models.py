@@ -79,7 +79,7 @@ def test_decoding_is_exact(rows: int, groups: int, seed: int, low: int, high: in
 
 
 @given(st.integers(1, 150), st.integers(1, 3), st.integers(0, 2**31 - 1), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_weights_are_decoded_into_any_place(
     rows: int, groups: int, seed: int, turned: bool, with_numba: bool
 ) -> None:

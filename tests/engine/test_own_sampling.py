@@ -99,7 +99,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values=st.dictionaries(st.sampled_from(SAMPLING), JSON))
 def test_whatever_the_values_are_a_model_is_not_refused_for_them(
     values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory

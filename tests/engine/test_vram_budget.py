@@ -61,7 +61,7 @@ def check_within_budget(engine: Engine, budget: int) -> None:
     assert engine.peak_device_bytes() <= budget
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.0, 1.0), draft_length=st.sampled_from([0, 4]))
 def test_device_memory_never_exceeds_a_budget_and_the_answer_stays_the_same(
     engine: Engine, bounds: tuple[int, int], share: float, draft_length: int

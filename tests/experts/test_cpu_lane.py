@@ -110,7 +110,7 @@ def rig(hidden: int = 48, inner: int = 40, **options: object) -> Iterator[Rig]:
         made.lane.close()
 
 
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=7)
 @given(
     st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
     st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
@@ -128,7 +128,7 @@ def test_every_job_equals_float64(
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
     st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
@@ -203,7 +203,7 @@ def test_a_tokens_sums_do_not_depend_on_the_tokens_beside_it(
             assert all(torch.equal(together[pair], alone[i]) for i, pair in enumerate(pairs[:count]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 90), st.integers(1, 150), st.integers(1, 3 * TOKENS), st.booleans(), st.integers(0, 9),
     st.sampled_from([0, 1 << 40]), st.sampled_from([torch.bfloat16, torch.float32]),

@@ -46,7 +46,7 @@ def refill(made: Rig, numbers: list[float], count: int, scale: float = 1.0) -> N
 @pytest.mark.parametrize(
     "activation", PLAIN_KINDS, ids=[kind.kind if kind.gated else "ungated" for kind in PLAIN_KINDS]
 )
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(
     st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(), st.integers(1, 4),
     st.data(),

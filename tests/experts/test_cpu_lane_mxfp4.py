@@ -22,7 +22,7 @@ GATED = [kind for kind in KINDS if kind.gated]  # the form has no others
 @pytest.mark.parametrize(
     ("compute", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 3e-6)], ids=["bfloat16", "float32"]
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.sampled_from([64, 128, 192, 320]), st.sampled_from([64, 128, 192]), st.booleans(),
     st.sampled_from(GATED), st.booleans(), st.integers(1, 4), st.data(),

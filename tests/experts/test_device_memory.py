@@ -158,7 +158,7 @@ class Story:
         self.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds, st.integers(1, 14), st.integers(1, 3), st.integers(2, 6))
 @example(0, 1, 1, 2)
 def test_any_history_leaves_every_slot_with_one_owner_and_the_right_weights(

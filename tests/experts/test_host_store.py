@@ -33,7 +33,7 @@ def keys(store: HostStore) -> list[ExpertKey]:
 
 
 @given(st.lists(layouts, min_size=1, max_size=3), st.integers(1, 4), DTYPES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_records_are_page_aligned_apart_and_exactly_gate_up_then_down(
     shapes: list[RecordLayout], experts: int, dtype: torch.dtype
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_record_outlives_its_store() -> None:
 
 
 @given(layouts, st.sampled_from([torch.bfloat16, torch.float16]), st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_slot_shows_a_record_exactly_also_in_a_wider_type(
     layout: RecordLayout, dtype: torch.dtype, seed: int
 ) -> None:

@@ -49,7 +49,7 @@ def exact(case: Case, mask: Tensor) -> Tensor:
 
 
 @given(cases, st.sampled_from([0, 1 << 40]), st.sampled_from([1, 700, 1 << 24]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_it_is_attention_and_a_row_is_the_same_alone(
     lane: CpuLane, case: Case, alone_bytes: int, most: int
 ) -> None:

@@ -79,7 +79,7 @@ def whole_pass(rig: DeviceRig, lent: int = 0) -> None:
     stream.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, ALL + 3), st.integers(0, ALL), st.integers(0, 99), st.booleans(), st.floats(0, 0.5)
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_slot_is_overwritten_only_behind_the_group_that_read_it(num_slots: int
     stream.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, ALL), st.integers(0, 12), st.integers(0, 99))
 def test_a_pass_that_ends_early_loses_no_slot(num_slots: int, groups: int, seed: int) -> None:
     rig = DeviceRig(num_slots, layers=LAYERS, experts=EXPERTS)
@@ -177,7 +177,7 @@ def test_a_pass_that_ends_early_loses_no_slot(num_slots: int, groups: int, seed:
     rig.check()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 3 * ALL), st.integers(0, 3 * ALL))
 @example(12, 3 * ALL - 2)
 def test_a_copy_that_fails_loses_no_slot(num_slots: int, copies: int) -> None:
@@ -213,7 +213,7 @@ def test_a_prompt_after_late_prefetches_reads_them_only_when_they_are_there() ->
     rig.check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, ALL + 3), st.integers(0, ALL), st.integers(0, 99), st.integers(1, 8))
 def test_neighbours_that_are_lent_are_those_that_are_worth_least(
     num_slots: int, num_warm: int, seed: int, count: int

@@ -113,7 +113,7 @@ class TableAgainstModel(RuleBasedStateMachine):
         assert table.evictable(spare_unused_prefetches=True) == spared
 
 
-TableAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TableAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTableAgainstModel = TableAgainstModel.TestCase
 
 

@@ -132,7 +132,7 @@ def test_an_index_that_points_out_of_the_folder_is_refused(tmp_path: Path, name:
         Checkpoint.open(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(
     weight_map=st.none()
     | st.integers()

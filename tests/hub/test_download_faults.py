@@ -50,7 +50,7 @@ def details(hub: HubServer, options: DownloadOptions = QUICK) -> list[str]:
     return [report.detail for report in reports]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     cuts=st.lists(st.integers(0, SIZE - 1), max_size=4),
     others=st.lists(

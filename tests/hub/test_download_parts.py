@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.hub_server import digest_of
 
@@ -74,7 +74,6 @@ def test_small_files_come_first_so_that_a_refusal_comes_early() -> None:
     assert chosen == ["config.json", "tokenizer.json", "model.safetensors"]
 
 
-@settings(deadline=None)
 @given(data=DATA, pieces=st.lists(st.integers(0, 80)), kill_after=st.integers(0, 6), large=st.booleans())
 def test_a_file_that_grows_over_two_runs_is_right_exactly_when_its_bytes_are(
     data: bytes, pieces: list[int], kill_after: int, large: bool

@@ -18,9 +18,7 @@ from safetensors_files import data_bytes, header_of, write_raw, write_tensors
 from localmoe.core.errors import CheckpointError
 from localmoe.hub.safetensors_header import read_file_header
 
-SHARED_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
-)
+SHARED_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 SHAPES = st.dictionaries(
     st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__"),
     st.lists(st.integers(0, 5), max_size=3),

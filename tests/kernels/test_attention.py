@@ -24,7 +24,7 @@ def run(case: Case, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 @given(cases)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_it_is_attention_for_any_grouping_cap_sink_and_width(case: Case) -> None:
     got, expected = run(case)
     assert got.dtype == case.dtype
@@ -86,7 +86,7 @@ garbage_kinds = st.sampled_from(["large", "tiny", "negative", "alternating"])
 
 
 @given(cases, garbage_kinds)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_stale_garbage_past_the_live_length_changes_no_bit(case: Case, kind: str) -> None:
     q, k, v, sinks = case.tensors()
     live = case.start + case.rows

@@ -32,7 +32,7 @@ NOTHING_SEEN = torch.full((1000,), NEVER, dtype=torch.int32)
     st.lists(st.integers(-60, 60), min_size=2, max_size=30), st.floats(0.05, 5), st.integers(0, 25),
     st.floats(0.001, 1), st.floats(0, 1), st.floats(0.1, 3), st.lists(st.integers(0, 29), max_size=6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_cuts_are_those_of_transformers(
     numbers: list[int], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float,
     text: list[int],

@@ -53,7 +53,7 @@ def test_the_values_are_quantiles_of_the_normal_distribution() -> None:
 @given(
     st.integers(1, 5), st.integers(1, 150), st.sampled_from([32, 64, 96]), st.booleans(), st.integers(0, 999)
 )  # fmt: skip
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_a_weight_is_its_scale_times_the_tables_value_packed_or_not(
     rows: int, columns: int, group_size: int, shuffled: bool, seed: int
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_weight_is_its_scale_times_the_tables_value_packed_or_not(
 
 
 @given(st.integers(1, 4), st.integers(1, 400), st.sampled_from([32, 64, 128]), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_integers_as_a_table_in_finer_groups_are_the_same_weights(
     rows: int, columns: int, group_size: int, seed: int
 ) -> None:

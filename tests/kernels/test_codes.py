@@ -46,7 +46,7 @@ bit_widths = st.sampled_from(BITS)
 
 
 @given(shapes, bit_widths, st.sampled_from(FLOATS), st.booleans(), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_dequantised_values_follow_the_documented_layout(
     shape: tuple[int, int, int], bits: int, dtype: torch.dtype, shuffled: bool, seed: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_dequantised_values_follow_the_documented_layout(
 
 
 @given(shapes, bit_widths, st.integers(0, 10**6), st.floats(-3, 3))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_no_matrix_is_rounded_worse_than_with_its_maximum_on_the_last_code(
     shape: tuple[int, int, int], bits: int, seed: int, exponent: float
 ) -> None:

@@ -60,7 +60,7 @@ def naive_mlp(x: Tensor, w: ExpertWeights, gate: object) -> Tensor:
     st.integers(1, 9), st.sampled_from([4, 24]), st.sampled_from([2, 10]), st.booleans(), st.booleans(),
     st.sampled_from([silu_gate, interleaved_gate]), st.sampled_from([1, 4, 16]), st.integers(0, 99),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_expert_is_two_products_with_a_gate_between_in_both_orientations(
     rows: int, h: int, i: int, transposed: bool, biases: bool, gate: object, multiple: int, seed: int
 ) -> None:
@@ -107,7 +107,7 @@ def eager_sum(expert_out: Tensor, index: Tensor, weights: Tensor, dtype: torch.d
     st.integers(1, 7), st.integers(1, 6), st.integers(1, 5), st.sampled_from(DTYPES), st.booleans(),
     st.integers(0, 9999),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_weighted_sum_has_the_bits_of_the_loop_over_experts(
     tokens: int, k: int, hidden: int, dtype: torch.dtype, wide_weights: bool, seed: int
 ) -> None:

@@ -39,7 +39,7 @@ def code_at(packed: PackedRows, expert: int, row: int, column: int) -> int:
     st.sampled_from(BITS), st.sampled_from([32, 64, 96, 128, 256]), st.integers(1, 300), st.integers(1, 5),
     st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_codes_lie_where_the_layout_says(
     bits: int, group_size: int, columns: int, rows: int, seed: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_values_are_scale_times_code_less_half_the_range(bits: int) -> None:
     st.sampled_from(BITS), st.integers(1, 6), st.integers(1, 200), st.sampled_from([32, 64, 128]),
     st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_matrices_keep_their_values(bits: int, rows: int, inner: int, group_size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = rows * 7

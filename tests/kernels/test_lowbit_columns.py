@@ -15,7 +15,7 @@ from localmoe.kernels.lowbit_rows import PackedRows
 
 
 @given(st.sampled_from(BITS), st.integers(2, 150), st.sampled_from([32, 64]), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_weights_come_back_in_the_order_of_the_input_features(
     bits: int, columns: int, group_size: int, seed: int
 ) -> None:

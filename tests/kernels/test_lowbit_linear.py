@@ -66,7 +66,7 @@ def test_linear_multiplies_by_the_dequantised_matrix(
     st.sampled_from(BITS), st.sampled_from([16, 40, 64]), st.integers(1, 300), st.sampled_from([32, 128]),
     st.booleans(), st.integers(1, 9),
 )  # fmt: skip
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_every_code_has_its_value_in_the_product(
     bits: int, rows: int, columns: int, group_size: int, shuffled: bool, tokens: int
 ) -> None:

@@ -13,7 +13,7 @@ from localmoe.kernels.packed_weight import PackedWeight, can_be_packed, packed_b
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 90), st.integers(1, 3), st.sampled_from([16, 32, 48]), st.integers(0, 99))
 def test_what_is_put_comes_back(rows: int, tiles: int, at_once: int, seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)

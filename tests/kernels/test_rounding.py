@@ -30,7 +30,7 @@ shapes = st.tuples(st.integers(1, 9), st.integers(1, 70), st.sampled_from([2, 6,
 
 @given(shapes, st.sampled_from(BITS), st.integers(0, 10**6), st.floats(-4, 3))
 @example((2, 60, 32), 8, 1, 0.099609375)  # two ratios that float32 cannot tell apart
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_scales_are_as_good_and_codes_the_nearest(
     shape: tuple[int, int, int], bits: int, seed: int, exponent: float
 ) -> None:

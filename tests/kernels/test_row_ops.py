@@ -17,7 +17,7 @@ from localmoe.kernels.experts import combine
 
 
 @given(st.integers(1, 20), st.integers(1, 300), st.sampled_from([0.0, 1.0]), st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_norm_is_that_of_float64_and_of_each_row_alone(
     rows: int, width: int, offset: float, seed: int
 ) -> None:
@@ -34,7 +34,7 @@ def test_a_norm_is_that_of_float64_and_of_each_row_alone(
 
 
 @given(st.integers(1, 9), st.integers(1, 8), st.integers(1, 70), st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_weighted_sum_has_the_bits_of_the_plain_loop(rows: int, top_k: int, width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     out = torch.randn(rows, top_k, width, generator=generator)

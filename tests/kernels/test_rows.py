@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @given(st.integers(0, 70), st.sampled_from(CANDIDATES), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(deadline=None)
 def test_padding_adds_the_fewest_zero_rows_and_keeps_the_rest(
     count: int, multiple: int, dtype: torch.dtype
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -15,7 +15,6 @@ MIB = 1 << 20
 DTYPES = [torch.bfloat16, torch.float32, torch.int64, torch.uint8]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3), st.sampled_from(DTYPES)), max_size=20),
     st.integers(600, 40_000),

@@ -29,7 +29,7 @@ def made() -> DeviceChoice:
     return choice
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(token, min_size=1, max_size=6),
     st.lists(

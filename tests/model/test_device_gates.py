@@ -73,7 +73,7 @@ class Whim(FixedGovernor):
         self.heard.append(list(margins))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 999), st.integers(1, 13) | st.just(LAYERS * EXPERTS), st.floats(0, 1), st.integers(1, 20),
     st.sampled_from([MoeSpeqPolicy, CpuHelps, OnDemandPolicy, HastyPolicy]),

@@ -185,7 +185,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([1, 16, 128, 300]), st.lists(ACTIONS, max_size=12))
 def test_a_row_sees_its_window_whatever_was_written_and_dropped(
     window: int, actions: list[tuple[Any, ...]]

@@ -37,7 +37,7 @@ from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 pytestmark = pytest.mark.interpreted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 999), st.integers(0, 6), st.integers(1, 13), st.floats(0, 1), st.booleans(),
     st.sampled_from([MoeSpeqPolicy, CpuHelps, OnDemandPolicy]), st.sets(st.integers(0, 3), max_size=1),
@@ -181,7 +181,7 @@ def test_what_the_draft_asks_for_is_on_its_way_before_the_window_runs() -> None:
     assert window.misses <= LAYERS * TOP_K * window.steps
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 999), st.integers(0, 4), st.sampled_from([3, 7, LAYERS * EXPERTS]), st.integers(1, 6))
 def test_an_answer_that_is_dropped_while_the_next_step_runs_can_go_on(
     seed: int, length: int, slots: int, events: int

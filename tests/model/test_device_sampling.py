@@ -21,7 +21,7 @@ from localmoe.prefetch.policy import Policy
 pytestmark = pytest.mark.interpreted
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=9),
     st.sampled_from([SAMPLED, PENALISED]), st.sampled_from([OnDemandPolicy, HastyPolicy]),

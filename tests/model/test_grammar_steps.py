@@ -33,7 +33,7 @@ def drafter(kind: str, table: Table, end: frozenset[int], rule: Rule) -> PromptL
     }[kind]  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 999), slots=st.integers(1, 13), lengths=LENGTHS,
     make=st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), events=st.integers(1, 25),
@@ -62,7 +62,7 @@ def test_greedy_text_is_that_of_asking_the_grammar_before_each_token(
     rig.experts.check()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 999), lengths=LENGTHS, config=st.sampled_from([SAMPLED, PENALISED]))
 def test_sampled_text_is_allowed_and_the_same_whatever_is_drafted(
     seed: int, lengths: list[int], config: SamplingConfig

@@ -53,7 +53,7 @@ class Guesses(PromptLookupDrafter):
         return Proposal(tokens, [], [0.5] * len(tokens))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 999), st.integers(1, 13), LENGTHS,
     st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), st.integers(1, 25), st.integers(1, 40),
@@ -80,7 +80,7 @@ def test_greedy_text_is_the_same_whatever_is_proposed_and_an_answer_may_end_anyw
     rig.experts.check()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 999), LENGTHS, st.sampled_from([SAMPLED, PENALISED]))
 def test_sampled_text_is_the_same_whatever_is_proposed(seed: int, lengths: list[int], config) -> None:
     table = Table(agreement=0.8, seed=seed)
@@ -137,7 +137,7 @@ class Whim(Moody):
         self.heard[found].append((drafted, len(margins)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 999), st.integers(1, 13), LENGTHS,
     st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy, CpuHelps]), st.integers(1, 25),

@@ -79,7 +79,7 @@ def reads(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 @given(
     parts=st.lists(reads(), min_size=1, max_size=5), piece_bytes=st.integers(1, 300), seed=st.integers(0, 9)
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_element_lands_in_its_place_and_nowhere_else(
     parts: list[tuple[Tensor, Tensor, Tensor]],
     piece_bytes: int,

@@ -14,7 +14,7 @@ from localmoe.model.pass_counts import count_window
 EXPERTS = 6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(0, 6),
 )  # fmt: skip

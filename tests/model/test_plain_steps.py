@@ -18,7 +18,7 @@ from localmoe.prefetch.policy import Policy
 
 
 @pytest.mark.interpreted
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 999), st.integers(1, 13), st.lists(st.sampled_from([0, 0, 0, 0, 1, 3]), max_size=24),
     st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), st.integers(1, 25), st.integers(1, 40),

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_sound_trace_is_refused_in_one_sentence(kind: str, tmp
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
 def test_whatever_is_damaged_is_refused_or_read_as_a_trace(
     changes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory

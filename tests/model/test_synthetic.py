@@ -52,7 +52,7 @@ shapes = st.integers(1, 12).flatmap(
 routings = st.one_of(st.just(UNIFORM), st.floats(0, 1).map(sticky))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=shapes, routing=routings, match=st.floats(0, 1), seed=st.integers(0, 2**63 - 1),
     windows=st.lists(

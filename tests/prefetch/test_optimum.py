@@ -42,7 +42,7 @@ def by_trial(demands: list[NDArray[np.bool_]], slots: int, *, whole_steps: bool,
     return best(0, frozenset())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps, st.integers(1, 3), st.booleans(), st.data())
 def test_no_way_of_keeping_experts_meets_more_demands(
     story: list[list[list[bool]]], slots: int, whole_steps: bool, data: st.DataObject

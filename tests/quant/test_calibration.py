@@ -48,7 +48,7 @@ def test_the_built_in_text_has_documents_enough_for_the_default_calibration() ->
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=6), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_document_of_a_json_lines_file_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], ascii_only: bool
 ) -> None:
@@ -119,7 +119,7 @@ def text_of(*documents: str) -> CalibrationText:
     st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(1, 9), st.integers(1, 400),
     st.integers(0, 2**63 - 1),
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_sequences_are_whole_documents_in_some_order_cut_evenly(
     lengths: list[int], length: int, num_tokens: int, seed: int
 ) -> None:

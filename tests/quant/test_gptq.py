@@ -73,7 +73,7 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 70))
     shapes, st.sampled_from(BITS), st.sampled_from([2, 16, 32, 128]), st.booleans(), st.sampled_from(FLOATS),
     st.integers(1, 80), st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_shape_dtype_and_block_gives_the_textbook_codes(
     shape: tuple[int, int, int], bits: int, group_size: int, act_order: bool, dtype: torch.dtype, block: int,
     seed: int,

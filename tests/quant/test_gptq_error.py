@@ -30,7 +30,7 @@ def nearest_experts(weight: Tensor, bits: int, group_size: int) -> QuantizedExpe
     st.integers(1, 8), st.integers(1, 70), st.sampled_from([2, 3, 4, 8]), st.integers(1, 50),
     st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_error_is_that_of_the_outputs(
     rows: int, features: int, bits: int, tokens: int, seed: int
 ) -> None:

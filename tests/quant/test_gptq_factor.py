@@ -28,7 +28,7 @@ def indefinite(features: int, lowest: float, seed: int) -> Tensor:
 
 
 @given(st.integers(1, 3), st.integers(1, 60), st.booleans(), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_factors_multiply_back_to_the_damped_hessian(
     experts: int, features: int, act_order: bool, seed: int
 ) -> None:

@@ -42,7 +42,7 @@ def loop_means(x: Tensor, index: Tensor, w: Tensor, experts: int) -> Tensor:
     st.integers(0, 40), st.integers(1, 12), st.integers(2, 7), st.integers(1, 2), st.booleans(),
     st.integers(1, 9), st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_means_are_those_of_a_loop_over_routed_pairs(
     tokens: int, features: int, experts: int, top_k: int, gated: bool, chunk: int, seed: int
 ) -> None:

@@ -68,7 +68,7 @@ def write(out: Path, model: Source) -> Path:
     st.integers(1, 7), st.integers(1, 5), st.sampled_from(list(DTYPES)), st.floats(-30, 3),
     st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_bytes_and_values_are_those_of_bitsandbytes(
     functional: Any, rows: int, blocks: int, dtype: str, size: float, seed: int
 ) -> None:

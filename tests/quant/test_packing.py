@@ -83,7 +83,7 @@ def test_files_of_public_packers_are_read_and_written_byte_for_byte(
 
 
 @given(st.sampled_from(BITS), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_words_are_one_stream_of_bits(bits: int, rows: int, multiples: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     count = multiples * codes_multiple(bits)
@@ -134,7 +134,7 @@ groups = st.sampled_from([2, 6, 8, 16, 128])
     st.sampled_from(BITS), st.integers(1, 2), st.integers(1, 3), groups, versions, st.booleans(),
     st.integers(0, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_naive_loop_reads_what_was_packed(
     bits: int, rows: int, columns: int, group_size: int, version: GptqVersion, act_order: bool, seed: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_naive_loop_reads_what_was_packed(
 
 
 @given(st.sampled_from(BITS), st.integers(1, 3), st.integers(1, 5), groups)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_shapes_and_sizes_are_those_of_the_packed_tensors(
     bits: int, rows: int, columns: int, group_size: int
 ) -> None:

@@ -31,7 +31,7 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(PIECES, STOPS)
 @example(["a", "b", "c", "a"], ["abcb", "bc"])
 @example(["ab", "ab", "c"], ["abc"])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_an_answer_is_cut_at_the_first_stop_string_and_nothing_is_held_back_in_vain(
     pieces: list[str], stops: list[str]
 ) -> None:
@@ -59,7 +59,7 @@ def test_an_answer_is_cut_at_the_first_stop_string_and_nothing_is_held_back_in_v
 @example(["<think>", " a ", "\n", "</think>", "\n\n", "<think>", "b", "</think>", "c"])
 @example([" ", "<think"])
 @example(["<think>", "a ", "</th", "ink"])
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_thoughts_come_apart_as_in_the_whole_text(pieces: list[str]) -> None:
     stream, thoughts, answer, whole = ThoughtStream(), "", "", ""
     for piece in pieces:

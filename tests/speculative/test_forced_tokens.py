@@ -49,7 +49,6 @@ def test_what_is_forced_is_proposed_and_then_what_followed_it_in_the_text() -> N
     pieces=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6),
     forced=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=6, max_size=6),
 )
-@settings(deadline=None)
 def test_what_was_proposed_is_no_part_of_the_text(pieces: list[list[int]], forced: list[list[int]]) -> None:
     rule, text = Forcing(Table(), 0), list[int]()
     drafter = ForcedOrFound(NO_END, rule)
@@ -62,7 +61,7 @@ def test_what_was_proposed_is_no_part_of_the_text(pieces: list[list[int]], force
 
 
 @given(seed=st.integers(0, 200), length=st.integers(1, 6), temperature=st.sampled_from([0.0, 0.7]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_answers_are_those_of_asking_before_each_token_in_no_more_steps(
     seed: int, length: int, temperature: float
 ) -> None:

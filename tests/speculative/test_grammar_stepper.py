@@ -40,7 +40,7 @@ def answer(
     return (step.tokens for step in loop.run(PROMPT, count))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 9999), length=st.sampled_from([0, 1, 3, 7]), afterwards=st.booleans(),
     count=st.integers(1, 40), forces=st.sampled_from([0.0, 0.7]),

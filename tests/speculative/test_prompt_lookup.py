@@ -37,7 +37,6 @@ def by_search(text: list[int], count: int, ends: frozenset[int]) -> list[int]:
     st.integers(0, 6),
     st.sets(st.integers(0, 3), max_size=1).map(frozenset),
 )
-@settings(deadline=None)
 def test_proposals_are_what_followed_the_last_tokens_before_while_the_text_grows(
     pieces: list[list[int]], count: int, ends: frozenset[int]
 ) -> None:
@@ -58,7 +57,7 @@ def test_a_worked_example() -> None:
 
 
 @given(st.integers(0, 50), st.integers(0, 6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_greedy_answers_are_those_of_plain_decoding(seed: int, length: int) -> None:
     """Tables over two tokens run into cycles, which the drafter finds."""
     table = Table(seed=seed)
@@ -73,7 +72,7 @@ def test_greedy_answers_are_those_of_plain_decoding(seed: int, length: int) -> N
 
 
 @given(st.integers(0, 50), st.integers(1, 6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_with_a_seed_sampled_answers_too_are_those_of_plain_decoding(seed: int, length: int) -> None:
     """Each emitted token takes one number of the random stream, whatever was proposed."""
     sampling = SamplingConfig(temperature=0.4, seed=seed)

@@ -39,7 +39,7 @@ def border(logits: Tensor, config: SamplingConfig) -> float:
     st.integers(0, 10_000), st.floats(0.2, 3.0), st.floats(0.5, 6.0), st.integers(0, 60),
     st.sampled_from([1.0, 0.99, 0.95, 0.8, 0.3, 0.01]), st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_the_same_tokens_with_the_same_chances_survive(
     seed: int, temperature: float, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -59,7 +59,7 @@ def test_the_same_tokens_with_the_same_chances_survive(
     st.integers(0, 10_000), st.sampled_from([1, 2, 7, LENGTH - 1, LENGTH, 300]), st.sampled_from([0, 3, 40]),
     st.sampled_from([1.0, 0.9]), st.sampled_from([0.0, 0.05]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_of_few_that_a_grammar_allows_the_same_survive(
     seed: int, allowed: int, top_k: int, top_p: float, min_p: float
 ) -> None:

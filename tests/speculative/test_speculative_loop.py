@@ -85,7 +85,7 @@ def tokens_of(steps: Sequence[StepResult]) -> list[int]:
     st.integers(0, 999), st.sampled_from([0, 1, 2, 5, "auto", "any"]), st.integers(1, 20), st.floats(0, 1),
     st.sets(st.integers(0, 3), max_size=1), st.lists(st.integers(0, 3), min_size=1, max_size=5),
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_greedy_output_is_the_targets_own_for_every_draft_and_length(
     seed: int, length: int | str, limit: int, agreement: float, end: set[int], prompt: list[int]
 ) -> None:

@@ -61,7 +61,7 @@ def stepper_of(made: TableRunner, drafter: Guess | SelfDrafter | None) -> PassSt
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, 3), max_size=5), st.integers(0, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_the_target_agrees_with_is_accepted_and_its_own_token_follows(
     seed: int, guessed: list[int], length: int
 ) -> None:
@@ -203,7 +203,7 @@ def test_what_is_drafted_after_an_end_token_does_not_count(
     st.integers(0, 999), st.integers(0, 6), st.integers(1, 15), st.floats(0, 1),
     st.sets(st.integers(0, 3), max_size=1),
 )  # fmt: skip
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_loop_says_the_same_with_steps_on_the_device(
     seed: int, length: int, limit: int, agreement: float, end: set[int]
 ) -> None:

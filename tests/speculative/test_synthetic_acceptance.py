@@ -43,7 +43,7 @@ def run(
 @given(
     seed=st.integers(0, 999), acceptance=st.floats(0, 1), length=st.integers(1, 6), limit=st.integers(1, 25)
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_greedy_steps_keep_the_drafts_tokens_while_accepted_then_the_targets(
     seed: int, acceptance: float, length: int, limit: int
 ) -> None:

@@ -117,7 +117,7 @@ def test_logits_are_left_as_they_were() -> None:
     st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=20), st.floats(0.05, 5), st.integers(0, 25),
     st.floats(0.001, 1), st.floats(0, 1), st.floats(0.1, 3),
 )  # fmt: skip
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_setting_gives_a_distribution_that_can_be_drawn_from(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
 ) -> None:
@@ -208,7 +208,7 @@ def test_draws_follow_weights_that_do_not_sum_to_one() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=6), st.integers(0, 99)
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_penalty_counts_every_token_of_a_text_that_grows_shrinks_and_changes(
     steps: list[tuple[int, int]], seed: int
 ) -> None:

@@ -23,7 +23,7 @@ names = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs
 heights = st.none() | st.floats(0, 1e9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example("less than a float divides", [("a", [None, 5e-324, 0.0])])
 @given(names, st.lists(st.tuples(names, st.lists(heights, min_size=3, max_size=3)), max_size=4))
 def test_bars_are_as_long_as_their_numbers(title: str, groups: list[tuple[str, list[float | None]]]) -> None:

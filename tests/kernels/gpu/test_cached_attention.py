@@ -116,7 +116,7 @@ def test_attention_is_that_of_float64(case: Case, dtype: torch.dtype) -> None:
     Case(**{**{name: getattr(case, name) for name in case.__dataclass_fields__}, "dtype": dtype}).check()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     group=st.integers(1, 5), kv_heads=st.integers(1, 3), rows=st.integers(1, 12), start=st.integers(0, 400),
     spare=st.integers(0, 300), dim=st.integers(1, 40), value_dim=st.integers(1, 40),

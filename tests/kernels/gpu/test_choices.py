@@ -91,7 +91,7 @@ def test_choices_are_those_of_the_reference(options: dict[str, Any], rows: int, 
     check(logits, seen, positions, SamplingConfig(**options), 2**62 + 5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(1, 70), st.integers(0, 99), st.floats(0.05, 9), st.floats(0.01, 1), st.integers(0, 30),
     st.floats(0, 1), st.floats(0.3, 3), st.integers(0, 2**63 - 1),

@@ -81,7 +81,7 @@ def test_one_row_products(columns: int, depth: int, dtype: torch.dtype) -> None:
     assert_rounded(gemv_gated(x, weight), reference_linear_gated(x.double(), weight.double()), 1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 300), st.integers(0, 99))
 def test_products_of_any_shape(rows: int, columns: int, depth: int, seed: int) -> None:
     x = in_nan(normal(rows, depth, dtype=DTYPES[0], seed=seed))

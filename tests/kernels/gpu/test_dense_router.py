@@ -90,7 +90,7 @@ def test_an_experts_scale_is_of_its_weights_alone() -> None:
     assert torch.equal(same, index) and torch.equal(unscaled, logits)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(2, 40), st.integers(0, 99), st.sampled_from(SCORES), st.data())
 def test_equal_experts_are_chosen_in_order(
     experts: int, seed: int, score: ScoreKind, data: st.DataObject

@@ -110,7 +110,7 @@ def test_row_strides_find_every_row() -> None:
         row_strides(base[:, :5, :7])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.integers(1, 5),
     st.integers(1, 9),
@@ -138,7 +138,7 @@ def test_rotation_is_that_of_llama_bit_for_bit(
     assert torch.equal(q_out[..., : 2 * half], llama[0]) and torch.equal(k_out[..., : 2 * half], llama[1])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 40), st.integers(0, 9), st.integers(0, 99))
 def test_neighbours_are_turned_bit_for_bit(rows: int, heads: int, half: int, rest: int, seed: int) -> None:
     """As DeepSeek-V3's code does it, which puts them in halves, and as DeepSeek-V2's, by complex numbers."""

@@ -34,7 +34,7 @@ def rows_of(table: Tensor, ids: list[int]) -> Tensor:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rows_are_the_tables_bit_by_bit(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 9)), 8 * data.draw(st.integers(1, 150))
     table = in_the_middle(rows, columns, data.draw(st.sampled_from([torch.float16, torch.bfloat16])))

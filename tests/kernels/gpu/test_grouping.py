@@ -123,7 +123,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[int]], int, Row]:
     return index, draw(st.integers(0, tokens + 2)), row
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 @example(([[0, 1, 2]], 1, row_of([-1, -1, -1, 0, 2, 0], [0.0, 0.0, 0.0, 2.0, 0.0, 1.0], 1, 1)))
 def test_pairs_places_and_log_are_those_of_the_plain_version(case: tuple[list[list[int]], int, Row]) -> None:

@@ -148,7 +148,7 @@ def test_bits_depend_neither_on_blocks_nor_on_other_tokens(monkeypatch: pytest.M
     assert torch.equal(case.run(), whole)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     heads=st.integers(1, 18), rows=st.integers(1, 3), start=st.integers(0, 600), spare=st.integers(0, 300),
     rank=st.integers(1, 70), rope=st.integers(1, 40), plain=st.integers(1, 40), value_dim=st.integers(1, 40),

@@ -58,7 +58,7 @@ def test_every_expert_reads_its_own_table(
     st.integers(1, 30), st.integers(1, 20), st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3),
     st.booleans(), st.integers(0, 999),
 )  # fmt: skip
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 def test_any_shape_and_tile_gives_the_same_result(
     width: int, inner: int, top_k: int, vectors: int, depth: int, indexed: bool, seed: int
 ) -> None:

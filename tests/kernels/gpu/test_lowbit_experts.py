@@ -90,7 +90,7 @@ def test_result_is_the_weighted_sum_of_the_dequantised_experts(case: tuple) -> N
     st.integers(1, 8), st.sampled_from([2, 8]), st.integers(1, 3), st.booleans(), st.integers(0, 999),
 )  # fmt: skip
 @example(4, 96, 28, 2, 3, 2, 1, False, 431)  # few hidden values, which cancel out
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_any_shape_and_tile_gives_the_same_result(
     bits: int,
     group: int,

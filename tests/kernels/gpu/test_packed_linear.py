@@ -110,7 +110,7 @@ def test_other_blocks_give_the_same_product(tile: Tile) -> None:
     check(normal(19, 320, dtype=BF16), weights_of(70, 320, 3), tile=tile)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 72), st.integers(1, 70), st.integers(1, 5), st.integers(0, 20), st.integers(0, 99))
 def test_products_of_any_shape(rows: int, columns: int, tiles: int, strays: int, seed: int) -> None:
     x = in_nan(normal(rows, 64 * tiles, dtype=BF16, seed=seed))

@@ -1,0 +1,109 @@
+"""Presses in a real browser while the answer to an earlier one is still on its way: each counts, and a double
+click is one press."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from app_process import FAKE, AppStart
+from browser import PageDriver
+from support.hub_server import HubServer, files_of, hub_server
+
+pytestmark = pytest.mark.browser
+MOE = "org/tiny-moe"
+QUEUED = f"#lm-queue [data-model='{MOE}']"
+
+
+@pytest.fixture(scope="module")
+def hub(tiny16: Any) -> Iterator[HubServer]:
+    with hub_server() as server:
+        server.commit(MOE, files_of(tiny16("qwen2_moe")))
+        server.rate = 1e4  # far from its end, whatever presses take
+        yield server
+
+
+@pytest.fixture(scope="module")
+def app_start(hub: HubServer) -> AppStart:
+    return AppStart(
+        FAKE, environment={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    )
+
+
+@contextlib.contextmanager
+def answer_held(page: PageDriver, part: str) -> Iterator[None]:
+    """The server's answer to the first press in a part of the page waits, and with it Gradio, until the block
+    ends."""
+    page.page.evaluate(
+        """(part) => {
+        const real = window.fetch, held = new Promise((done) => { window.letGo = done; });
+        let next = false;
+        window.heldAnswers = 0;
+        window.fetch = async (...asked) => {
+            const mine = next && asked[1]?.method === 'POST';
+            if (mine) next = false;
+            const answer = await real(...asked);
+            if (mine) {
+                window.heldAnswers += 1;
+                await held;
+            }
+            return answer;
+        };
+        window.restore = () => { window.fetch = real; };
+        const here = document.querySelector(part);
+        const begin = (event) => { next = Boolean(event.target.closest('button')); };
+        here.addEventListener('pointerup', begin, { capture: true, once: true });
+    }""",
+        part,
+    )
+    try:
+        yield
+        assert page.evaluate("window.heldAnswers") == 1
+    finally:
+        page.evaluate("() => { window.restore(); window.letGo(); }")
+
+
+def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
+    page.open_tab("models")
+    page.fill("lm-query", "org/")
+    page.page.click("#lm-search-button")
+    page.page.click(f"#lm-results [data-model='{MOE}'] [data-act=get]")
+    page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+    with answer_held(page, "#lm-queue"):
+        page.page.click(f"{QUEUED} [data-act=pause]")
+        page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")  # the timer shows it
+        page.page.click(f"{QUEUED} [data-act=resume]")
+        page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+
+
+def test_a_double_click_is_one_press(page: PageDriver) -> None:
+    page.page.dblclick(f"{QUEUED} [data-act=pause]")
+    page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")
+    page.page.dblclick(f"{QUEUED} [data-act=cancel]")
+    page.wait_text(QUEUED, "Delete what has arrived?")
+    page.page.wait_for_timeout(1000)  # for several rounds of the timer
+    assert page.page.locator(f"{QUEUED}[data-state=paused]").count() == 1
+    page.page.click(f"{QUEUED} [data-act=cancel]")
+    page.page.wait_for_selector(QUEUED, state="detached")
+
+
+def test_the_chat_that_was_pressed_last_is_open(page: PageDriver) -> None:
+    page.chat()
+    for title in ("the first chat", "the second chat"):
+        page.page.click("#lm-new")
+        page.wait_questions([])
+        page.send(title)
+        page.wait_idle()
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    with answer_held(page, "#lm-chats"):
+        page.page.click(".lm-open[title='the first chat']")
+        page.page.click(".lm-open[title='the second chat']")
+        page.wait_questions(["the second chat"])
+    page.page.wait_for_timeout(1000)  # the held answer is of a chat that is not wanted any more
+    page.wait_questions(["the second chat"])
+    page.page.dblclick("li[aria-current=true] [data-act=delete]")
+    page.page.wait_for_timeout(1000)
+    assert page.titles().count("the second chat") == 1
