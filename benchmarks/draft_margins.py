@@ -24,6 +24,7 @@ from draft_quality import Subject, answers, rounded
 
 from localmoe.speculative.governor import CANDIDATES, AutoGovernor, FixedGovernor, Governor
 from localmoe.speculative.margin_rates import CLASSES, class_of
+from localmoe.speculative.step_record import StepRecord
 
 Text = list[tuple[float, bool]]  # margin of each drafted token, and whether the target agrees
 # seconds of a drafted token, and of a verify pass by its tokens
@@ -61,7 +62,7 @@ def replay(texts: list[Text], governor: Governor, cost: str, ahead: bool, seed: 
             agreed = [right for _, right in text[at : at + count]]
             accepted = agreed.index(False) if False in agreed else count
             took_s = verify_s(count + 1) * chance.lognormvariate(0, 0.15)
-            governor.observe(count, accepted, draft_s * len(margins), took_s, margins)
+            governor.observe(StepRecord(count, accepted, draft_s * len(margins), took_s, margins))
             seconds += draft_s * len(margins) + took_s
             tokens, at, verified, steps = (
                 tokens + accepted + 1,

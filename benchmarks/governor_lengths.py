@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from localmoe.speculative import governor
 from localmoe.speculative.governor import CANDIDATES, AutoGovernor, FixedGovernor, Governor
+from localmoe.speculative.step_record import StepRecord
 
 DRAFT_S, BASE_S, EXPERTS_S = 1.5e-3, 2e-3, 98e-3  # a drafted token; a pass; all experts of all layers
 FILLS = 0.8  # what is left of the cold factor after a step
@@ -57,7 +58,7 @@ def share_of_best(
         while accepted < length and chance.random() < acceptance:
             accepted += 1
         took_s = (1 + cold * FILLS**step) * verify_s(length + 1) * chance.uniform(0.93, 1.07)
-        auto.observe(length, accepted, DRAFT_S * length, took_s)
+        auto.observe(StepRecord(length, accepted, DRAFT_S * length, took_s))
         if step >= FROM_STEP:
             tokens += accepted + 1
             best += rate_of(best_length(acceptance), acceptance) * (DRAFT_S * length + took_s)

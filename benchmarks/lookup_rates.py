@@ -29,6 +29,7 @@ from localmoe.speculative.either_governor import EitherGovernor
 from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.lookup_governor import LookupGovernor
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
+from localmoe.speculative.step_record import StepRecord
 
 _PIECES = re.compile(r" ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]+|\s+")
 LONGEST = 64  # drafted tokens
@@ -139,7 +140,7 @@ def replay(
             margins = []
             kept, accepted, draft_s, verify_s = draft.step(luck[said - 1 : len(luck) - 1], seconds)
         instead = looked_up and draft.tokens > 0
-        governor.observe(kept, accepted, draft_s, verify_s, margins, found=instead)
+        governor.observe(StepRecord(kept, accepted, draft_s, verify_s, margins, found=instead))
         found.steps += 1
         found.drafted += kept if looked_up else 0
         found.accepted += accepted if looked_up else 0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from localmoe.core.gates import Gate
 from localmoe.core.stats import GenerationCounters
 from localmoe.speculative.governor import Governor
+from localmoe.speculative.step_record import StepRecord
 
 _SETTLE_STEPS = 40  # after a move: slots are empty, and the governor tries lengths until they are full
 _SETTLE_PLAIN_STEPS = 48  # likewise, where a step is one token and slots are many
@@ -125,25 +126,15 @@ class WatchedGovernor:
         """Likewise."""
         return (0, None) if self._worth.wants_probe else self._inner.choose_gated(most)
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Tell both; of what was looked up the inner one alone, since it takes no draft."""
-        self._inner.observe(drafted, accepted, draft_s, verify_s, margins, host_s, found=found)
-        if found or (self._worth.aside and drafted):
+        self._inner.observe(step)
+        if step.found or (self._worth.aside and step.drafted):
             return
         if not self._worth.wants_probe:
-            self._worth.note(accepted + 1, draft_s + verify_s + host_s)
-        elif not drafted:
-            self._probe(verify_s + host_s)
+            self._worth.note(step.tokens, step.took_s)
+        elif not step.drafted:
+            self._probe(step.verify_s + step.host_s)
 
     def instead(self, margins: Sequence[float]) -> int:
         """None while plain steps are needed, else as the inner one."""

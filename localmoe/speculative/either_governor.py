@@ -18,6 +18,7 @@ from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.governor import Governor
 from localmoe.speculative.lookup_governor import FIRST_GUESS, LONGER
 from localmoe.speculative.margin_rates import MarginRates
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.verify_times import HostTimes, VerifyTimes
 
 _OTHER_STEPS = 32  # whose speed looked-up tokens have to beat
@@ -66,23 +67,13 @@ class EitherGovernor:
         self._left_out += 1
         return 0
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Learn from a step, or have the other one learn from it."""
-        if not found:
-            self._others.append((accepted + 1, draft_s + verify_s + host_s))
-            self._drafts.observe(drafted, accepted, draft_s, verify_s, margins, host_s)
+        if not step.found:
+            self._others.append((step.tokens, step.took_s))
+            self._drafts.observe(step)
             return
         self._left_out = 0
-        self._times.observe(drafted + 1, verify_s)
-        self._host.observe(drafted + 1, host_s)
-        self._rates.observe(margins, drafted, accepted)
+        self._times.observe(step.drafted + 1, step.verify_s)
+        self._host.observe(step.drafted + 1, step.host_s)
+        self._rates.observe(step.margins, step.drafted, step.accepted)

@@ -21,6 +21,7 @@ from localmoe.core.gates import Gate
 from localmoe.speculative.acceptance_rates import AcceptanceRates
 from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.margin_rates import MarginRates
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.verify_times import HostTimes, StepTimes, VerifyTimes, typical
 
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -49,20 +50,8 @@ class Governor(Protocol):
         """The same for a step that may stop earlier: how many tokens it drafts, `most` at most, and what ends
         it before that (None: nothing does)."""
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
-        """What the step took. margins: of all that was drafted, of which `drafted` were verified; () where
-        nobody knows them. host_s: what neither drafts nor the verify pass account for. found: the tokens were
-        looked up, as `instead` said."""
+    def observe(self, step: StepRecord) -> None:
+        """After each step."""
 
     def instead(self, margins: Sequence[float]) -> int:
         """How many tokens that were looked up in the text, with these margins, to verify in the place of a
@@ -83,17 +72,7 @@ class FixedGovernor:
         """The fixed length, whatever is drafted."""
         return min(self._draft_length, most), None
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Learns nothing."""
 
     def instead(self, margins: Sequence[float]) -> int:
@@ -200,34 +179,23 @@ class AutoGovernor:
             return min(outlook.longer if (self._steps // _RARE_REVISIT_STEPS) % 2 else 0, most), None
         return min(most, max(_LEAST_MOST, _LONGER * outlook.seen)), gate
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Update the running averages."""
-        assert not found, "nothing is looked up: see EitherGovernor"
+        assert not step.found, "nothing is looked up: see EitherGovernor"
         self._steps += 1
-        self._times.observe(drafted + 1, verify_s)
-        passes = max(drafted, len(margins))
-        self._whole.observe(passes, drafted, draft_s, verify_s)
+        self._times.observe(step.drafted + 1, step.verify_s)
+        passes = max(step.drafted, len(step.margins))
+        self._whole.observe(passes, step.drafted, step.draft_s, step.verify_s)
         if self._drafted == (passes > 0):  # else it began otherwise than such steps do in a row
-            self._host.observe(drafted + 1, host_s)
+            self._host.observe(step.drafted + 1, step.host_s)
         self._drafted = passes > 0
         if passes:
-            self._draft_token_s.append(draft_s / passes)
-        self._acceptance.observe(drafted, accepted)
-        self._margins.observe(margins, drafted, accepted)
-        took_s = draft_s + verify_s + host_s
-        self._recent.append((accepted + 1, took_s))
-        self._compared_s += took_s
-        if self._speeds is not None and not self._speeds.agree_with(drafted, took_s):
+            self._draft_token_s.append(step.draft_s / passes)
+        self._acceptance.observe(step.drafted, step.accepted)
+        self._margins.observe(step.margins, step.drafted, step.accepted)
+        self._recent.append((step.tokens, step.took_s))
+        self._compared_s += step.took_s
+        if self._speeds is not None and not self._speeds.agree_with(step.drafted, step.took_s):
             self._speeds = None
 
     def instead(self, margins: Sequence[float]) -> int:

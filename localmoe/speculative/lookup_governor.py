@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from localmoe.core.gates import Gate
 from localmoe.speculative.draft_gate import DraftGate
 from localmoe.speculative.margin_rates import MarginRates
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.verify_times import HostTimes, VerifyTimes
 
 # rates before any evidence, by the classes of margin_rates, of which the first two are of tokens that are
@@ -60,25 +61,15 @@ class LookupGovernor:
         speed = max(1.0 / max(1e-9, float(seconds[0])), _EASED * tokens / max(1e-9, took_s))
         return DraftGate(self._rates, 0.0, seconds, speed).worth_verifying(margins)
 
-    def observe(
-        self,
-        drafted: int,
-        accepted: int,
-        draft_s: float,
-        verify_s: float,
-        margins: Sequence[float] = (),
-        host_s: float = 0.0,
-        *,
-        found: bool = False,
-    ) -> None:
-        """Learn from a step that verified `drafted` of the tokens with these margins."""
-        self._times.observe(drafted + 1, verify_s)
-        self._host.observe(drafted + 1, host_s)
-        self._rates.observe(margins, drafted, accepted)
-        self._recent.append((accepted + 1, draft_s + verify_s + host_s))
-        if drafted:
+    def observe(self, step: StepRecord) -> None:
+        """Learn from a step that verified some of what was looked up."""
+        self._times.observe(step.drafted + 1, step.verify_s)
+        self._host.observe(step.drafted + 1, step.host_s)
+        self._rates.observe(step.margins, step.drafted, step.accepted)
+        self._recent.append((step.tokens, step.took_s))
+        if step.drafted:
             self._left_out = 0
-        elif margins:
+        elif step.margins:
             self._left_out += 1
 
     def instead(self, margins: Sequence[float]) -> int:

@@ -20,6 +20,7 @@ from localmoe.core.stream import FinishReason
 from localmoe.model.runner import PassRunner
 from localmoe.speculative.governor import Governor
 from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.steppers import StepOutcome, Stepper
 
 
@@ -124,10 +125,12 @@ class SpeculativeLoop:
         """Verify, keep what the target agrees with plus its next token."""
         counters, done = self._counters, self._stepper.finish()
         drafted = len(done.drafted)
-        host_s = self._host_s(done)
         self._governor.observe(
-            drafted, done.accepted, done.draft_s, done.verify_s, done.margins, host_s, found=done.found
-        )
+            StepRecord(
+                drafted, done.accepted, done.draft_s, done.verify_s, done.margins, self._host_s(done),
+                found=done.found,
+            )
+        )  # fmt: skip
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from localmoe.core.stats import GenerationCounters
 from localmoe.speculative.draft_worth import DraftWorth, WatchedGovernor
 from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.step_record import StepRecord
 
 LENGTH = 4
 
@@ -34,7 +35,7 @@ class Decoding:
             counters.misses += self.misses if length == 0 else 3 * self.misses
             plain_s = self.aside_s if worth.aside else self.plain_s
             took_s = self.drafted_s if length else plain_s
-            governor.observe(length, min(accepted, length), 0.0, took_s)
+            governor.observe(StepRecord(length, min(accepted, length), 0.0, took_s))
 
 
 def test_a_draft_that_pays_stays_and_costs_nine_plain_steps_in_five_hundred() -> None:

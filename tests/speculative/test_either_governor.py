@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from localmoe.speculative.either_governor import EitherGovernor
 from localmoe.speculative.governor import AutoGovernor, FixedGovernor
 from localmoe.speculative.prompt_lookup import MARGIN_A_TOKEN
+from localmoe.speculative.step_record import StepRecord
 
 LONG, SHORT = 20, 2  # tokens that agree
 DRAFT_S = 0.1  # of a step with drafts, which emits four tokens
@@ -23,12 +23,9 @@ class Heard(FixedGovernor):
         super().__init__(3)
         self.steps: list[tuple[int, int]] = []
 
-    def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float,
-        margins: Sequence[float] = (), host_s: float = 0.0, *, found: bool = False,
-    ) -> None:  # fmt: skip
-        assert not found
-        self.steps.append((drafted, accepted))
+    def observe(self, step: StepRecord) -> None:
+        assert not step.found
+        self.steps.append((step.drafted, step.accepted))
 
 
 @dataclass
@@ -48,11 +45,13 @@ class World:
         margins = [] if kind is None else [MARGIN_A_TOKEN * (kind + i) for i in range(64)]
         count = governor.instead(margins)
         if not count:
-            governor.observe(3, 3, DRAFT_S / 2, DRAFT_S / 2, [5.0] * 3)
+            governor.observe(StepRecord(3, 3, DRAFT_S / 2, DRAFT_S / 2, [5.0] * 3))
             return kind, 0
         assert kind is not None
         accepted = next((i for i in range(count) if self.chance.random() >= self.rates[kind]), count)
-        governor.observe(count, accepted, 0.0, self.first_s + self.row_s * count, margins, found=True)
+        governor.observe(
+            StepRecord(count, accepted, 0.0, self.first_s + self.row_s * count, margins, found=True)
+        )
         return kind, count
 
     def last(self, governor: EitherGovernor, steps: int = 900, of: int = 450) -> dict[int | None, float]:
@@ -94,11 +93,11 @@ def test_nothing_is_compared_before_steps_with_drafts_are_known_and_no_window_gr
     margins = [MARGIN_A_TOKEN * (LONG + i) for i in range(64)]
     for _ in range(8):
         assert governor.instead(margins) == 0
-        governor.observe(3, 3, 0.05, 0.05, [5.0] * 3)
+        governor.observe(StepRecord(3, 3, 0.05, 0.05, [5.0] * 3))
     assert governor.instead([]) == 0
     first = governor.instead(margins)
     assert 1 <= first <= 6
-    governor.observe(first, first, 0.0, 0.05, margins, found=True)
+    governor.observe(StepRecord(first, first, 0.0, 0.05, margins, found=True))
     second = governor.instead(margins)
     assert first < second <= 2 * (first + 1)
 
@@ -118,8 +117,8 @@ def test_lengths_are_those_of_whoever_chooses_them_without() -> None:
         assert length == other and (gate is None) == (other_gate is None)
         assert governor.choose() == alone.choose()
         for told in (governor, alone):
-            told.observe(length, length // 2, 0.002 * length, 0.02, [0.7] * length)
+            told.observe(StepRecord(length, length // 2, 0.002 * length, 0.02, [0.7] * length))
         count = governor.instead(margins) if step % 3 == 0 else 0
         if count:
-            governor.observe(count, count, 0.0, 0.03, margins, found=True)
+            governor.observe(StepRecord(count, count, 0.0, 0.03, margins, found=True))
     assert AutoGovernor(16).instead(margins) == 0 and FixedGovernor(4).instead(margins) == 0

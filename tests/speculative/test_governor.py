@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from localmoe.speculative.acceptance_rates import AcceptanceRates
 from localmoe.speculative.governor import CANDIDATES, AutoGovernor, FixedGovernor, Governor
+from localmoe.speculative.step_record import StepRecord
 
 Cost = Callable[[int], float]
 
@@ -33,7 +34,12 @@ def simulate(
         chosen.append(length)
         noise = chance.uniform(0.95, 1.05)
         governor.observe(
-            length, accepted_of(length, rate, chance), draft_s * length * noise, verify(length + 1) * noise
+            StepRecord(
+                length,
+                accepted_of(length, rate, chance),
+                draft_s * length * noise,
+                verify(length + 1) * noise,
+            )
         )
     return chosen
 
@@ -69,10 +75,10 @@ def test_what_the_host_takes_beside_the_passes_is_reckoned_with(
     for _ in range(600):
         length = governor.choose()
         took = max(host_s, passes_s(length)) if bool(length) == bool(before) else host_s + passes_s(length)
-        governor.observe(
+        governor.observe(StepRecord(
             length, accepted_of(length, rate, chance), draft_s * length, verify_s + further_s * length, (),
             took - passes_s(length),
-        )  # fmt: skip
+        ))  # fmt: skip
         before = length
         speeds.append(speed(length))
     best = max(speed(length) for length in CANDIDATES if length <= 24)
@@ -84,7 +90,9 @@ def test_somebody_who_was_slow_to_take_tokens_for_a_moment_is_forgotten() -> Non
     for step in range(900):
         length = governor.choose()
         host_s = 0.02 if 300 <= step < 320 and not length else 0.0
-        governor.observe(length, accepted_of(length, 0.3, chance), 2e-3 * length, 5e-3, (), host_s)
+        governor.observe(
+            StepRecord(length, accepted_of(length, 0.3, chance), 2e-3 * length, 5e-3, (), host_s)
+        )
         chosen.append(length)
     assert chosen[200:300].count(0) > 80
     assert chosen[320:360].count(0) < 20, "it was not seen"
@@ -104,7 +112,7 @@ def test_a_fixed_length_is_fixed(length: int) -> None:
     governor = FixedGovernor(length)
     for _ in range(5):
         assert governor.choose() == length
-        governor.observe(length, 0, 1.0, 1.0)
+        governor.observe(StepRecord(length, 0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +179,10 @@ def test_lengths_that_were_tried_while_the_cache_was_empty_are_tried_again(rate:
             length = governor.choose()
             chosen.append(true_rate(length, rate, 1.4e-3, shared_experts))
             cold = 1 + 4 * 0.8**step
-            governor.observe(
+            governor.observe(StepRecord(
                 length, accepted_of(length, rate, chance), 1.4e-3 * length,
                 cold * shared_experts(length + 1) * chance.uniform(0.95, 1.05),
-            )  # fmt: skip
+            ))  # fmt: skip
         shares.append(sum(chosen[60:]) / len(chosen[60:]) / best)
     assert sorted(shares)[1] >= 0.85, shares
 
@@ -209,7 +217,7 @@ def test_one_measurement_a_hundred_times_too_slow_does_not_turn_drafting_off_for
     for step in range(6):  # the first passes of a process compile kernels and touch cold memory
         length = governor.choose()
         slow = 100 if step == spoilt else 1
-        governor.observe(length, length, 0.5e-3 * length * slow, flat(length + 1) * slow)
+        governor.observe(StepRecord(length, length, 0.5e-3 * length * slow, flat(length + 1) * slow))
     chosen = simulate(governor, 400, rate=0.99, draft_s=0.5e-3, verify=flat)
     reached = sum(true_rate(length, 0.99, 0.5e-3, flat) for length in chosen[200:]) / 200
     assert reached >= 0.5 * max(true_rate(length, 0.99, 0.5e-3, flat) for length in CANDIDATES)
@@ -220,7 +228,7 @@ def test_after_a_single_measurement_every_prediction_is_a_finite_rate(
     drafted: int, draft_s: float, verify_s: float
 ) -> None:
     governor = AutoGovernor(16)
-    governor.observe(drafted, drafted // 2, draft_s, verify_s)
+    governor.observe(StepRecord(drafted, drafted // 2, draft_s, verify_s))
     for length in CANDIDATES:
         assert 0 < governor.expected_tokens_per_s(length) < float("inf")
     assert governor.choose() in CANDIDATES
@@ -240,7 +248,7 @@ def test_it_never_leaves_its_candidates_nor_the_longest_length_allowed(
         assert length <= longest
         assert governor.choose() == length  # asking twice changes nothing
         drafted = min(length, shortened_to)  # the end of the answer may cut a draft short
-        governor.observe(drafted, int(share * drafted), draft_s, verify_s)
+        governor.observe(StepRecord(drafted, int(share * drafted), draft_s, verify_s))
 
 
 def test_the_time_of_a_window_not_seen_yet_lies_on_the_line_through_its_neighbours(
@@ -248,7 +256,7 @@ def test_the_time_of_a_window_not_seen_yet_lies_on_the_line_through_its_neighbou
 ) -> None:
     governor = AutoGovernor(16)
     for length, verify_s in ((4, 14e-3), (0, 10e-3), (8, 26e-3)):
-        governor.observe(length, 0, 0.0, verify_s)
+        governor.observe(StepRecord(length, 0, 0.0, verify_s))
     monkeypatch.setattr(AcceptanceRates, "rates", lambda self: [0.0] * 16)  # a step is one token
     # windows 1, 5, 9 were seen at 10, 14, 26 ms; beyond them tokens cost ever less
     for length, expected_ms in ((0, 10), (1, 11), (3, 13), (4, 14), (6, 20), (8, 26), (12, 35.93)):
@@ -277,7 +285,7 @@ def read_margins(
         count = most if gate is None else gate.worth_verifying(margins)
         accepted = next((i for i in range(count) if not right[i]), count)
         verify_s = verify(count + 1) * chance.uniform(0.95, 1.05)
-        governor.observe(count, accepted, 1.5e-3 * len(margins), verify_s, margins)
+        governor.observe(StepRecord(count, accepted, 1.5e-3 * len(margins), verify_s, margins))
         if step >= 150:
             tokens, seconds = tokens + accepted + 1, seconds + verify_s + 1.5e-3 * len(margins)
             lengths.append(count)
@@ -331,4 +339,4 @@ def test_gated_or_not_it_never_drafts_more_than_there_is_room_for(
         margins = [margin] * (most if gate is None else min(most, stopped_at))
         count = len(margins) if gate is None else gate.worth_verifying(margins)
         assert count <= len(margins)
-        governor.observe(count, int(share * count), draft_s, verify_s, margins)
+        governor.observe(StepRecord(count, int(share * count), draft_s, verify_s, margins))

@@ -9,6 +9,7 @@ import pytest
 
 from localmoe.speculative.acceptance_rates import AcceptanceRates
 from localmoe.speculative.governor import CANDIDATES, AutoGovernor
+from localmoe.speculative.step_record import StepRecord
 
 DRAFT_S, FIRST_S, FURTHER_S = 0.17e-3, 0.22e-3, 2e-6  # a draft pass; a verify pass, and each of its tokens
 HOST_S = 1e-3  # until the host has issued a step's passes but for its first draft, which runs meanwhile
@@ -45,7 +46,7 @@ def share_of_best(
         took = parts(length, before, host_s)
         seen = (s * chance.uniform(0.95, 1.05) * (5 if chance.random() < disturbed else 1) for s in took)
         draft_s, verify_s, rest_s = seen
-        governor.observe(length, accepted, draft_s, verify_s, (), rest_s)
+        governor.observe(StepRecord(length, accepted, draft_s, verify_s, (), rest_s))
         before = length
         if step in steps:
             tokens, seconds = tokens + expected_tokens(length, rate), seconds + sum(took)
@@ -89,14 +90,14 @@ def settled(step_s: float) -> AutoGovernor:
     governor = AutoGovernor(16)
     for _ in range(200):
         length = governor.choose()
-        governor.observe(length, length, 0.0, step_s)
+        governor.observe(StepRecord(length, length, 0.0, step_s))
     return governor
 
 
 def observe(governor: AutoGovernor, length: int, step_s: float, steps: int = 1) -> None:
     for _ in range(steps):
         governor.choose()
-        governor.observe(length, length, 0.0, step_s)
+        governor.observe(StepRecord(length, length, 0.0, step_s))
 
 
 @pytest.mark.parametrize(("step_s", "most"), [(1e-3, 6), (4e-3, 18), (20e-3, 50)])
@@ -115,7 +116,7 @@ def test_a_step_far_slower_than_expected_has_lengths_compared_at_once(compared: 
     observe(governor, 16, 0.1e-3, steps=20)
     for step_s, times in ((0.1e-3, 0), (0.14e-3, 0), (0.2e-3, 1)):
         compared.clear()
-        governor.observe(16, 16, 0.0, step_s)
+        governor.observe(StepRecord(16, 16, 0.0, step_s))
         governor.choose()
         assert len(compared) == times, step_s
 

@@ -16,6 +16,7 @@ from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import AutoGovernor, FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.steppers import PassStepper, StepOutcome
 
 DRAFT_S, VERIFY_S = 0.00022, 0.0002  # of a token, and of any window: by themselves drafts do not pay
@@ -42,12 +43,9 @@ class Notes(FixedGovernor):
         super().__init__(draft_length)
         self.host_s: list[float] = []
 
-    def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-        host_s: float = 0.0, *, found: bool = False,
-    ) -> None:  # fmt: skip
-        assert verify_s == VERIFY_S
-        self.host_s.append(host_s)
+    def observe(self, step: StepRecord) -> None:
+        assert step.verify_s == VERIFY_S
+        self.host_s.append(step.host_s)
 
 
 def run(

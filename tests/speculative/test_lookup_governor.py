@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from localmoe.speculative.lookup_governor import LookupGovernor
 from localmoe.speculative.prompt_lookup import MARGIN_A_TOKEN
+from localmoe.speculative.step_record import StepRecord
 
 LONG, SHORT = 20, 2  # tokens that agree
 
@@ -38,7 +39,7 @@ class World:
         rate = 0.0 if kind is None else self.rates[kind]
         accepted = next((i for i in range(drafted) if self.chance.random() >= rate), drafted)
         took_s = 0.1 + self.row_s * drafted
-        governor.observe(drafted, accepted, 0.0, took_s, margins)
+        governor.observe(StepRecord(drafted, accepted, 0.0, took_s, margins))
         self.seconds += took_s
         self.tokens += accepted + 1
         return kind, drafted
@@ -105,4 +106,4 @@ def test_whatever_is_measured_a_length_is_chosen(steps: list[tuple[int, float, i
         margins = [MARGIN_A_TOKEN * (agree + i) for i in range(most)]
         drafted = most if gate is None else gate.worth_verifying(margins)
         assert 0 <= drafted <= most <= 16
-        governor.observe(drafted, min(accepted, drafted), 0.0, seconds, margins)
+        governor.observe(StepRecord(drafted, min(accepted, drafted), 0.0, seconds, margins))

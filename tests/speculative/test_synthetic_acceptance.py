@@ -17,6 +17,7 @@ from localmoe.speculative.drafters import SelfDrafter
 from localmoe.speculative.governor import FixedGovernor, Governor
 from localmoe.speculative.loop import SpeculativeLoop
 from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.step_record import StepRecord
 from localmoe.speculative.steppers import PassStepper
 
 NO_END: frozenset[int] = frozenset()
@@ -78,11 +79,8 @@ def test_governor_and_gate_hear_the_margins_that_are_simulated() -> None:
         def worth_verifying(self, margins: Sequence[float]) -> int:
             return len(margins)
 
-        def observe(
-            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-            host_s: float = 0.0, *, found: bool = False,
-        ) -> None:  # fmt: skip
-            told.append((accepted, margins))
+        def observe(self, step: StepRecord) -> None:
+            told.append((step.accepted, step.margins))
 
     _, steps = run(Table(agreement=0.2, seed=4), synthetic, [1, 2, 0], 5, 60, 0.0, Listening(5))
     at = 4  # the prompt, and what its pass wrote
