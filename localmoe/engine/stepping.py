@@ -69,11 +69,11 @@ def looks_up(parts: EngineParts, config: EngineConfig, request: GenerationReques
 
 
 def _looks_up_instead(parts: EngineParts, request: GenerationRequest, config: EngineConfig) -> bool:
-    """Whether what was looked up may take the place of a draft of the model's own: as `looks_up`, where that
-    is at hand and its length is left to the engine."""
-    own = parts.passes.draft is not None and parts.other is None and parts.drafter == "self"
+    """Whether what was looked up may take the place of a draft, the model's own or another model's: as
+    `looks_up`, where there is one and its length is left to the engine."""
+    has_draft = parts.other is not None or (parts.passes.draft is not None and parts.drafter == "self")
     asked_for = _wanted_length(request, config) == "auto" and request.switches.look_up
-    if not own or not asked_for or request.draft_only:
+    if not has_draft or not asked_for or request.draft_only:
         return False
     simulated = parts.passes.synthetic is not None
     return parts.prepared.footprint.can_rollback and not simulated and parts.row_padding is not None

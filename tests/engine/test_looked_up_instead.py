@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from engine.test_output_independence import ARCHITECTURE, PROMPT, Tiny
 from support.engines import ask, load_with_slots
 
+from localmoe.core.config import SamplingConfig
 from localmoe.core.switches import Switches
 from localmoe.engine import Engine
 
 TOKENS = 120
 
 
-@pytest.fixture(scope="module")
-def engine(tiny: Tiny) -> Iterator[Engine]:
-    made = load_with_slots(tiny(ARCHITECTURE)[0], 12)
+@pytest.fixture(scope="module", params=["its own draft", "another model"])
+def engine(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Engine]:
+    folder = tiny(ARCHITECTURE)[0]
+    other: dict[str, Any] = {"drafter": "model", "draft_model": str(folder)}
+    made = load_with_slots(folder, 12, **(other if request.param == "another model" else {}))
     yield made
     made.close()
 
@@ -29,6 +33,13 @@ def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> Non
         assert answer.stats.looked_up <= answer.stats.drafted
     assert sum(answer.stats.looked_up for answer in answers) > 20
     assert not engine.info().looks_up
+
+
+def test_sampled_text_is_looked_up_too(engine: Engine) -> None:
+    """Of circles: at a low temperature nearly every token is the likeliest one."""
+    sampling = SamplingConfig(temperature=0.05, seed=3)
+    answers = [ask(engine, PROMPT, TOKENS, draft_length="auto", sampling=sampling) for _ in range(3)]
+    assert sum(answer.stats.looked_up for answer in answers) > 20
 
 
 def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: Engine) -> None:
