@@ -50,6 +50,11 @@ class SlotTable:
         return np.not_equal(self._slot_of, FREE)
 
     @property
+    def missing(self) -> int:
+        """Experts, of all layers, that are in no slot."""
+        return int((self._slot_of == FREE).sum())
+
+    @property
     def may_copy(self) -> bool:
         """Whether any expert is not in a slot."""
         return bool((self._slot_of == FREE).any())

@@ -19,10 +19,9 @@ from localmoe.model.device_rings import SlidingRings
 from localmoe.model.device_states import RecurrentStates
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.kv_cache import KVCache, KVLayer
+from localmoe.model.prompt_ways import BEFORE_THE_END
 from localmoe.model.sequence_copy import SequenceCopy, from_host, to_host
 
-# tokens: more than a template puts before an answer, and no more than are run again in no time
-_BEFORE_THE_END = 32
 # positions past a window's first that it and the drafts of the next one may write
 _WRITTEN_AHEAD = 2 * PASS_PADDING
 
@@ -233,7 +232,7 @@ class DeviceKVCache(KVCache):
     def begin_prompt(self, start: int, count: int) -> None:
         """Before the first layer of a prompt's pass, which is kept whole. The state shortly before its end is
         kept aside: the next turn of a chat may have another end there, and no thoughts behind it."""
-        self.keep_at(start + count - _BEFORE_THE_END, start)
+        self.keep_at(start + count - BEFORE_THE_END, start)
         self.rings.expect(start, start + count)
         self._window.unrolled = self.rings.unroll(start, count, self._window.at.device)
         if self.states is not None:

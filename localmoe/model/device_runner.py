@@ -5,6 +5,7 @@ steps are device_steps'.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,9 @@ from localmoe.model.device_clock import Landing
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.pass_counts import count_window
+from localmoe.model.prompt_ways import WINDOW, PromptWays
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
-
-STREAM_FROM = 65  # tokens of a prompt from which nearly every expert is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class DeviceRunner:
         self.passes = passes
         self.issue = issue
         self._stamp = stamp
+        self._ways = PromptWays(helped=passes.lane is not None)
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Most tokens of a prompt in the next pass."""
-        return self.issue.prefill_chunk
+    def prefill_rows(self, left: int) -> int:
+        """Tokens of a prompt in its next pass, of `left` that are to come."""
+        return self._ways.rows(left, self.issue.prefill_chunk, self.passes.memory.missing)
 
     @property
     def capture_s(self) -> float:
@@ -102,6 +102,7 @@ class DeviceRunner:
     def forget_graphs(self) -> None:
         """Before slots and table are replaced."""
         self.issue.forget_graphs()
+        self._ways.forget()
 
     def release(self) -> None:
         """Give back what passes keep; none can be issued any more."""
@@ -128,8 +129,8 @@ class DeviceRunner:
         try:
             if phase == "draft":
                 logits = self._draft(tokens, start)
-            elif len(tokens) >= STREAM_FROM and phase == "prefill":
-                logits = self._stream(tokens, start)
+            elif phase == "prefill":
+                logits = self._prompt(tokens, start)
             else:
                 logits = self._window(tokens, start, phase)
         except BaseException:
@@ -148,6 +149,16 @@ class DeviceRunner:
         self.tell_draft(self.passes.lookahead.num_tokens, self.issue.read_draft(report), last=False)
         self.passes.memory.pump()
         return output.logits
+
+    def _prompt(self, tokens: Sequence[int], start: int) -> Tensor:
+        missing, captured_s, began = self.passes.memory.missing, self.capture_s, time.perf_counter()
+        if len(tokens) > WINDOW:
+            logits = self._stream(tokens, start)
+        else:
+            logits = self._window(tokens, start, "prefill")
+        seconds = time.perf_counter() - began - (self.capture_s - captured_s)
+        self._ways.note(len(tokens), missing, seconds)
+        return logits
 
     def _window(self, tokens: Sequence[int], start: int, phase: Phase) -> Tensor:
         count = len(tokens)

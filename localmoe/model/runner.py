@@ -93,9 +93,8 @@ class PassRunner(Protocol):
     def passes(self) -> PassCommons:
         """State of the passes."""
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Most tokens of a prompt in one pass."""
+    def prefill_rows(self, left: int) -> int:
+        """Tokens of a prompt in its next pass, of `left` that are to come."""
 
     @property
     def capture_s(self) -> float:
@@ -251,10 +250,9 @@ class ModelRunner:
             logits = logits[:-padding]
         return logits[-1:].float() if last_only else logits.float()
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Most tokens of a prompt in one pass."""
-        return PREFILL_CHUNK
+    def prefill_rows(self, left: int) -> int:
+        """Tokens of a prompt in its next pass, of `left` that are to come."""
+        return min(left, PREFILL_CHUNK)
 
     def begin_draft_token(self, position: int) -> None:
         """The next draft pass is of this window token."""

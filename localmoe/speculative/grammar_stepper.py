@@ -86,6 +86,6 @@ class GrammarStepper:
         kept = min(length, sequence.keepable(length))
         sequence.truncate(kept)
         while kept < length:
-            chunk = text[kept : min(length, kept + self._runner.prefill_chunk)]
+            chunk = text[kept : kept + self._runner.prefill_rows(length - kept)]
             self._runner.run(chunk, "prefill", last_only=True)
             kept += len(chunk)

@@ -158,7 +158,7 @@ class SpeculativeLoop:
         while start < len(prompt):
             if self._stopped():
                 return None
-            chunk = prompt[start : start + runner.prefill_chunk]
+            chunk = prompt[start : start + runner.prefill_rows(len(prompt) - start)]
             start += len(chunk)
             runner.passes.scheduler.notify(PrefillStarted(len(chunk)))
             started = time.perf_counter()

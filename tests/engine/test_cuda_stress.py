@@ -134,7 +134,7 @@ def test_no_prompt_computes_with_a_wrong_or_half_copied_expert(
     """Where slots are lent to what experts compute, too."""
     monkeypatch.setattr(device_prompts, "DEVICE_PREFILL_CHUNK", 32)
     chance = random.Random(slots)
-    prompts = [[chance.randrange(10, 250) for _ in range(chance.randrange(65, 91))] for _ in range(80)]
+    prompts = [[chance.randrange(10, 250) for _ in range(chance.randrange(73, 99))] for _ in range(80)]
 
     def after_each(engine: Engine) -> list[torch.Tensor]:
         runner, found = runner_of(engine), []

@@ -44,6 +44,7 @@ from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 from localmoe.speculative.governor import FixedGovernor, Governor
+from localmoe.speculative.step_record import StepRecord
 
 
 class Whim(FixedGovernor):
@@ -64,13 +65,10 @@ class Whim(FixedGovernor):
     def worth_verifying(self, margins: Sequence[float]) -> int:
         return self.chance.randint(0, len(margins))
 
-    def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-        host_s: float = 0.0, *, found: bool = False,
-    ) -> None:  # fmt: skip
-        assert host_s >= 0
-        assert accepted <= drafted <= len(margins) and min(draft_s, verify_s) >= 0
-        self.heard.append(list(margins))
+    def observe(self, step: StepRecord) -> None:
+        assert min(step.host_s, step.draft_s, step.verify_s) >= 0
+        assert step.accepted <= step.drafted <= len(step.margins)
+        self.heard.append(list(step.margins))
 
 
 @settings(max_examples=25)

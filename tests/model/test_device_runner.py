@@ -4,7 +4,7 @@ told, and what interruptions leave."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,13 +26,14 @@ from localmoe.core.events import (
 )
 from localmoe.core.timeline import Timeline
 from localmoe.experts.copy_times import CopyTimes
-from localmoe.model.device_runner import STREAM_FROM
+from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.step_graphs import PassOutput
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import Policy
 from localmoe.speculative.governor import FixedGovernor
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
+from localmoe.speculative.step_record import StepRecord
 
 pytestmark = pytest.mark.interpreted
 
@@ -84,11 +85,8 @@ def test_what_capturing_passes_takes_is_no_time_of_a_step(length: int, on_device
     passes.draft, passes.window = capture(draft), capture(window)  # type: ignore[method-assign]
 
     class Watching(FixedGovernor):
-        def observe(
-            self, drafted: int, accepted: int, draft_s: float, verify_s: float, margins: Sequence[float] = (),
-            host_s: float = 0.0, *, found: bool = False,
-        ) -> None:  # fmt: skip
-            seconds.append((draft_s, verify_s, host_s))
+        def observe(self, step: StepRecord) -> None:
+            seconds.append((step.draft_s, step.verify_s, step.host_s))
 
     list(rig.loop(Watching(length), on_device=on_device).run(PROMPT, 12))
     assert len(seconds) >= 3
@@ -232,7 +230,7 @@ def test_an_interrupted_pass_is_undone_and_no_wrong_weights_stay(
 def test_a_long_prompt_is_streamed_and_an_interrupted_one_leaves_all_slots(slots: int) -> None:
     table = Table(seed=3)
     rig = Rig(table, slots)
-    prompt = [i % 4 for i in range(STREAM_FROM + 5)]
+    prompt = [i % 4 for i in range(WINDOW + 5)]
     rig.passes.break_at, rig.passes.broken_late = 1, True
     with pytest.raises(KeyboardInterrupt):
         list(rig.loop(0).run(prompt, 4))

@@ -21,7 +21,8 @@ from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.needs import PASS_PADDING
-from localmoe.model.device_runner import STREAM_FROM, DeviceRunner
+from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, skeleton_from_config
 
@@ -31,7 +32,7 @@ TWO_LAYERS = {
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
     "hybrid nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
 }
-PROMPT = STREAM_FROM + 1  # tokens; the state is kept some before their end
+PROMPT = WINDOW + 2  # tokens; the state is kept some before their end
 
 
 @pytest.fixture(scope="module", params=STATEFUL_ARCHITECTURES)

@@ -32,6 +32,7 @@ from localmoe.prefetch.policy import Policy
 from localmoe.speculative.drafters import Proposal
 from localmoe.speculative.lookup_governor import LookupGovernor
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
+from localmoe.speculative.step_record import StepRecord
 
 pytestmark = pytest.mark.interpreted
 LENGTHS = st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 6]), max_size=24)
@@ -128,13 +129,10 @@ class Whim(Moody):
     def instead(self, margins: Sequence[float]) -> int:
         return self.chance.randint(0, len(margins))
 
-    def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float,
-        margins: Sequence[float] = (), host_s: float = 0.0, *, found: bool = False,
-    ) -> None:  # fmt: skip
-        assert accepted <= drafted <= max(drafted, len(margins))
-        assert not found or (drafted and set(margins) == {0.5})
-        self.heard[found].append((drafted, len(margins)))
+    def observe(self, step: StepRecord) -> None:
+        assert step.accepted <= step.drafted
+        assert not step.found or (step.drafted and set(step.margins) == {0.5})
+        self.heard[step.found].append((step.drafted, len(step.margins)))
 
 
 @settings(max_examples=60)
@@ -217,11 +215,8 @@ class Always(Moody):
     def choose_gated(self, most: int) -> tuple[int, Gate | None]:
         return min(3, most), None
 
-    def observe(
-        self, drafted: int, accepted: int, draft_s: float, verify_s: float,
-        margins: Sequence[float] = (), host_s: float = 0.0, *, found: bool = False,
-    ) -> None:  # fmt: skip
-        self.heard.append((len(margins), drafted))
+    def observe(self, step: StepRecord) -> None:
+        self.heard.append((len(step.margins), step.drafted))
 
 
 def test_steps_run_behind_each_other_until_something_is_found_which_waits_for_one_step() -> None:

@@ -230,7 +230,7 @@ def test_a_prompt_is_run_whole_where_passes_may_be_of_another_length_each_time(
     """As where slots come or go meanwhile."""
     made = TableRunner(Table(seed=6))
     lengths = iter((7, 3, 20, 4, 100))
-    monkeypatch.setattr(ModelRunner, "prefill_chunk", property(lambda self: next(lengths)))
+    monkeypatch.setattr(ModelRunner, "prefill_rows", lambda self, left: min(left, next(lengths)))
     prompt = [i % 4 for i in range(40)]
     list(loop_of(made, 0).run(prompt, 1))
     assert made.passes_run == [("prefill", count) for count in (7, 3, 20, 4, 6)]
