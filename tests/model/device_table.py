@@ -37,6 +37,7 @@ from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_steps import DeviceSteps
 from localmoe.model.device_window import DeviceWindow
+from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
@@ -221,7 +222,7 @@ class Rig:
             notify(event)
 
         scheduler.notify = watched  # type: ignore[method-assign]
-        window = DeviceWindow(ROWS, CPU)
+        window = DeviceWindow(WINDOW, CPU)  # a prompt's windows are wider than a step's
         self.state = DevicePassState(
             memory, scheduler, LookaheadBuffer(LAYERS), RowPadding(1, ROWS), window, draft=[]
         )

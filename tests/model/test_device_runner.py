@@ -246,6 +246,20 @@ def test_a_long_prompt_is_streamed_and_an_interrupted_one_leaves_all_slots(slots
     rig.experts.check()
 
 
+def test_a_prompt_is_some_windows_where_those_are_faster_and_says_the_same() -> None:
+    table = Table(seed=3)
+    prompt = [i % 4 for i in range(2 * WINDOW + 5)]
+    for stream_s, first in ((9.0, ["window"] * 3), (0.0, ["stream", "window"])):
+        rig = Rig(table, 4)
+        rig.runner._ways.note(WINDOW, rig.experts.memory.missing, 1.0)
+        rig.runner._ways.note(WINDOW + 1, rig.experts.memory.missing, stream_s)
+        assert [token for step in rig.loop(0).run(prompt, 6) for token in step.tokens] == table.greedy(
+            prompt, 6
+        )
+        assert rig.passes.issued[: len(first)] == first
+        rig.experts.check()
+
+
 def test_a_short_prompt_runs_as_a_window_and_logits_are_float32_rows() -> None:
     rig = Rig(Table(seed=3), 4)
     with torch.inference_mode():
