@@ -68,9 +68,11 @@ class TokenRouted:
 
 @dataclass(frozen=True, slots=True)
 class PassRouted:
-    """A target pass is over; demanded[l, e] says whether it asked for expert e of layer l."""
+    """A target pass is over; demanded[l, e] says whether it asked for expert e of layer l. counts: how many
+    of its tokens did, which is told of a prompt's passes."""
 
     demanded: NDArray[np.bool_]
+    counts: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

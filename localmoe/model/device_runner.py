@@ -16,6 +16,7 @@ from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import PassRouted, TokenRouted
+from localmoe.core.expert_counts import tokens_of
 from localmoe.core.types import Phase
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.rows import RowPadding
@@ -223,12 +224,9 @@ class DeviceRunner:
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
         logits, experts = self.issue.stream(tokens, start)
-        memory = self.passes.memory
-        demanded = np.zeros((memory.store.num_layers, memory.store.num_experts), dtype=np.bool_)
-        for layer, chosen in enumerate(experts):
-            demanded[layer, chosen[(chosen >= 0) & (chosen < demanded.shape[1])]] = True
-        memory.note_use(demanded)
-        self.passes.scheduler.notify(PassRouted(demanded))
+        counts = self._counts(experts)
+        self.passes.memory.note_use(counts > 0)
+        self.passes.scheduler.notify(PassRouted(counts > 0, counts))
         self._record(experts)
         return logits
 
@@ -243,11 +241,15 @@ class DeviceRunner:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
         self.passes.memory.count_waiting(report.waited_s)
-        self.passes.scheduler.notify(PassRouted(found.demanded))
+        counts = self._counts(report.experts) if phase == "prefill" else None
+        self.passes.scheduler.notify(PassRouted(found.demanded, counts))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)
         if wanted:
             self._record(report.experts)
+
+    def _counts(self, experts: NDArray[np.int32]) -> NDArray[np.int64]:
+        return tokens_of(experts.swapaxes(0, 1), self.passes.memory.store.num_experts)
 
     def _record(self, experts: NDArray[np.int32]) -> None:
         recorder = self.passes.recorder

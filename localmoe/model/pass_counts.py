@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.core.expert_counts import demanded_of
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.stats import GenerationCounters
 from localmoe.experts.pass_report import PassReport
-from localmoe.prefetch.simulator_types import demanded_of
 
 
 def count_window(

@@ -71,8 +71,10 @@ class ReuseScores:
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
         self._worth = None
-        self._recent *= _TOKEN_DECAY**num_tokens
-        self._recent += demanded
+        forgotten = _TOKEN_DECAY**num_tokens
+        self._recent *= forgotten
+        # of uses that nobody knows the order of: as if each token used what all do on average
+        self._recent += demanded if shares is None else shares * (1.0 - forgotten) / (1.0 - _TOKEN_DECAY)
         kept = _FREQUENCY_DECAY ** (num_tokens if shares is not None else 1)
         self._frequency *= kept
         self._frequency += (1.0 - kept) * (demanded if shares is None else shares)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from localmoe.core.expert_counts import demanded_of
 from localmoe.prefetch.policy import CacheShape, PolicyFactory
 from localmoe.prefetch.registry import policy_factory
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_lanes import LaneMemory
 from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
 from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
 
 
 class _Steps(Protocol):

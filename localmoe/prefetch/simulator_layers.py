@@ -19,12 +19,13 @@ from localmoe.core.events import (
     StepFinished,
     StepStarted,
 )
+from localmoe.core.expert_counts import demanded_of
 from localmoe.core.types import ExpertKey
 from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
 from localmoe.experts.residency import ResidencyTable
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Experts, Machine, Prompt, Tally, Window, demanded_of
+from localmoe.prefetch.simulator_types import Experts, Machine, Prompt, Tally, Window
 
 PROMPT_PASS = 256  # tokens of a prompt in one pass
 

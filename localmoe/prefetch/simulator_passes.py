@@ -22,11 +22,12 @@ from localmoe.core.events import (
     StepStarted,
     TokenRouted,
 )
+from localmoe.core.expert_counts import demanded_of, tokens_of
 from localmoe.core.types import ExpertKey
 from localmoe.experts.landing import dealt
 from localmoe.experts.queue import CopyQueue
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window, demanded_of, tokens_of
+from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
 
 
 class PassMemory:
@@ -257,10 +258,10 @@ class PassSteps:
 
     def prompt(self, prompt: Prompt) -> None:
         """A prompt in one pass."""
-        demanded = demanded_of(prompt.target, self._machine.num_experts)
+        counts = tokens_of(prompt.target, self._machine.num_experts)
         self._scheduler.notify(PrefillStarted(len(prompt.target)))
-        self.memory.stream(demanded)
-        self._scheduler.notify(PassRouted(demanded))
+        self.memory.stream(counts > 0)
+        self._scheduler.notify(PassRouted(counts > 0, counts))
 
     def step(self, window: Window, tally: Tally) -> None:
         """Draft, verify, count."""

@@ -258,6 +258,12 @@ def test_a_prompt_is_some_windows_where_those_are_faster_and_says_the_same() -> 
         )
         assert rig.passes.issued[: len(first)] == first
         rig.experts.check()
+        told = [event.counts for event in rig.events if isinstance(event, PassRouted)]
+        counts = np.zeros((LAYERS, EXPERTS), dtype=np.int64)
+        for position, token in enumerate(prompt):
+            np.add.at(counts, (np.arange(LAYERS)[:, None], routed(token, position)), 1)
+        of_prompt = sum(one for one in told if one is not None)
+        assert np.array_equal(of_prompt, counts), "policies hear what the whole prompt asked for"
 
 
 def test_a_short_prompt_runs_as_a_window_and_logits_are_float32_rows() -> None:

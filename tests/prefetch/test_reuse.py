@@ -52,8 +52,15 @@ def test_a_prompt_counts_by_the_share_of_its_tokens() -> None:
     told.learn_prompt(mask({0, 1}), shares, 100)
     untold.learn_prompt(mask({0, 1}), None, 100)
     kept = 0.99**100
-    assert told.worth()[0].tolist() == pytest.approx([1 + 5 * (1 - kept), 1 + 2.5 * (1 - kept), 0, 0, 0])
+    assert told.worth()[0].tolist() == pytest.approx([2 + 5 * (1 - kept), 1 + 2.5 * (1 - kept), 0, 0, 0])
     assert untold.worth()[0].tolist() == pytest.approx([1.05, 1.05, 0, 0, 0])
+
+
+def test_a_prompt_of_one_token_counts_as_that_token_does() -> None:
+    prompt, step = ReuseScores(1, EXPERTS, 4), ReuseScores(1, EXPERTS, 4)
+    prompt.learn_prompt(mask({0, 2}), np.array([[1.0, 0.0, 1.0, 0.0, 0.0]]), 1)
+    step.learn_step(mask({0, 2}), np.zeros((0, 1, EXPERTS), dtype=np.bool_), 0, 0)
+    assert prompt.worth()[0].tolist() == pytest.approx(step.worth()[0].tolist())
 
 
 def test_layers_get_slots_by_the_number_of_experts_that_they_use_effectively() -> None:

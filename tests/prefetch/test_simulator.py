@@ -16,6 +16,7 @@ from localmoe.core.events import (
     StepStarted,
     TokenRouted,
 )
+from localmoe.core.expert_counts import demanded_of
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import ModelFootprint
 from localmoe.hardware.cards import CARDS, find_card
@@ -29,7 +30,7 @@ from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_sources import windows
-from localmoe.prefetch.simulator_types import Machine, Prompt, Window, demanded_of
+from localmoe.prefetch.simulator_types import Machine, Prompt, Window
 
 LAYERS, EXPERTS, TOP_K = 2, 6, 2
 # a copy takes 10 s, a draft token 6, a layer 3 and 1 more for each expert

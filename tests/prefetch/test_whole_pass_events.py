@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from localmoe.core.events import (
@@ -18,12 +19,14 @@ from localmoe.core.events import (
     LayerFinished,
     PassRouted,
     PrefetchRequest,
+    PrefillStarted,
     RoomWanted,
     StepFinished,
     StepStarted,
     TokenRouted,
 )
 from localmoe.core.types import ExpertKey
+from localmoe.prefetch.policies.moe_infinity import MoeInfinityPolicy
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
 from localmoe.prefetch.policy import CacheShape, Policy
@@ -99,6 +102,24 @@ def test_the_same_is_asked_for_and_kept_however_it_is_told(
         for policy in (whole, by_layer):
             policy.observe(StepFinished(len(tokens), 0))
         assert np.array_equal(whole.keep_scores(NEVER).scores, by_layer.keep_scores(NEVER).scores)
+
+
+@pytest.mark.parametrize("make", [MoeSpeqPolicy, MoeInfinityPolicy])
+@given(st.lists(arrays(np.int64, (LAYERS, EXPERTS), elements=st.integers(0, 9)), min_size=1, max_size=3))
+def test_a_prompt_s_tokens_count_the_same_however_they_are_told(
+    make: type[Policy], passes: list[NDArray[np.int64]]
+) -> None:
+    whole, by_layer = make(SHAPE), make(SHAPE)
+    for counts in passes:
+        for policy in (whole, by_layer):
+            policy.observe(PrefillStarted(9))
+        whole.observe(PassRouted(counts > 0, counts))
+        for layer, row in enumerate(counts):
+            asked = np.flatnonzero(row)
+            by_layer.observe(LayerDemanded(layer, tuple(asked.tolist()), 9, tuple(row[asked].tolist())))
+    for policy in (whole, by_layer):
+        policy.observe(StepStarted(0, 0))
+    assert np.allclose(whole.keep_scores(NEVER).scores, by_layer.keep_scores(NEVER).scores)
 
 
 def test_moe_speq_keeps_what_the_window_needs_until_the_pass_is_over() -> None:

@@ -70,8 +70,9 @@ class MoeInfinityPolicy(PolicyBase):
                 self._layer = event.layer
                 return self._predict(event.layer) if self._decoding else ()
             case PassRouted():
-                self._eam += event.demanded
-                self._frequency += event.demanded
+                uses = event.demanded if event.counts is None else event.counts
+                self._eam += uses
+                self._frequency += uses
             case _:
                 pass
         return ()

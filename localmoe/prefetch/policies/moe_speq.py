@@ -116,6 +116,8 @@ class MoeSpeqPolicy(PolicyBase):
             case PassRouted():
                 self._pass_runs = True
                 self._demanded[:] = event.demanded
+                if self._prompt_tokens and event.counts is not None:
+                    self._shares[:] = event.counts
                 self._needs.wanted[:] = 0
             case StepFinished():
                 self._reuse.learn_step(self._demanded, self._needs.routed, event.accepted, event.drafted)
