@@ -166,16 +166,16 @@ class Engine(AbstractContextManager["Engine"]):
         self._draft_place.settle(request, lent=self._improver.running)
         self._use_policy(request.policy or self.config.policy)
         apply_switches(parts, request.switches, self.config)
-        budget_bytes = self._budget.budget_bytes
-        counters = GenerationCounters(vram_budget_bytes=budget_bytes, approximate=request.draft_only)
+        counters = GenerationCounters(vram_budget_bytes=self._budget.budget_bytes)
+        counters.prompt_tokens, counters.approximate = len(prompt), request.draft_only
         governor = self._draft_place.governor(request, counters)
         parts.passes.counters = counters
         parts.passes.lookahead.clear()
+        parts.passes.memory.begin_answer()
         self.live.begin_answer()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
-        counters.prompt_tokens = len(prompt)
         counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
         stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)

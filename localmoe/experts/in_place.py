@@ -152,6 +152,9 @@ class InPlaceMemory:
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """It is here already."""
 
+    def begin_answer(self) -> None:
+        """Nothing was prefetched for the one before."""
+
     def drop_prefetches(self, layer: int | None = None) -> None:
         """There are none."""
 

@@ -93,6 +93,11 @@ class ExpertMemory:
         """(L, E): in a slot, or on its way there. A view of what is; read it under the lock."""
         return self._table.here
 
+    def begin_answer(self) -> None:
+        """What was prefetched for the answer before is no waste of the next one."""
+        with self._changed:
+            self._table.forget_unused()
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need; nothing happens if the expert is here or on its way."""
         with self._changed:
@@ -254,11 +259,8 @@ class ExpertMemory:
 
     def _with_its_layer(self, first: Claim) -> list[Claim]:
         """A prefetch and those of its layer that come next; a demand, or another layer's, is the last."""
-        claims = [first]
-        while not claims[-1].is_demand and claims[-1].key.layer == first.key.layer:
-            claim = self._claim()
-            if claim is None:
-                break
+        claims, layer = [first], first.key.layer
+        while not claims[-1].is_demand and claims[-1].key.layer == layer and (claim := self._claim()):
             claims.append(claim)
         return claims
 

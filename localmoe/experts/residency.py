@@ -66,6 +66,10 @@ class ResidencyTable:
         self._unused_prefetches.discard(key)
         return wasted
 
+    def forget_unused(self) -> None:
+        """Prefetches that were not used so far are as any other expert."""
+        self._unused_prefetches.clear()
+
     def begin_copy(self, key: ExpertKey) -> int:
         """Assign a free slot to an absent expert."""
         assert key not in self._resident and key not in self._loading, f"{key} is here already"

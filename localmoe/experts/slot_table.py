@@ -85,6 +85,10 @@ class SlotTable:
         self._unused[key] = self._guarded[key] = False
         return slot
 
+    def begin_answer(self) -> None:
+        """What was prefetched for the answer before is no waste of the next one."""
+        self._unused[:] = False
+
     # -- a prompt, streamed layer by layer (see prefill_stream)
 
     def split_layer(self, layer: int) -> tuple[list[int], list[int]]:

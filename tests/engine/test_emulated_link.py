@@ -13,6 +13,7 @@ from support.engines import ROOMY, ask, load_with_slots, memory_of, runner_of, w
 from localmoe.core.config import EngineConfig
 from localmoe.core.events import DraftFinished, Event
 from localmoe.core.stats import GenerationStats
+from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 
 Tiny = Callable[[str], tuple[Path, Any]]
@@ -79,3 +80,14 @@ def test_without_an_emulated_link_the_label_says_what_copies_are(tiny: Tiny) -> 
         assert engine.info().link == "memory copy"
         ask(engine, PROMPT)
         assert ask(engine, PROMPT).stats.stall_s == 0.0, "all experts are resident"
+
+
+def test_what_one_answer_prefetched_in_vain_is_not_told_of_the_next(tiny: Tiny) -> None:
+    with load_with_slots(tiny("qwen2_moe")[0], 6) as engine:
+        memory = memory_of(engine)
+        for expert in range(6):  # as an answer does in its last step; layer 0 evicts them
+            memory.prefetch(ExpertKey(1, expert), 0.0)
+        wait_until_idle(memory)
+        stats = ask(engine, PROMPT, 16, draft_length=0, policy="on-demand").stats
+        assert (stats.prefetched, stats.wasted) == (0, 0)
+        assert len(memory.resident_keys()) == 6

@@ -273,6 +273,15 @@ def test_a_copy_that_is_not_complete_is_late_and_is_not_given_away() -> None:
     rig.check()
 
 
+def test_what_was_prefetched_for_an_earlier_answer_is_no_waste_of_the_next() -> None:
+    rig = rig_with(K(0, 5), K(1, 0), slots=3)
+    rig.memory.begin_answer()
+    rig.memory.open_pass()
+    log, _ = rig.play([[[0, 1, 2]], [[-1, -1, -1]]], 1)
+    rig.memory.close_pass(log)
+    assert (rig.memory.counters().prefetched, rig.memory.counters().wasted) == (2, 0)
+
+
 def test_what_a_pass_misses_fills_free_slots_and_then_replaces() -> None:
     rig = rig_with(K(0, 5), K(1, 0), slots=3)
     rig.memory.open_pass()

@@ -150,6 +150,18 @@ def test_a_demand_may_evict_an_unused_prefetch_and_that_counts_as_waste() -> Non
         assert r.memory.counters().wasted == 1
 
 
+def test_what_an_earlier_answer_prefetched_is_no_waste_of_the_next() -> None:
+    with rig(1) as r:
+        r.memory.prefetch(key(0), 0.0)
+        r.wait_resident(key(0))
+        r.memory.begin_answer()
+        r.memory.prefetch(key(1), 0.0)  # may take its slot: nobody waits for it any more
+        r.wait_resident(key(1))
+        assert (r.memory.counters().prefetched, r.memory.counters().wasted) == (2, 0)
+        r.read(0, 2)
+        assert r.memory.counters().wasted == 1
+
+
 def test_an_expert_is_neither_offered_nor_overwritten_while_it_is_read() -> None:
     asked: list[RoomWanted] = []
 
