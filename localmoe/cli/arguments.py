@@ -168,9 +168,8 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-lengths",
         type=_checked(_draft_lengths),
-        default=(0, 4, "auto"),
         metavar="A,B,...",
-        help="default: 0,4,auto",
+        help="default: 0,4,auto; with --draft-length N that in the place of 4",
     )
     add_load_options(parser)
     shape = parser.add_argument_group("in place of MODEL: random weights of a model's shape, no file")
@@ -202,6 +201,8 @@ def _check_bench(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
         if getattr(args, name) is not None:
             needed = "--shape NAME" if args.shape is None else "a MODEL"
             parser.error(f"--{name.replace('_', '-')} makes sense with {needed} only")
+    if args.draft_lengths is None:  # --draft-length 0 loads no draft
+        args.draft_lengths = (0, 4 if args.draft_length in (0, "auto") else args.draft_length, "auto")
     args.synthetic = None
     if args.shape is not None:
         if args.prompt_tokens is not None and args.prompt_tokens < 1:

@@ -144,6 +144,18 @@ def test_rows_with_a_draft_are_left_out_where_the_engine_loads_none(
     assert code == 1 and "No draft is loaded" in err and "left out" not in err
 
 
+def test_a_draft_length_that_is_given_is_measured(
+    small_shape: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--shape", "any", "--limit", "1", "--max-new-tokens", "4", "--prompt-tokens", "8", *SETTINGS)
+    argv += ("--device", "cpu", "--policy", "on-demand", "--json", "--draft-length")
+    for given, measured in (("3", [0, 3, "auto"]), ("auto", [0, 4, "auto"])):
+        code, out, _ = run(capsys, *argv, given)
+        assert code == 0 and [row["draft_length"] for row in json.loads(out)["rows"]] == measured
+    code, out, _ = run(capsys, *argv, "3", "--draft-lengths", "0,2")
+    assert code == 0 and [row["draft_length"] for row in json.loads(out)["rows"]] == [0, 2]
+
+
 def test_a_model_of_words_has_no_synthetic_settings(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("demo", "--limit", "1", "--max-new-tokens", "4", "--draft-lengths", "2", "--device", "cpu")
     code, out, err = run(capsys, *argv, "--json")
