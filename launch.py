@@ -233,9 +233,16 @@ class Setup:
         """What of pyproject.toml decides the installed packages; a lint setting does not."""
         import tomllib
 
-        whole = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+        path = self.root / "pyproject.toml"
+        try:
+            whole = tomllib.loads(path.read_text(encoding="utf-8"))
+            project = whole["project"]
+        except (FileNotFoundError, ValueError, KeyError) as error:  # as a merge that met conflicts leaves it
+            raise LaunchError(
+                f"{path} is damaged ({error}): put localmoe's own back and start again."
+            ) from None
         names = ("dependencies", "optional-dependencies", "scripts", "requires-python")
-        return {"build": whole.get("build-system"), **{name: whole["project"].get(name) for name in names}}
+        return {"build": whole.get("build-system"), **{name: project.get(name) for name in names}}
 
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps([RECIPE, TORCH, self.requirements()]).encode()).hexdigest()
@@ -340,6 +347,13 @@ class Setup:
         """Makes .venv anew unless it has a working, supported Python with pip."""
         if self.venv_version() in ("{}.{}".format(*v) for v in SUPPORTED):
             return
+        try:
+            str(self.venv).encode()
+        except UnicodeEncodeError:
+            raise LaunchError(
+                f"Python makes no .venv in {self.root}, as that path is no valid Unicode: rename or move the"
+                " folder and start again."
+            ) from None
         if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
             raise LaunchError(
                 "This Python has no venv module: install it (Debian, Ubuntu: sudo apt install"
@@ -378,7 +392,7 @@ class Setup:
         """Runs the command with its output in the log, showing where it is at; (exit code, output)."""
         environment = clean_environment(PYTHONUNBUFFERED="1")
         with self.log.open("ab+") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
+            log.write(f"$ {' '.join(command)}\n".encode("utf-8", "backslashreplace"))
             log.flush()
             start = log.tell()
 

@@ -122,6 +122,23 @@ def test_without_a_venv_module_the_package_to_install_is_named(
         setup.make_venv()
 
 
+def test_a_folder_whose_name_is_no_unicode_gives_one_sentence(launch: ModuleType, tmp_path: Path) -> None:
+    setup = launch.Setup(tmp_path / "\udcff", tmp_path / "home", {"app"}, "cpu")
+    with pytest.raises(launch.LaunchError, match="no valid Unicode: rename or move the folder"):
+        setup.make_venv()
+
+
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD\n", "", None])
+def test_a_damaged_pyproject_gives_one_sentence(launch: ModuleType, tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    setup = launch.Setup(tmp_path, tmp_path / "home", {"app"}, "cpu")
+    with pytest.raises(
+        launch.LaunchError, match=r"pyproject\.toml is damaged \(.+\): put localmoe's own back"
+    ):
+        setup.requirements()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="puts a shell script on the PATH")
 def test_an_nvidia_gpu_is_seen_through_its_driver_or_its_tool(
     launch: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
