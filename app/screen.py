@@ -67,7 +67,7 @@ class Screen:
         chat = widgets.chat
         self._outputs = [
             self.view, self.seen, chat.earlier, chat.history, chat.turn, chat.branches, chat.listed,
-            chat.go_on, chat.notice, chat.message, chat.send, chat.stop, widgets.sidebar.chats,
+            chat.go_on, chat.notice, chat.send, chat.stop, widgets.sidebar.chats,
             widgets.sidebar.files, widgets.settings.load.share, widgets.settings.answers.sampling.own,
             widgets.kept, widgets.header, widgets.said, widgets.news, widgets.mark,
             widgets.last_chat,

@@ -25,3 +25,10 @@
   };
   put();
 })();
+
+// What is typed while a message is on its way stays, when it has been sent.
+(() => {
+  let sent = '';
+  window.localmoeSends = (text) => { sent = text; return text; };
+  window.localmoeUnsent = (text) => (text.startsWith(sent) ? text.slice(sent.length).trimStart() : text);
+})();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import gradio as gr
@@ -43,6 +45,7 @@ class ChatWidgets:
     meter: gr.HTML  # how much of the context is used
     notice: gr.HTML
     message: gr.Textbox
+    sent: gr.HTML  # changes when a message was sent; a change of a State tells nobody
     send: gr.Button
     stop: gr.Button
 
@@ -76,8 +79,9 @@ def create_chat_tab() -> ChatWidgets:
         send = gr.Button("Send", variant="primary", elem_id="lm-send", min_width=84, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="lm-stop", min_width=84, scale=0)
     meter = gr.HTML(frame_html("meter"), apply_default_css=False, elem_id="lm-meter")
+    sent = gr.HTML("", apply_default_css=False, visible="hidden")
     return ChatWidgets(
-        welcome, earlier, history, turn, branches, listed, go_on, meter, notice, message, send, stop
+        welcome, earlier, history, turn, branches, listed, go_on, meter, notice, message, sent, send, stop
     )
 
 
@@ -104,7 +108,7 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         def act() -> tuple[View, Updates]:
             chat_id = service.send(screen.chat_id(view), text or "")
             shown = view.shown if chat_id == view.chat_id else WINDOW
-            return replace(view, chat_id=chat_id, shown=shown), {widgets.message: ""}
+            return replace(view, chat_id=chat_id, shown=shown), {widgets.sent: str(time.monotonic_ns())}
 
         return screen.act(view, seen, act)
 
@@ -138,8 +142,15 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
 
     both = [screen.view, screen.seen]
-    screen.listen(widgets.message.submit, handle_send, [widgets.message, *both], again="once")
-    screen.listen(widgets.send.click, handle_send, [widgets.message, *both], again="once")
+    # what is typed while the message is on its way stays (static/unsent.js)
+    noted = "(text, view, seen) => [window.localmoeSends(text), view, seen]"
+    sending = partial(gr.on, [widgets.message.submit, widgets.send.click])
+    inputs, extra = [widgets.message, *both], [widgets.sent]
+    screen.listen(sending, handle_send, inputs, extra, js=noted, again="once")
+    widgets.sent.change(
+        None, [widgets.message], [widgets.message], js="(text) => [window.localmoeUnsent(text)]",
+        queue=False, show_progress="hidden", api_visibility="private",
+    )  # fmt: skip
     screen.listen(widgets.stop.click, handle_stop, both)
     screen.listen(widgets.turn.retry, handle_retry, both, again="once")
     screen.listen(widgets.go_on.click, handle_continue, both, again="once")

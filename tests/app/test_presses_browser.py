@@ -1,5 +1,5 @@
-"""Presses in a real browser while the answer to an earlier one is still on its way: each counts, and a double
-click is one press."""
+"""Presses in a real browser while the answer to an earlier one is still on its way: each counts, a double
+click and Enter that is held down are one press, and what is typed meanwhile stays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from app_process import FAKE, AppStart
+from app_process import FAKE, AppStart, wait_for
 from browser import PageDriver
+from fake_engine import answer_to
 from support.hub_server import HubServer, files_of, hub_server
 
 pytestmark = pytest.mark.browser
@@ -107,3 +108,69 @@ def test_the_chat_that_was_pressed_last_is_open(page: PageDriver) -> None:
     page.page.dblclick("li[aria-current=true] [data-act=delete]")
     page.page.wait_for_timeout(1000)
     assert page.titles().count("the second chat") == 1
+
+
+def double_click(page: PageDriver, selector: str, until: str) -> None:
+    """As a hand does it: the page has taken the first click when the second one comes."""
+    box = page.page.locator(selector).bounding_box()
+    mouse = page.page.mouse
+    mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.page.wait_for_selector(until)
+    page.page.wait_for_timeout(150)  # for the layout
+    mouse.down(click_count=2)
+    mouse.up(click_count=2)
+
+
+def hold_enter(page: PageDriver, selector: str) -> None:
+    page.page.focus(selector)
+    for _ in range(10):
+        page.page.keyboard.down("Enter")  # again: as a keyboard repeats it
+        page.page.wait_for_timeout(50)
+    page.page.keyboard.up("Enter")
+
+
+def test_a_double_click_on_send_does_not_stop_the_answer(page: PageDriver) -> None:
+    page.start_again()
+    page.page.fill("#lm-message textarea", "clicked twice")
+    double_click(page, "#lm-send", "#lm-stop")
+    page.wait_answer_is(answer_to("clicked twice"))
+
+
+def test_a_double_click_on_a_delete_is_one(page: PageDriver) -> None:
+    page.settings()
+    for name in ("one", "two"):
+        page.page.fill("#lm-preset-prompt input", name)
+        page.page.click("#lm-save-prompt")
+        page.wait_text("#lm-said-prompt", "saved")
+    double_click(page, "#lm-delete-prompt", "#lm-said-prompt:has-text('deleted')")
+    page.page.wait_for_timeout(500)
+    assert page.text("#lm-said-prompt") == "The preset is deleted."
+
+
+def test_enter_that_is_held_down_sends_once_and_answers_no_question(page: PageDriver) -> None:
+    page.start_again()
+    page.page.fill("#lm-message textarea", "held down")
+    hold_enter(page, "#lm-message textarea")
+    page.wait_answer_is(answer_to("held down"))
+    assert page.text("#lm-notice") == "" and page.value("lm-message") == ""
+    hold_enter(page, "li[aria-current=true] [data-act=delete]")
+    page.page.wait_for_timeout(500)
+    assert "held down" in page.titles()
+
+
+def test_what_is_typed_while_a_message_is_on_its_way_stays(page: PageDriver) -> None:
+    page.start_again()
+    with answer_held(page, "#lm-composer"):
+        page.page.fill("#lm-message textarea", "the first one")
+        page.page.click("#lm-send")
+        page.page.wait_for_function("window.heldAnswers === 1")
+        page.page.focus("#lm-message textarea")
+        page.page.keyboard.press("End")
+        page.page.keyboard.type(" and the next")
+        page.page.keyboard.press("Enter")  # there is one on its way
+    page.wait_answer_is(answer_to("the first one"))
+    assert page.questions() == ["the first one"]
+    wait_for(lambda: page.value("lm-message") == "and the next", what="what was typed meanwhile")
+    page.type("and the next")
+    page.wait_answer_is(answer_to("and the next"))
+    assert page.value("lm-message") == ""
