@@ -80,4 +80,12 @@ BENCHMARK: Mapping[str, str] = {
     "A benchmark is running: wait for its end, or stop it first.": (
         "基准测试正在运行：请等待其结束，或先停止它。"
     ),
+    "No policy is chosen: choose at least one.": "未选择策略：请至少选择一个。",
+    "No draft length is chosen: choose at least one.": "未选择草稿长度：请至少选择一个。",
+    "Nothing is chosen.": "未选择任何内容。",
+    "No card is chosen: choose at least one.": "未选择显卡：请至少选择一张。",
+    "Predictions need a fixed draft length: choose 0 or a number beside auto.": (
+        "预测需要固定的草稿长度：请在 auto 之外选择 0 或一个数字。"
+    ),
+    "This result is not there any more.": "此结果已不存在。",
 }

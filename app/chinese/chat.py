@@ -153,4 +153,8 @@ CHAT = {
     "experts": "个专家",
     "layers": "层",
     "files": "个文件",
+    "This chat is no longer there: it was deleted.": "此对话已不存在：它已被删除。",
+    "That is not the id of a chat.": "这不是对话的标识。",
+    "This version of the message is not there.": "此消息没有这个版本。",
+    "Only your own messages can be edited.": "只能编辑你自己的消息。",
 }

@@ -117,4 +117,11 @@ MODELS = {
     "Name the ready-made draft under The draft: a GPTQ repo or a folder.": (
         "请在“草稿”中指明现成的草稿：GPTQ 仓库或文件夹。"
     ),
+    "This is no model of the Hub.": "这不是 Hub 上的模型。",
+    "This download is no longer in the queue.": "此下载已不在队列中。",
+    "This is no number.": "这不是数字。",
+    "This button is of an older page: load the page again.": "此按钮属于旧页面：请重新加载页面。",
+    "localmoe is ending.": "localmoe 正在结束。",
+    "The part of localmoe that talks to the Hub ended unexpectedly; the terminal window shows the details. "
+    "Try again.": "localmoe 中与 Hub 通信的部分意外结束；详情见终端窗口。请重试。",
 }

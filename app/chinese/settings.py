@@ -175,4 +175,10 @@ SETTINGS = {
     "Apply loads {size} again: about {time} at the speed of the last load.": (
         "“应用”会重新加载 {size}：按上次加载的速度约需 {time}。"
     ),
+    "No model is chosen: choose one from the list, or give a folder.": (
+        "未选择模型：请从列表中选择，或给出一个文件夹。"
+    ),
+    "An answer is being written: wait for its end or press Stop, then apply again.": (
+        "正在写回答：请等待结束或按“停止”，然后再次应用。"
+    ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,17 @@ def texts_in_code() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "t"
             if named and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.args[0].value
+
+
+def sentences_of_refusals() -> Iterator[str]:
+    """Whole ones that the page's own errors are made with; those with values in them stay English."""
+    for path in sorted((ROOT / "app").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args
+            if not named or not node.func.id.endswith("Error") or hasattr(builtins, node.func.id):
+                continue
+            if isinstance(node.args[0], ast.Constant):
                 yield node.args[0].value
 
 
@@ -69,6 +81,12 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path: Path) -> None:
     missing = {text for text in used if text not in CHINESE and not any(name in text for name in wordless)}
     missing -= set(UNTRANSLATED)
     assert missing == set()
+
+
+def test_every_whole_sentence_of_a_refusal_has_its_chinese() -> None:
+    used = set(sentences_of_refusals())
+    assert len(used) > 25  # the search finds them
+    assert used - CHINESE.keys() == set()
 
 
 def places(text: str) -> set[str]:
