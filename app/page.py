@@ -8,6 +8,7 @@ from html import escape
 import gradio as gr
 
 from app.bench.service import BenchmarkService
+from app.chat_search import MAX_QUERY
 from app.live_html import live_cards_html
 from app.models.service import ModelsService
 from app.models_screen import STILL_S, ModelsScreen
@@ -120,15 +121,16 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
         connect_load_preview(settings.load, settings_tab, screen, models)
         places = {header: said, chat.welcome: said, settings.load.preview: settings.load.applied}
         connect_models_tab(screen, models_screen, places)
-        connect_benchmark_tab(benchmark, screen, benchmarks)
+        connect_benchmark_tab(benchmark, benchmark_tab, screen, benchmarks)
         shown = (chat_tab, models_tab, settings_tab, benchmark_tab, logs_tab)
         for tab, name in zip(shown, TABS, strict=True):
             _connect_tab(tab, name, screen, models_screen)
 
-        def handle_load(wanted: object, chosen: object, shown_tab: str) -> Updates:
+        def handle_load(wanted: object, chosen: object, shown_tab: str, find: str | None) -> Updates:
             code = texts_for(chosen).language
             notice = " ".join([*service.reports(), *models.reports(), *benchmarks.results.reports])
-            view = View(service.chat_to_open(wanted), notice=notice, language=code)
+            searched = (find or "")[:MAX_QUERY]  # where the page is open already, and was forgotten here
+            view = View(service.chat_to_open(wanted), notice=notice, language=code, find=searched)
             models.shelf.refresh()
             t = texts_for(code)
             return {
@@ -143,8 +145,8 @@ def build_page(service: ChatService, models: ModelsService, now: NowView) -> gr.
         extra += [live_cards, logs, *benchmark.outputs()]
         for opened in (page.load, mark.open):
             screen.listen(
-                opened, handle_load, [last_chat, language, open_tab], extra,
-                js=f"(chat, language, tab) => [chat, {_LANGUAGE}, tab]", again="once",
+                opened, handle_load, [last_chat, language, open_tab, sidebar.find], extra,
+                js=f"(chat, language, tab, find) => [chat, {_LANGUAGE}, tab, find]", again="once",
             )  # fmt: skip
         screen.listen_to_script()
         models_timer.tick(

@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from app_process import AppStart
+from app_process import AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -62,3 +62,23 @@ def test_a_page_goes_on_in_its_chat_after_many_others_were_open(page: PageDriver
     page.type("Question TWO")
     page.wait_answer_is(answer_to("Question TWO"))
     assert page.questions() == ["Question ONE", "Question TWO"] and page.evaluate(CHATS) == chats
+
+
+def test_such_a_page_still_shows_the_chats_that_are_searched_for(page: PageDriver, server: Server) -> None:
+    page.send("A needle")
+    page.wait_idle()
+    other = page.another(server.url)
+    page.page.fill("#lm-find input, #lm-find textarea", "needle")
+    wait_for(lambda: len(page.titles()) == 1, 10, "what was found")
+    page.page.evaluate(OTHERS, SESSIONS + 5)
+    stamp = "document.querySelector('#lm-mark [data-stamp]').dataset.stamp"
+    before = page.evaluate(stamp)
+    other.start_again()
+    other.send("Something else")
+    other.wait_idle()
+    other.close()
+    page.page.bring_to_front()
+    page.page.wait_for_function(f"Number({stamp}) > {before}")  # it was opened anew
+    page.page.wait_for_timeout(500)
+    assert len(page.titles()) == 1 and page.titles()[0].startswith("A needle")
+    page.page.fill("#lm-find input, #lm-find textarea", "")
