@@ -51,8 +51,8 @@ class BenchmarkWidgets:
     def outputs(self) -> list[Any]:
         """What a refresh may change."""
         return [
-            self.run, self.predict, self.stop, self.progress, self.past, self.result, self.delete, self.timer,
-            self.seen,
+            self.run, self.predict, self.stop, self.notice, self.progress, self.past, self.result,
+            self.delete, self.timer, self.seen,
         ]  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def refresh_benchmark(
             lambda: {
                 widgets.run: gr.Button(interactive=not running), widgets.stop: gr.Button(visible=running),
                 widgets.predict: gr.Button(interactive=not running), widgets.timer: gr.Timer(active=running),
+                widgets.notice: "",  # a refusal goes with its reason
             },
         ),
         "progress": (
@@ -166,8 +167,10 @@ def _read(seen: Seen) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def connect_benchmark_tab(widgets: BenchmarkWidgets, screen: Screen, service: BenchmarkService) -> None:
-    """Attach the listeners."""
+def connect_benchmark_tab(
+    widgets: BenchmarkWidgets, tab: gr.Tab, screen: Screen, service: BenchmarkService
+) -> None:
+    """Attach the listeners. tab: shows, when it is opened, what was done in another window."""
 
     def act(view: View, seen: Seen, chosen: str | None, action: Callable[[], None]) -> Updates:
         try:
@@ -211,15 +214,15 @@ def connect_benchmark_tab(widgets: BenchmarkWidgets, screen: Screen, service: Be
 
     state = [screen.view, widgets.seen, widgets.past]
     run_inputs = [widgets.policies, widgets.lengths, widgets.prompts, widgets.tokens]
-    outputs = [*widgets.outputs(), widgets.notice]
     for event, handler, inputs in (
         (widgets.run.click, handle_run, run_inputs),
         (widgets.predict.click, handle_predict, [widgets.cards, *run_inputs, widgets.budget]),
         (widgets.stop.click, handle_stop, []),
         (widgets.delete.click, handle_delete, []),
     ):
-        _listen(event, handler, [*inputs, *state], outputs)
+        _listen(event, handler, [*inputs, *state], widgets.outputs())
     _listen(widgets.timer.tick, handle_refresh, state, widgets.outputs())
+    _listen(tab.select, handle_refresh, state, widgets.outputs(), trigger_mode="multiple")
     _listen(widgets.past.input, handle_refresh, state, widgets.outputs(), trigger_mode="always_last")
 
 

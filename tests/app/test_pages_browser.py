@@ -55,6 +55,45 @@ def check_picture(page: PageDriver) -> None:
     page.wait_text("#lm-bench-result button[data-png]", "save it as SVG")
 
 
+def test_another_window_shows_what_runs_and_what_came_of_it(page: PageDriver, server: Server) -> None:
+    other = page.another(server.url)
+    page.page.bring_to_front()
+    page.open_tab("benchmark")
+    page.page.click("#lm-bench-run")
+    page.page.wait_for_selector("#lm-bench-stop")
+    other.page.bring_to_front()
+    other.open_tab("benchmark")
+    other.page.wait_for_selector("#lm-bench-stop")
+    other.wait_text("#lm-bench-progress", "Measuring")
+    other.page.click("#lm-bench-stop")
+    other.wait_text("#lm-bench-progress", "Stopped")
+    assert other.page.is_enabled("#lm-bench-run")
+    page.page.bring_to_front()
+    page.wait_text("#lm-bench-progress", "Stopped")
+    other.close()
+
+
+def test_a_refusal_of_a_benchmark_goes_with_its_reason(page: PageDriver, server: Server) -> None:
+    other = page.another(server.url)
+    other.open_tab("benchmark")
+    other.page.wait_for_selector("#lm-bench-run")
+    page.page.bring_to_front()
+    page.open_tab("benchmark")
+    page.page.click("#lm-bench-run")
+    page.page.wait_for_selector("#lm-bench-stop")
+    other.page.bring_to_front()
+    other.page.click("#lm-bench-run")
+    other.wait_text("#lm-bench-notice", "A benchmark is running")
+    page.page.bring_to_front()
+    page.page.click("#lm-bench-stop")
+    page.wait_text("#lm-bench-progress", "Stopped")
+    other.page.bring_to_front()
+    other.wait_text("#lm-bench-progress", "Stopped")
+    assert other.text("#lm-bench-notice") == ""
+    other.close()
+    page.page.bring_to_front()
+
+
 def test_a_benchmark_runs_survives_a_reload_and_is_shared(page: PageDriver, server: Server) -> None:
     page.open_tab("benchmark")
     page.page.click("#lm-bench-run")
