@@ -236,6 +236,11 @@ def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
                 "supported."
             )
         first, down = (getattr(module, name) for name in weight_names(module))
+        if not (first.numel() and down.numel()):  # records have a size
+            raise UnsupportedModelError(
+                f"The config of this model gives its experts weights of shape {list(first.shape)} and "
+                f"{list(down.shape)}, which are none: it is damaged, so download the model again."
+            )
         layout = RecordLayout(tuple(first.shape[1:]), tuple(down.shape[1:]), bool(module.is_transposed))
         match = _LAYER_INDEX.search(path)
         assert match is not None, f"experts outside a layer: {path}"

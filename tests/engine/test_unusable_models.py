@@ -142,6 +142,7 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
         ({"num_hidden_layers": 5}, "num_hidden_layers"),
         ({"num_attention_heads": 0}, "."),
         ({"num_experts": 0}, "."),
+        ({"moe_intermediate_size": 0}, r"shape \[8, 0, 128\] and \[8, 128, 0\], which are none"),
         ({"num_experts_per_tok": 99}, "."),
         ({"num_experts_per_tok": 0}, r"uses 0 of 8 experts \(num_experts_per_tok\)"),
         ({"num_experts_per_tok": -1}, "uses -1 of 8 experts"),
