@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from localmoe.chat.json_numbers import finite
+
 _QUOTE = '<|"|>'
 _ENDS = ",}]"
 _DEEPEST = 64
@@ -38,7 +40,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         end += 1
     bare = text[at:end].strip()
     try:
-        return json.loads(bare), end
+        return json.loads(bare, parse_float=finite, parse_constant=finite), end
     except ValueError:
         return bare, end
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from localmoe.chat.gemma_values import read_gemma_object
 from localmoe.chat.harmony import harmony_marks
+from localmoe.chat.json_numbers import finite
 from localmoe.core.tools import Tool, ToolCall
 
 Texts = Mapping[str, frozenset[str]]  # tool -> its parameters that are texts
 _NAME = re.compile("[^\\s<>{}\ud800-\udfff]+")
-_JSON = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
+# models write line breaks into strings as they are
+_JSON = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=finite)
 
 
 @dataclass(frozen=True, slots=True)

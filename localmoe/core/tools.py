@@ -40,7 +40,7 @@ def _is_text(schema: Any) -> bool:
         return False
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        return set(kinds) <= {"string", "null"} and "string" in kinds
+        return "string" in kinds and all(kind in ("string", "null") for kind in kinds)
     if kinds is None and isinstance(schema.get("enum"), list):
         return all(isinstance(value, str) for value in schema["enum"])
     return kinds == "string"

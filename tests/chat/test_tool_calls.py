@@ -127,6 +127,12 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
         ("functions", "<tool_call>\n<function=now>\n<parameter=s>\n a\n\nb </parameter> c\n</parameter>\n"
          "</function>\n<function=weather>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
          [("now", {"s": " a\n\nb </parameter> c"}), ("weather", {"days": "many"})]),
+        ("functions", "<tool_call>\n<function=now>\n<parameter=a>\nNaN\n</parameter>\n<parameter=b>\n1e999\n"
+         "</parameter>\n</function>\n</tool_call>", [("now", {"a": "NaN", "b": "1e999"})]),
+        ("arguments", "<tool_call>now<arg_key>a</arg_key><arg_value>[-Infinity]</arg_value></tool_call>",
+         [("now", {"a": "[-Infinity]"})]),
+        ("gemma", "<|tool_call>call:now{a:NaN,b:[1e999,2.5]}<tool_call|>",
+         [("now", {"a": "NaN", "b": ["1e999", 2.5]})]),
         ("arguments", "<tool_call>now\n</tool_call>", [("now", {})]),
         ("arguments", "<tool_call>weather<arg_key>unit</arg_key><arg_value>C</arg_value></tool_call>",
          [("weather", {"unit": "C"})]),

@@ -131,6 +131,16 @@ def test_where_no_tool_is_called_it_is_an_answer_like_any_other(
     assert engine.last is not None and bool(engine.last.tools) == ("tool_choice" not in more)
 
 
+@pytest.mark.parametrize("kinds", [[{}], ["string", ["null"]], 3, None])
+def test_a_parameter_of_no_known_type_ends_no_answer(kinds: Any, client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": kinds}}}
+    odd: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    messages: Any = [{"role": "user", "content": CALL}]
+    answer = client.chat.completions.create(model="scripted", messages=messages, tools=[odd])
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function" and json.loads(call.function.arguments) == {"city": "Paris"}
+
+
 def test_a_call_without_arguments_may_have_an_empty_text(
     client: openai.OpenAI, engine: ScriptedEngine
 ) -> None:
