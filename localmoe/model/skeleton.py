@@ -4,9 +4,7 @@ taken over."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +15,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
-from localmoe.hub.safetensors_header import shown
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.config_limits import refuse_long_lists
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import KVLayerShape, stateless_layers
 from localmoe.model.own_code import needs_own_code
@@ -36,8 +34,6 @@ RECURRENT_LAYER_TYPES = {
     "sliding_recurrent",
 }
 KEYS_AND_VALUES = DynamicLayer, DynamicSlidingWindowLayer  # of layers that keep nothing else
-# ends of names in configs, and the most that is believed
-_LONG_LISTS = {"layers": 2000, "n_layer": 2000, "num_labels": 100_000}
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
@@ -208,21 +204,7 @@ def _refuse_by_config(checkpoint: Checkpoint) -> None:
             f"The model in {checkpoint.folder} needs Python code of its own, which localmoe never runs: "
             "choose a model that transformers supports itself."
         )
-    _refuse_long_lists(checkpoint.config, checkpoint.folder)
-
-
-def _refuse_long_lists(config: Mapping[str, Any], folder: Path) -> None:
-    """transformers makes lists of as many entries as a config says, and so a file of a kilobyte could fill
-    the memory."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            _refuse_long_lists(value, folder)
-        most = next((most for end, most in _LONG_LISTS.items() if name.endswith(end)), None)
-        if most is not None and isinstance(value, int) and value > most:
-            raise UnsupportedModelError(
-                f"The config in {folder} says {shown(name)} {shown(str(value))}, more than {most}: it is "
-                "damaged, so choose another model, or download this one again."
-            )
+    refuse_long_lists(checkpoint.config, checkpoint.folder)
 
 
 def _find_experts(model: nn.Module) -> tuple[ExpertsModule, ...]:
@@ -280,9 +262,16 @@ def layer_types(text_config: Any) -> list[str]:
 
 def cached_layers(text_config: Any) -> dict[int, Any]:
     """What transformers would keep of each decoder layer between passes, by its index, without those that
-    keep nothing."""
+    keep nothing.
+
+    Raises:
+        UnsupportedModelError: it cannot make that of this config.
+    """
     stateless = stateless_layers(text_config)
-    layers = transformers.DynamicCache(config=text_config).layers
+    try:
+        layers = transformers.DynamicCache(config=text_config).layers
+    except Exception as error:  # any value of any config
+        raise _cannot_build(f"the cache of this {text_config.model_type} model", error) from error
     return {index: layer for index, layer in enumerate(layers) if index not in stateless}
 
 

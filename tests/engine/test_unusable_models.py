@@ -156,6 +156,13 @@ def test_a_config_that_cannot_be_served_is_refused(folder: Path, values: dict[st
     check_refused(folder, LocalMoeError, words)
 
 
+@pytest.mark.parametrize("window", [None, 2**63])
+def test_a_window_that_no_cache_can_have_is_refused(window: int | None, tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("gpt_oss")[0], tmp_path / "spoiled"))
+    change_config(folder, sliding_window=window)
+    check_refused(folder, UnsupportedModelError, "cannot build the cache of this gpt_oss model")
+
+
 def test_a_config_of_more_layers_than_there_are_weights_is_refused(folder: Path) -> None:
     change_config(folder, num_hidden_layers=5, layer_types=["full_attention"] * 5)
     check_refused(folder, CheckpointError, r"missing.*layers\.[34]")
