@@ -45,11 +45,19 @@ def row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
     known = FILE.read().get(situation)
     if known == _NONE:
         return None
-    if isinstance(known, list) and len(known) == 2 and all(type(rows) is int and rows > 0 for rows in known):
+    if isinstance(known, list) and _can_be(known):
         return RowPadding(*known)
     found = _measure(prepared, matrices, transposed=layout.transposed)
     FILE.keep(situation, _NONE if found is None else [found.multiple, found.max_rows])
     return found
+
+
+def _can_be(known: list[object]) -> bool:
+    """Whether it may have been measured: a file can be damaged and still be JSON, and rows by the billion
+    would fill the memory."""
+    if len(known) != 2 or not all(type(rows) is int for rows in known):
+        return False
+    return known[0] in CANDIDATES and known[1] in range(1, MAX_WINDOW + 1)
 
 
 def _measure(prepared: PreparedModel, matrices: Sequence[Tensor], *, transposed: bool) -> RowPadding | None:

@@ -50,7 +50,7 @@ class DraftFolder:
     """
 
     def __init__(self, out: Path, provenance: DraftProvenance) -> None:
-        self.out = out.resolve()
+        self.out = Path(os.path.realpath(out))  # unlike Path.resolve, no RuntimeError for a loop of links
         self._provenance = provenance
         self._mark = own_mark()
         self.path = self._sibling("building")

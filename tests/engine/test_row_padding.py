@@ -51,7 +51,7 @@ def test_a_model_that_is_loaded_again_is_not_measured_again(
     exactness(other, 8)
     assert len(measured) == 4 * once, "other weights of the same shapes"
     assert exactness(folder, 8) == first and len(measured) == 4 * once
-    for nonsense in ([0, 80], [1, 2, 3], "16", {"a": 1}, [True, 1]):
+    for nonsense in ([0, 80], [1, 2, 3], "16", {"a": 1}, [True, 1], [10**12, 80], [4, 10**12], [3, 80]):
         for name in row_padding.FILE.read():
             row_padding.FILE.keep(name, nonsense)
         before = len(measured)

@@ -156,11 +156,13 @@ def test_a_folder_or_file_of_someone_else_is_refused_and_left_alone(tmp_path: Pa
     file.write_bytes(b"text")
     draft_and_more = build(tmp_path / "draft")
     (draft_and_more / "notes.txt").write_text("mine")
-    for out in (folder, file, draft_and_more):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for out in (folder, file, draft_and_more, loop):
         with pytest.raises(DraftError, match="not a draft"):
             writer_at(out)
     assert (folder / "cat.jpg").read_bytes() == b"cat" and file.read_bytes() == b"text"
-    assert names_in(tmp_path) == {"photos", "file", "draft"}
+    assert names_in(tmp_path) == {"photos", "file", "draft", "loop"} and loop.is_symlink()
 
 
 def test_a_draft_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
