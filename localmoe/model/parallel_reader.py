@@ -200,8 +200,8 @@ class _Work:
 
     def run(self) -> None:
         """One reader: its own file handle and buffer."""
-        staging = torch.empty(0, dtype=torch.uint8)
-        try:
+        try:  # around all of it: one that ended without a word would be waited for
+            staging = torch.empty(0, dtype=torch.uint8)
             with WeightReader() as reader:
                 while self.waiting and not self.stop.is_set():
                     try:

@@ -173,6 +173,26 @@ def test_a_file_that_is_gone_is_refused_and_the_others_stop(tmp_path: Path) -> N
         read_pieces(pieces)
 
 
+def test_readers_that_have_no_memory_to_begin_with_end_the_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would come with a piece, and the caller would wait for ever."""
+    source = torch.ones(4, 4)
+    (header,) = write(tmp_path / "w", [source])
+    pieces, cancel = list(split_read(header, torch.empty(4, 4))), threading.Event()
+
+    def full(*_args: object, **_options: object) -> Tensor:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(parallel_reader.torch, "empty", full)
+    timer = threading.Timer(5.0, cancel.set)
+    timer.start()
+    with pytest.raises(MemoryError, match="bad_alloc"):
+        read_pieces(pieces, cancel=cancel)
+    timer.cancel()
+    timer.join()
+
+
 def test_what_the_callback_raises_stops_the_readers(tmp_path: Path) -> None:
     _, pieces = many(tmp_path)
     with pytest.raises(ZeroDivisionError):
