@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localmoe.core.errors import HardwareError
+from localmoe.core.errors import BudgetError, HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.core.units import format_bytes
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
@@ -205,10 +205,21 @@ def _decoded(matrix: Mxfp4Matrix) -> Tensor:
 
 def _anonymous_memory(num_bytes: int) -> mmap.mmap:
     """Zeroed pages, committed when first written. Private ones: the kernel gives huge pages to shared memory
-    only where an administrator allows it, and small pages make the first touch many times slower."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, num_bytes)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    only where an administrator allows it, and small pages make the first touch many times slower.
+
+    Raises:
+        BudgetError: the system refuses it, which it may though so much is free.
+    """
+    try:
+        if sys.platform == "win32":
+            return mmap.mmap(-1, num_bytes)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise BudgetError(
+            f"The system refuses {format_bytes(num_bytes)} of RAM for weights ({error.strerror or error}): "
+            "raise the limit of this process (ulimit -v) or of all (vm.overcommit_memory), or use a smaller "
+            "model."
+        ) from error
     if sys.platform == "linux":
         # a forked child would get a copy of every pinned page at once, so it gets none of them
         for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localmoe.core.errors import HardwareError
+from localmoe.core.errors import BudgetError, HardwareError
 from localmoe.core.types import ExpertKey
 from localmoe.experts import host_store
 from localmoe.experts.host_store import HostStore
@@ -234,3 +236,15 @@ def test_a_refused_pin_is_one_sentence_and_leaves_nothing_registered(monkeypatch
     with pytest.raises(HardwareError, match=r"refused to pin 24\.0 KiB of host memory \(error 304\): close"):
         store.pin()
     assert driver.registered == {}
+
+
+def test_memory_that_the_system_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `ulimit -v`, or where no more is promised than there is."""
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(host_store.mmap, "mmap", refuse)
+    layouts = [RecordLayout((64, 32), (32, 32), transposed=False)]
+    with pytest.raises(BudgetError, match=r"refuses 32.0 KiB of RAM .*allocate memory.*ulimit -v"):
+        HostStore(layouts, 4, torch.bfloat16)
