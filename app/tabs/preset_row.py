@@ -13,7 +13,7 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
-from app.tabs.answer_edits import Shown, keep
+from app.tabs.answer_edits import Shown, edited, keep
 from app.tabs.form_memory import FormMemory
 from app.tabs.sampling_row import held_of, settle
 from app.texts import texts_for
@@ -80,6 +80,22 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
         filled = {plain[field]: wanted[field] for field in (*preset, "own_sampling")}
         return {**filled, form.memory: memory, **said}
 
+    def handle_filled(view: View, memory: FormMemory[Shown] | None, *values: Any) -> Updates:
+        """What the form shows holds: an edit on its way may have overtaken the choice, or the other way
+        round."""
+        if memory is None:
+            return {row.said: gr.skip()}
+        with memory.lock:
+            wanted = settle(form.settings(values), memory.known.held)
+            memory.known = replace(memory.known, held=held_of(wanted))
+            if not edited(wanted, memory.known.kept):
+                return {row.said: gr.skip()}
+            try:
+                memory.known, _ = keep(service, wanted, memory.known)
+            except LocalMoeError as error:
+                return {row.said: message_html(texts_for(view.language)(str(error)), False)}
+        return {row.said: gr.skip()}
+
     def handle_save(view: View, name: str | None, *values: Any) -> Updates:
         """Of what the form shows: what was typed last may not be kept yet."""
         kept: list[str] = []
@@ -113,6 +129,9 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     row.name.input(
         handle_choose, [screen.view, row.name, form.memory, *form.fields()],
         [row.said, form.memory, *plain.values()], trigger_mode="always_last", **quiet,
+    ).then(
+        handle_filled, [screen.view, form.memory, *form.fields()], [row.said], trigger_mode="multiple",
+        **quiet,
     )  # fmt: skip
     row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
     row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)

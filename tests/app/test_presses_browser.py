@@ -4,11 +4,12 @@ click and Enter that is held down are one press, and what is typed meanwhile sta
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from app_process import FAKE, AppStart, wait_for
+from app_process import FAKE, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 from support.hub_server import HubServer, files_of, hub_server
@@ -34,11 +35,11 @@ def app_start(hub: HubServer) -> AppStart:
 
 
 @contextlib.contextmanager
-def answer_held(page: PageDriver, part: str) -> Iterator[None]:
-    """The server's answer to the first press in a part of the page waits, and with it Gradio, until the block
-    ends."""
+def answer_held(page: PageDriver, part: str, event: str = "pointerup") -> Iterator[None]:
+    """The server's answer to the first press of a button, or Enter, in a part of the page waits, and with it
+    Gradio, until the block ends."""
     page.page.evaluate(
-        """(part) => {
+        """([part, event]) => {
         const real = window.fetch, held = new Promise((done) => { window.letGo = done; });
         let next = false;
         window.heldAnswers = 0;
@@ -54,10 +55,10 @@ def answer_held(page: PageDriver, part: str) -> Iterator[None]:
         };
         window.restore = () => { window.fetch = real; };
         const here = document.querySelector(part);
-        const begin = (event) => { next = Boolean(event.target.closest('button')); };
-        here.addEventListener('pointerup', begin, { capture: true, once: true });
+        const begin = ({ key, target }) => { next = key === 'Enter' || Boolean(target.closest('button')); };
+        here.addEventListener(event, begin, { capture: true, once: true });
     }""",
-        part,
+        [part, event],
     )
     try:
         yield
@@ -174,3 +175,26 @@ def test_what_is_typed_while_a_message_is_on_its_way_stays(page: PageDriver) -> 
     page.type("and the next")
     page.wait_answer_is(answer_to("and the next"))
     assert page.value("lm-message") == ""
+
+
+def test_a_form_shows_what_holds_whichever_answer_comes_first(page: PageDriver, server: Server) -> None:
+    def kept() -> str:
+        found = json.loads((server.home / "settings.json").read_text())
+        return str(found["answers"]["temperature"])
+
+    page.settings()
+    page.fill("lm-temperature", "0.2")
+    wait_for(lambda: kept() == "0.2", what="the first temperature")
+    page.page.fill("#lm-preset-sampling input", "cold")
+    page.page.click("#lm-save-sampling")
+    page.wait_text("#lm-said-sampling", "saved")
+    page.fill("lm-temperature", "0.8")
+    wait_for(lambda: kept() == "0.8", what="the second temperature")
+    with answer_held(page, "#lm-preset-sampling", "keydown"):
+        page.page.fill("#lm-preset-sampling input", "cold")
+        page.page.press("#lm-preset-sampling input", "Enter")
+        page.page.wait_for_function("window.heldAnswers === 1")
+        page.fill("lm-temperature", "0.5")
+        wait_for(lambda: kept() == "0.5", what="the third temperature")
+    page.page.wait_for_timeout(1500)
+    assert page.value("lm-temperature") == kept()
