@@ -147,7 +147,7 @@ class EngineConfig:
         if self.cpu_threads is not None and not 1 <= self.cpu_threads <= MAX_CPU_THREADS:
             raise ConfigError(f"{self.cpu_threads} CPU threads are out of range: use 1 to {MAX_CPU_THREADS}.")
         link = self.emulated_link_bytes_per_s
-        if link is not None and not LEAST_LINK <= link < math.inf:
+        if link is not None and not (_is_number(link) and LEAST_LINK <= link < math.inf):
             raise ConfigError(
                 f"Emulated link speed {link} is out of range: give a rate such as 2GB/s, of at least 1B/s."
             )
@@ -190,8 +190,13 @@ def _check_whole(name: str, value: object) -> None:
         raise ConfigError(f"{name} {value!r} is no whole number: give one.")
 
 
+def _is_number(value: object) -> bool:
+    """Whether it is one that is not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         raise ConfigError(f"{name} {value!r} is no number: give one.")
     # comparing before converting: an int may be too large for a float; NaN fails every comparison
     if not low <= value <= high or (low_open and value == low):

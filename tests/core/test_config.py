@@ -63,6 +63,7 @@ def test_a_typed_draft_length_that_is_none_is_refused_in_one_sentence(text: str)
           for value in (2.5, True, math.nan, "5")),
         (EngineConfig, {"device": "tpu"}), (EngineConfig, {"dtype": "float16"}),
         (EngineConfig, {"draft_dir": "/tmp"}), (EngineConfig, {"emulated_link_bytes_per_s": 1e-300}),
+        *((EngineConfig, {"emulated_link_bytes_per_s": value}) for value in (True, "2GB/s")),
         (GenerationRequest, {"messages": HELLO, "thinking": "loud"}),
     ],
     ids=str,
