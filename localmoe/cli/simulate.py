@@ -92,7 +92,8 @@ def _context(args: argparse.Namespace, footprint: ModelFootprint) -> int:
     Raises:
         ConfigError: they are more than the model was made for, or answers would be longer.
     """
-    context = usual_context(footprint) if args.context is None else check_context(args.context, footprint)
+    check_context(args.context, footprint)
+    context = usual_context(footprint) if args.context is None else args.context
     if args.prompt_tokens + args.max_new_tokens > context:
         longer = footprint.max_context
         remedy = f", or a --context of up to {longer}" if context < longer else ""

@@ -17,6 +17,7 @@ from localmoe.core.types import Message
 MAX_DRAFT_LENGTH = 64
 MAX_CPU_THREADS = 512
 USUAL_CONTEXT = 4096  # tokens where none are named, if the model was made for as many
+LEAST_CONTEXT = 16  # tokens
 LONGEST_UNASKED = 32_768  # and where that takes little of the memory
 LEAST_LINK = 1.0  # bytes/s; with less a copy would end later than clocks can say
 LEAST_TEMPERATURE = 1e-3  # logits divided by less overflow
@@ -135,8 +136,8 @@ class EngineConfig:
             raise ConfigError(
                 f"Prompt cache {self.prompt_cache_bytes} bytes is out of range: give a size, or 0 for none."
             )
-        if self.context is not None and self.context < 16:
-            raise ConfigError(f"Context {self.context} is too small: give at least 16 tokens.")
+        if self.context is not None and self.context < LEAST_CONTEXT:
+            raise ConfigError(f"Context {self.context} is too small: give at least {LEAST_CONTEXT} tokens.")
         if self.lanes not in LANES:
             raise ConfigError(f"Lanes '{self.lanes}' are not known: use one of {', '.join(LANES)}.")
         if self.strict and self.lanes in ("all", "vram+cpu"):

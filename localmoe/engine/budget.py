@@ -59,6 +59,7 @@ class BudgetKeeper:
                 when it was planned; then slots are empty, and as many as before or as still fit.
         """
         with self._dividing:
+            self._parts()  # of a closed engine none
             if self.plan.in_place:
                 if budget is not None:
                     raise ConfigError(
@@ -85,6 +86,7 @@ class BudgetKeeper:
             BudgetError: nor would a load.
         """
         with self._dividing:
+            self._parts()
             config = replace(self.config, vram_budget_bytes=budget)
             try:
                 if not self.plan.in_place:

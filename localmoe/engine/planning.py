@@ -214,8 +214,7 @@ def divide_memory(
         in_place=compute.in_place,
     )
     budget, context = config.vram_budget_bytes, config.context
-    if context is not None:
-        check_context(context, footprint)
+    check_context(context, footprint)
     if budget is None:
         needs = device_needs(footprint, context=context or usual_context(footprint), **options)
         budget = free_memory(hardware, needs, device=device, held_bytes=held_bytes or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localmoe.core.config import LONGEST_UNASKED, USUAL_CONTEXT
+from localmoe.core.config import LEAST_CONTEXT, LONGEST_UNASKED, USUAL_CONTEXT
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import ModelFootprint
 from localmoe.hardware.needs import NeedsOptions, device_needs
@@ -15,18 +15,22 @@ def usual_context(footprint: ModelFootprint) -> int:
     return min(USUAL_CONTEXT, footprint.max_context)
 
 
-def check_context(context: int, footprint: ModelFootprint) -> int:
-    """The same.
+def check_context(context: int | None, footprint: ModelFootprint) -> None:
+    """context: that was asked for, if one was.
 
     Raises:
-        ConfigError: more than the model was made for.
+        ConfigError: more than the model was made for; or that is next to nothing.
     """
-    if context > footprint.max_context:
+    if footprint.max_context < LEAST_CONTEXT:
+        raise ConfigError(
+            f"{footprint.name} says that it was made for {footprint.max_context} tokens of context, and "
+            f"{LEAST_CONTEXT} are the least: its config.json is damaged, so download the model again."
+        )
+    if context is not None and context > footprint.max_context:
         raise ConfigError(
             f"{footprint.name} was made for at most {footprint.max_context} tokens of context, "
             f"not {context}: use {footprint.max_context} or fewer."
         )
-    return context
 
 
 def unasked_context(

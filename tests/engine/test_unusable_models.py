@@ -143,6 +143,8 @@ def test_a_dense_model_is_refused_as_such(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "."),
         ({"num_experts": 0}, "."),
         ({"moe_intermediate_size": 0}, r"shape \[8, 0, 128\] and \[8, 128, 0\], which are none"),
+        ({"max_position_embeddings": 7}, "made for 7 tokens of context, and 16 are the least"),
+        ({"max_position_embeddings": -1}, "made for -1 tokens"),
         ({"num_experts_per_tok": 99}, "."),
         ({"num_experts_per_tok": 0}, r"uses 0 of 8 experts \(num_experts_per_tok\)"),
         ({"num_experts_per_tok": -1}, "uses -1 of 8 experts"),

@@ -6,6 +6,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,13 @@ def test_closing_twice_and_using_a_closed_engine_give_a_clear_error(tiny: Tiny) 
     engine.close()
     engine.close()
     assert not worker.is_alive()
-    for use in (engine.device_memory, engine.info, lambda: ask(engine, PROMPT), lambda: engine.resize(None)):
-        with pytest.raises(LocalMoeError, match="closed"):
-            use()
+    with Engine.load("demo", EngineConfig(device="cpu")) as in_place:
+        assert in_place.plan.in_place
+    for closed in (engine, in_place):
+        uses: list[Callable[[], object]] = [
+            closed.device_memory, closed.info, partial(ask, closed, PROMPT), partial(closed.resize, None),
+            partial(closed.takes_budget, None),
+        ]  # fmt: skip
+        for use in uses:
+            with pytest.raises(LocalMoeError, match="closed"):
+                use()
