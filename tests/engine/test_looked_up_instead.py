@@ -9,7 +9,6 @@ import pytest
 from engine.test_output_independence import ARCHITECTURE, PROMPT, Tiny
 from support.engines import ask, load_with_slots
 
-from localmoe.core.config import SamplingConfig
 from localmoe.core.switches import Switches
 from localmoe.engine import Engine
 
@@ -33,13 +32,6 @@ def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> Non
         assert answer.stats.looked_up <= answer.stats.drafted
     assert sum(answer.stats.looked_up for answer in answers) > 20
     assert not engine.info().looks_up
-
-
-def test_sampled_text_is_looked_up_too(engine: Engine) -> None:
-    """Of circles: at a low temperature nearly every token is the likeliest one."""
-    sampling = SamplingConfig(temperature=0.05, seed=3)
-    answers = [ask(engine, PROMPT, TOKENS, draft_length="auto", sampling=sampling) for _ in range(3)]
-    assert sum(answer.stats.looked_up for answer in answers) > 20
 
 
 def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: Engine) -> None:

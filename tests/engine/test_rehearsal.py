@@ -176,7 +176,7 @@ class Issue:
 
 def runner_with(issue: Issue, stamp: Any) -> DeviceRunner:
     sequence = DeviceKVCache(1, 16, DeviceWindow(1, torch.device("cpu")))
-    return DeviceRunner(issue, sequence, None, stamp)  # type: ignore[arg-type]
+    return DeviceRunner(issue, sequence, SimpleNamespace(lane=None), stamp)  # type: ignore[arg-type]
 
 
 def test_a_stamp_is_left_once_passes_ran_and_spares_the_next_start_compiling(
