@@ -137,12 +137,14 @@ def test_a_double_click_on_send_does_not_stop_the_answer(page: PageDriver) -> No
     page.wait_answer_is(answer_to("clicked twice"))
 
 
-def test_a_double_click_on_a_delete_is_one(page: PageDriver) -> None:
+def test_a_double_click_on_a_delete_is_one(page: PageDriver, server: Server) -> None:
     page.settings()
     for name in ("one", "two"):
-        page.page.fill("#lm-preset-prompt input", name)
+        page.fill("lm-preset-prompt", name)
         page.page.click("#lm-save-prompt")
         page.wait_text("#lm-said-prompt", "saved")
+        wait_for(lambda name=name: f'"{name}"' in (server.home / "presets.json").read_text(), 30, name)
+    page.page.wait_for_timeout(500)  # for the answer to the second one, which says the same
     double_click(page, "#lm-delete-prompt", "#lm-said-prompt:has-text('deleted')")
     page.page.wait_for_timeout(500)
     assert page.text("#lm-said-prompt") == "The preset is deleted."
