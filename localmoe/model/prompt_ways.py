@@ -18,7 +18,7 @@ BEFORE_THE_END = 32
 _LEAST = 24  # tokens of a window that tells what a full one takes
 _TELLING = 1024  # tokens of a streamed pass that takes as long as the link
 _KEPT = 5  # passes of either kind
-_BETTER = 0.9  # of a stream's time, which windows have to take at most: it leaves more experts in slots
+_BETTER = 0.9  # of a stream's time, which windows have to take at most: what either takes scatters
 _TRIED = 2 * WINDOW  # tokens that go through as windows while nobody knows what one takes
 
 
