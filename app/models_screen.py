@@ -46,13 +46,13 @@ class ModelsScreen:
         """What `refresh` needs beside the view."""
         return [self.seen, self.tab]
 
-    def refresh(self, view: View, seen: Seen, open_tab: str) -> Updates:
-        """What changed since `seen`."""
+    def refresh(self, view: View, seen: Seen, open_tab: str, *, leads: bool = True) -> Updates:
+        """What changed since `seen`. leads: a model that is ready may lead to the chat."""
         parts = self._parts(view, open_tab)
         shown, updates = parse_seen(seen), Updates()
         for name, (key, make) in parts.items():
-            first = name == "opened" and name not in shown  # a page that opens stays where its user goes
-            if shown.get(name) != repr(key) and not first:
+            stays = name == "opened" and not (leads and name in shown)  # as a page that opens does
+            if shown.get(name) != repr(key) and not stays:
                 updates.update(make())
         told = {name: repr(key) for name, (key, _) in parts.items()}
         now = json.dumps({**shown, **told})  # what is out of sight stays as it was shown

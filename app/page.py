@@ -161,7 +161,8 @@ def _connect_tab(tab: gr.Tab, name: str, screen: Screen, models_screen: ModelsSc
     def handle_select(view: View, seen: Seen) -> Updates:
         if name == "models":
             models_screen.models.shelf.refresh(closely=True)
-        return {**models_screen.refresh(view, seen, name), models_screen.tab: name}
+        shown = models_screen.refresh(view, seen, name, leads=False)  # who opens a tab stays there
+        return {**shown, models_screen.tab: name}
 
     tab.select(
         handle_select, [screen.view, models_screen.seen], [*models_screen.outputs(), models_screen.tab],

@@ -175,17 +175,33 @@ def test_a_load_that_another_overtakes_leads_nowhere_and_neither_does_a_later_on
     assert models.progress_flow() == 0 and not models.moves()
 
 
-def test_a_download_that_is_not_loaded_says_so_in_the_tab_until_one_is(
-    models: ModelsService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models.fits, "hardware", lambda: None)
-
+def screen_of(models: ModelsService) -> ModelsScreen:
     async def build() -> ModelsScreen:
         with gr.Blocks():
             others = gr.HTML(), gr.Tabs(), gr.Timer(active=False), gr.Textbox(), gr.State("models")
             return ModelsScreen(models, create_models_tab(), *others)
 
-    screen = asyncio.run(build())
+    return asyncio.run(build())
+
+
+def test_a_model_that_is_ready_leads_to_the_chat_but_not_who_opens_a_tab_just_then(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.fits, "hardware", lambda: None)
+    screen = screen_of(models)
+    seen = str(screen.refresh(View(), "", "models")[screen.seen])
+    models.opened += 1
+    assert screen.tabs in screen.refresh(View(), seen, "models")
+    chosen = screen.refresh(View(), seen, "settings", leads=False)
+    assert screen.tabs not in chosen
+    assert screen.tabs not in screen.refresh(View(), str(chosen[screen.seen]), "settings"), "nor later"
+
+
+def test_a_download_that_is_not_loaded_says_so_in_the_tab_until_one_is(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.fits, "hardware", lambda: None)
+    screen = screen_of(models)
 
     def notice() -> str:
         return str(screen._parts(View(), "models")["notice"][1]()[screen.widgets.notice])
