@@ -1,5 +1,6 @@
-"""How soon the first token of a short prompt comes, with all missing experts streamed past it, and in windows
-that bring what they ask for where those are faster (model/prompt_ways.py); and how fast the answer is then.
+"""How soon the first token of a short prompt comes, with all missing experts streamed past it, in a pass that
+asks for those that it uses, and as is chosen by what either took (model/prompt_ways.py); and how fast the
+answer is then.
 
 python benchmarks/short_prompts.py [--shape qwen3-30b-a3b] [--gib 12] [--prompts 80,128] [--routing uniform]
 
@@ -19,21 +20,24 @@ from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
 from localmoe.model.device_runner import DeviceRunner
-from localmoe.model.prompt_ways import WINDOW, PromptWays
+from localmoe.model.prompt_ways import PromptWays
 
-WARM_UP = (60, 130, 200, 100, 72, 100, 130, 60, 200)  # tokens: passes are captured, ways learnt
+WARM_UP = (60, 130, 200, 400, 72, 700, 130, 60, 200)  # tokens: passes are captured, ways learnt
 ANSWER = 24  # tokens
 
 
-class Streamed(PromptWays):
-    """Whatever is longer than a window is streamed; another one learns of it."""
+class Forced(PromptWays):
+    """All passes that are longer than a window stream, or ask as far as they can."""
 
-    def __init__(self, other: PromptWays) -> None:
-        super().__init__(helped=False)
-        self.note = other.note  # type: ignore[method-assign]
+    def __init__(self, most: int, *, asks: bool) -> None:
+        super().__init__(helped=asks, most=most)
+        self._asks = asks
 
     def rows(self, left: int, longest: int, missing: int) -> int:
-        return left if left <= WINDOW else min(left, longest)
+        return min(left, self.most if self._asks else longest)
+
+    def asks(self, tokens: int, missing: int) -> bool:
+        return self._asks and tokens <= self.most
 
 
 def answer(engine: Engine, ids: tuple[int, ...]) -> tuple[float, float]:
@@ -50,7 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", default="qwen3-30b-a3b")
     parser.add_argument("--gib", type=float, default=12.0, help="VRAM budget")
-    parser.add_argument("--prompts", default="80,96,128,192,256,384", help="tokens")
+    parser.add_argument("--prompts", default="80,128,192,256,384,512,768,1024", help="tokens")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--routing", help="as `localmoe bench --routing`")
     parser.add_argument("--strict", action="store_true")
@@ -63,20 +67,25 @@ def main() -> None:
     with Engine.load_shape(args.shape, config, SyntheticSettings(routing=routing, acceptance=0.9)) as engine:
         runner = engine._loaded.runner
         assert isinstance(runner, DeviceRunner), "steps run whole on the GPU"
-        ways = {"streamed": Streamed(runner._ways), "chosen": runner._ways}
+        chosen = runner._prompt.ways
+        ways = {
+            "streamed": Forced(chosen.most, asks=False),
+            "asked": Forced(chosen.most, asks=True),
+            "chosen": chosen,
+        }
 
         def measure(tokens: int, way: str) -> tuple[float, float]:
-            runner._ways = ways[way]
+            runner._prompt.ways = ways[way]
             return answer(engine, tuple(chance.integers(0, engine.footprint.vocab_size, tokens).tolist()))
 
         for tokens in WARM_UP:
-            measure(tokens, "streamed")
-            measure(tokens, "chosen")
+            for way in ways:
+                measure(tokens, way)
         share = 100 * engine.plan.resident_share
         print(f"synthetic: {args.shape}, {args.gib:g} GiB, {share:.0f} % of the experts in slots, "
               f"{engine.info().lanes}", flush=True)  # fmt: skip
         for tokens in map(int, args.prompts.split(",")):
-            rounds = [(measure(tokens, "streamed"), measure(tokens, "chosen")) for _ in range(args.rounds)]
+            rounds = [[measure(tokens, way) for way in ways] for _ in range(args.rounds)]
             for way, found in zip(ways, zip(*rounds, strict=True), strict=True):
                 first_s, rate = (statistics.median(column) for column in zip(*found, strict=True))
                 print(f"  {tokens} tokens {way}: {1e3 * first_s:.1f} ms, then {rate:.0f} tok/s", flush=True)

@@ -63,7 +63,7 @@ def assemble_on_device(
     compact([*skeleton.model.parameters(), *skeleton.model.buffers(), *mode.joined])
     compact(tensor for layer in draft or () for tensor in layer.tensors())  # which may be given up alone
     memory = make_device_memory(prepared, store, scheduler, prepared.plan.num_slots)
-    lane, lanes = make_lane(skeleton, store, memory, config, WINDOW_BUCKETS[-1])
+    lane, lanes = make_lane(skeleton, store, memory, config)
     if lane is not None:
         scheduler.watch_cpu(lambda: lane.counters().busy_s)
     try:
@@ -156,6 +156,7 @@ def make_runner(
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
         synthetic=synthetic, packed=len(skeleton.packed_keys),
     )  # fmt: skip
+    passes.experts_per_token = skeleton.experts_per_token
     passes.row_bytes = skeleton.experts_per_token * max(map(pair_bytes, shapes))
     passes.prompt_rows = prepared.plan.prefill_chunk
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)

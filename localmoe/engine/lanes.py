@@ -19,6 +19,8 @@ from localmoe.hardware.cpu import core_counts
 from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.mailbox import Mailbox
 from localmoe.model.expert_module import expert_biases
+from localmoe.model.pass_kinds import WINDOW_BUCKETS
+from localmoe.model.prompt_ways import MOST_ASKED
 from localmoe.model.skeleton import Skeleton
 
 if TYPE_CHECKING:  # these need Triton and numba's compiler
@@ -31,15 +33,15 @@ _LEAST_SHARE = 0.15  # of the link's rate, below which handing over costs more t
 _HANDOVER_US = 15.0  # posting and answering, both ways over PCIe
 _LINK_KERNEL = 0.92  # rate of kernels that read over the link, beside a copy's
 _JOBS = 12
+_SOME, _OF_PROMPTS = 4, 32  # tokens that ask for an expert in jobs that are measured
+# bytes of a mailbox, less than what PyTorch rounds a piece of pinned memory up to
+_MOST_MAILBOX = (64 << 20) - (64 << 10)
 
 
 def make_lane(
-    skeleton: Skeleton, store: HostStore, memory: DeviceExpertMemory, config: EngineConfig, rows: int
+    skeleton: Skeleton, store: HostStore, memory: DeviceExpertMemory, config: EngineConfig
 ) -> tuple[DeviceLane | None, str]:
     """The CPU lane that the settings ask for, or None, and what to tell people of it.
-
-    Args:
-        rows: of the widest window.
 
     Raises:
         HardwareError: it was asked for by name and does not work here.
@@ -51,8 +53,8 @@ def make_lane(
         return None, f"VRAM and PCIe ({reason})"
     lane: CpuLane | None = None
     try:
-        lane = _threads(skeleton, store, config, rows)
-        rates = measure_rates(lane, store, memory)
+        lane = _threads(skeleton, store, config)
+        rates, of_prompts = measure_rates(lane, store, memory)
     except Exception as error:  # numba's compiler may fail in any way; without this lane all works as well
         if lane is not None:
             lane.close()
@@ -69,7 +71,8 @@ def make_lane(
     link = config.lanes != "vram+cpu"
     memory.may_prefetch = link
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
-    return DeviceLane(lane, block, rates, link=link), f"{words} ({lane.num_threads} threads)"
+    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts)
+    return made, f"{words} ({lane.num_threads} threads)"
 
 
 def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
@@ -94,7 +97,14 @@ def num_threads(config: EngineConfig) -> int:
     return config.cpu_threads or max(1, cores - (2 if cores >= _MANY_CORES else 1))
 
 
-def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: int) -> CpuLane:
+def lane_rows(top_k: int, hidden: int) -> int:
+    """Of the longest pass that may take the lane, of a model of 16 bits: all that goes to and fro lies in
+    pinned memory."""
+    fits = _MOST_MAILBOX // (4 * top_k * hidden + 2 * hidden + 4 * top_k)
+    return max(WINDOW_BUCKETS[-1], min(MOST_ASKED, fits))
+
+
+def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig) -> CpuLane:
     from localmoe.experts.cpu_lane import CpuLane
 
     module = skeleton.experts[0].module
@@ -105,7 +115,7 @@ def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig, rows: i
         store,
         activation,
         biases,
-        tokens=rows,
+        tokens=lane_rows(skeleton.experts_per_token, store.layouts[0].hidden),
         top_k=skeleton.experts_per_token,
         threads=num_threads(config),
         pinned=torch.cuda.is_available(),
@@ -125,9 +135,9 @@ def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch
     return LaneBlock(box, inner, quanta, store.num_experts, device, rests=rests)
 
 
-def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> LaneRates:
+def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> tuple[LaneRates, LaneRates]:
     """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
-    expert costs over the link.
+    expert costs over the link; for the few tokens of a window, and for as many as a prompt's pass has.
 
     Raises:
         HardwareError: the lane does not answer.
@@ -135,10 +145,16 @@ def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -
     few, many = 1, min(4, store.num_experts)
     one, several = _job_us(lane, store, few, 1), _job_us(lane, store, many, 1)
     first = max((several - one) / (many - few), several / (2 * many)) if many > few else one
-    further = max(0.0, (_job_us(lane, store, many, 4) - several) / (3 * many))
+    for_some = _job_us(lane, store, many, _SOME)
+    further = max(0.0, (for_some - several) / ((_SOME - 1) * many))
     handover = _HANDOVER_US + max(0.0, one - few * first)
     assert memory.copy_s is not None, "a GPU has a link"
-    return LaneRates(handover, first, further, memory.copy_s * 1e6 / _LINK_KERNEL)
+    link = memory.copy_s * 1e6 / _LINK_KERNEL
+    # memory is the limit for few tokens, of which further ones cost next to nothing, and computing for many
+    for_many = _job_us(lane, store, many, _OF_PROMPTS)
+    each = max(0.0, (for_many - for_some) / ((_OF_PROMPTS - _SOME) * many))
+    first_of_many = max(first + (_SOME - 1) * (further - each), first / 2)
+    return LaneRates(handover, first, further, link), LaneRates(handover, first_of_many, each, link)
 
 
 def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> float:

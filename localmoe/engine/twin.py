@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localmoe.core.draft_config import DraftForm
 from localmoe.engine.device_parts import make_runner, replace_modules, residency_block
-from localmoe.engine.lanes import lane_block
+from localmoe.engine.lanes import lane_block, lane_rows
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
@@ -28,7 +28,6 @@ from localmoe.kernels.lowbit_rows import PackedRows
 from localmoe.kernels.mailbox import Mailbox, MailboxLayout
 from localmoe.model.host_embedding import look_rows_up
 from localmoe.model.packed_draft import empty_layer
-from localmoe.model.pass_kinds import WINDOW_BUCKETS
 from localmoe.model.shallow import fill_alike, shallow_bytes, shallow_skeleton
 from localmoe.model.skeleton import embedding_shape
 from localmoe.prefetch.policy import CacheShape
@@ -105,12 +104,12 @@ class Twin:
         """Compile what the CPU lane's threads run, for this processor. `stop` ends it early."""
         from localmoe.experts.lane_code import LaneCode
 
-        experts = self.prepared.skeleton.experts[0]
+        experts, top_k = self.prepared.skeleton.experts[0], self.prepared.skeleton.experts_per_token
         activation = detect_activation(experts.module)
         assert activation is not None, "device_support comes first"
         LaneCode(
             experts.layout, self.prepared.source.stored_dtype, activation,
-            tokens=WINDOW_BUCKETS[-1], top_k=self.prepared.skeleton.experts_per_token,
+            tokens=lane_rows(top_k, experts.layout.hidden), top_k=top_k,
         ).prepare(stop)  # fmt: skip
 
     def _store(self) -> HostStore:
@@ -138,7 +137,8 @@ class Twin:
         from localmoe.model.device_lane import DeviceLane
 
         device, top_k = self.prepared.compute.device, self.prepared.skeleton.experts_per_token
-        layout = MailboxLayout(WINDOW_BUCKETS[-1], top_k, store.num_experts, store.layouts[0].hidden)
+        hidden = store.layouts[0].hidden
+        layout = MailboxLayout(lane_rows(top_k, hidden), top_k, store.num_experts, hidden)
         box = Mailbox(layout, store.dtype, pinned=device.type == "cuda")
         block = lane_block(box, self.prepared.skeleton, store, device)
         nobody = cast("CpuLane", _NoThreads(box))

@@ -30,6 +30,7 @@ from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox,
 
 SPIN_S = 0.0004  # longer than what lies between two jobs, of which attention takes a GPU most
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
+_GLANCE_S = 5e-5
 _SHORT_S = 0.02  # to measure the clock by
 _LONGEST_JOB_S = 5.0
 _ALONE_BYTES = 512 << 10  # what one core reads before another one is awake
@@ -132,6 +133,13 @@ class CpuLane:
             if self._parked:
                 self._condition.notify_all()
 
+    def wake(self, seconds: float) -> None:
+        """After `hold`, wait until all threads look out, or so long. Each needs Python's lock for that, which
+        a caller that launches many kernels would give away seldom."""
+        end = time.perf_counter() + seconds
+        while self._parked and time.perf_counter() < end:
+            time.sleep(_GLANCE_S)
+
     def rest(self) -> None:
         """No job comes until `hold`; threads look out for a little longer, as there may be more soon."""
         self._control[control.HOLD] = 0
@@ -173,7 +181,7 @@ class CpuLane:
                 for field, number in ((EXPERT, expert), (BEGIN, begin), (END, end), (SHARE, share)):
                     box.entries[field, i] = number
                 begin = end
-            box.head[:] = layer, len(experts), len(x), begin
+            box.head[:] = layer, len(experts), len(x)
             self._post(len(experts) * self._store.layouts[layer].num_bytes(self._store.dtype))
             return torch.from_numpy(box.out[: len(x) * self.layout.top_k].copy())
 
@@ -205,7 +213,7 @@ class CpuLane:
             for first in range(0, tokens, most):
                 x_at, out_at = (t.data_ptr() + 4 * first * t.shape[1] for t in (x, out))
                 self._dense[:] = weight.data_ptr(), bias_at, x_at, out_at, height, width, wide
-                self.mailbox.head[:] = control.DENSE, blocks, min(most, tokens - first), 0
+                self.mailbox.head[:] = control.DENSE, blocks, min(most, tokens - first)
                 self._post(weight.nbytes)
         return out
 
@@ -221,7 +229,7 @@ class CpuLane:
         assert self._attention is not None, "its code is compiled where the caller works along"
 
         def post(blocks: int, tokens: int, num_bytes: int) -> None:
-            self.mailbox.head[:] = control.ATTEND, blocks, tokens, 0
+            self.mailbox.head[:] = control.ATTEND, blocks, tokens
             self._post(num_bytes)
 
         with self._posting:

@@ -59,6 +59,7 @@ def worker_arguments(
     shape = [layout.top_k, activation.interleaved, KINDS.index(activation.kind), matrices]
     pairs, entries = layout.num_pairs, layout.entries
     x_kind = activations_kind(dtype == torch.bfloat16, transposed)
+    in_place = plain and box.x.dtype == x_kind
     word = word_type(store.dtype)(0)
     scratch_rows = 4 if plain else 2 * TILE_ROWS
     scratch = max(pairs, control.WIDER * max(2 * control.GATE_UP_ROWS, control.DOWN_ROWS))
@@ -74,11 +75,11 @@ def worker_arguments(
         np.array([activation.alpha, activation.limit], dtype=np.float32),
         _addresses(store, biases),
         np.array(sizes, dtype=np.int64),
-        np.zeros((layout.tokens, layout.hidden), dtype=x_kind),
+        box.x if in_place else np.zeros((layout.tokens, layout.hidden), dtype=x_kind),
         np.zeros((pairs, max(sizes)), dtype=x_kind),
         np.zeros(pairs, dtype=np.int32),
         np.zeros((2, entries + 1), dtype=np.int64),
-        np.zeros(entries, dtype=np.int64),
+        np.zeros(entries + layout.tokens, dtype=np.int64),
         np.zeros(threads * most_blocks_ahead(matrices * layout.hidden, _BITS[form]), dtype=np.int64),
         np.zeros((threads, scratch_rows, scratch), dtype=np.float32),
         *_words_of(form, transposed, word),

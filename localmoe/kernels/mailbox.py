@@ -20,7 +20,7 @@ _LINE = 128  # bytes; what one side writes must not share a cache line with what
 # the word `foretold` is after_job << 32 | layer << 16 | expert, so that it is written in one piece; an expert
 # that no model has says that none is likely
 LAYER_SHIFT, JOB_SHIFT, NOBODY = 16, 32, (1 << 16) - 1
-HEAD_LAYER, HEAD_ENTRIES, HEAD_TOKENS, HEAD_PAIRS = range(4)
+HEAD_LAYER, HEAD_ENTRIES, HEAD_TOKENS = range(3)
 EXPERT, BEGIN, END, SHARE = range(4)
 
 
@@ -29,7 +29,7 @@ class MailboxLayout:
     """Byte offsets for windows of `tokens` rows of `hidden` numbers of `x_bytes`, `top_k` experts a token and
     at most `entries` experts a job.
 
-    Offsets: posted and answered int64; foretold int64, see LAYER_SHIFT; head int32 (4,); entries int32 (4,
+    Offsets: posted and answered int64; foretold int64, see LAYER_SHIFT; head int32 (3,); entries int32 (4,
     A): expert, range in `pairs`, inner columns that the CPU takes; pairs int32 (P,), token * K + k; x (T, H);
     out float32 (P, H), by pair.
     """
@@ -89,7 +89,7 @@ class Mailbox:
     def __init__(self, layout: MailboxLayout, dtype: torch.dtype, *, pinned: bool) -> None:
         self.layout = layout
         self.memory: Tensor = torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self.head: NDArray[np.int32] = self._array(layout.head, (4,), np.int32)
+        self.head: NDArray[np.int32] = self._array(layout.head, (3,), np.int32)
         self.entries: NDArray[np.int32] = self._array(layout.entry, (4, layout.entries), np.int32)
         self.pairs: NDArray[np.int32] = self._array(layout.pairs, (layout.num_pairs,), np.int32)
         self.x: NDArray[Any] = self._array(layout.x, (layout.tokens, layout.hidden), word_type(dtype))

@@ -198,6 +198,20 @@ class DeviceKVCache(KVCache):
         self._base, self._reach, self._kept = place
         self.advance(kept.length)
 
+    def copy_states(self) -> list[Tensor] | None:
+        """The state of recurrent layers, in host RAM, for a prompt's pass that may have to be run again, from
+        where it began; None: there are no such layers."""
+        if self.states is None:
+            return None
+        parts: list[Tensor] = []
+        self.states.copy_out(parts)
+        return parts
+
+    def bring_states_back(self, parts: list[Tensor]) -> None:
+        """As they were when they were copied; such a pass has to be begun next."""
+        assert self.states is not None, "nothing was copied"
+        self.states.bring_back(iter(parts))
+
     def release(self) -> None:
         """Forget all tokens and give the memory back."""
         super().release()

@@ -1,5 +1,5 @@
 """What a MoE layer's experts do where whole passes run on the GPU: packed codes when drafting, 16-bit weights
-through the residency table in the target, streamed weights for a long prompt.
+through the residency table in the target, and streamed or through the table for a long prompt.
 
 Takes no part in prefetch or eviction, and never waits for the host.
 """
@@ -33,11 +33,13 @@ from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.expert_module import expert_biases
+from localmoe.model.prompt_ways import MOST_ASKED
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
 
-STREAM_ROWS = 64  # rows of a tile for a long prompt
+WINDOW_ROWS = 16  # rows of a tile for a window
+STREAM_ROWS = 64  # the same for a long prompt: what has no slot comes over the link once for so many
 STREAM_SHARE = 128  # rows that a program takes there
 # words of 32 bits that make whole 16 bytes: for what lies otherwise Triton has another kernel
 _TOGETHER = 4
@@ -71,6 +73,7 @@ class DevicePassState:
     synthetic: SyntheticModel | None = None
     recorder: RoutingRecorder | None = None
     fused_draft: bool = True  # see core.switches
+    experts_per_token: int = 1
     row_bytes: int = 0  # what experts compute of a token of a prompt, see `pair_bytes`
     prompt_rows: int = DEVICE_PREFILL_CHUNK  # of a prompt's pass that there is memory for
     timeline: Timeline | None = None  # told when things ran, while somebody wants to know
@@ -110,17 +113,18 @@ class DeviceRoutedExperts:
             return run(hidden, state.draft[layer], index, top_k_weights, activation=self._shape.activation)
         if state.stream is not None:
             return self._streamed(state.stream, hidden, index, top_k_weights)
+        asks = state.phase == "prefill"  # a prompt's pass, longer than a window
         residency = state.memory.block.view(layer)
         lane = state.lane.block.view(layer) if state.lane is not None and state.lane.on else None
         foresight = state.foresight if state.ahead and hidden.shape[0] == 1 else None
         stage = None if foresight is None or lane is not None else foresight.stage_of(layer)
-        groups = group_pairs(index, state.window.live, residency, lane, stage)
+        groups = group_pairs(index, state.window.live, residency, lane, stage, MOST_ASKED if asks else 0)
         if foresight is not None:
             self._foretell_next(foresight, hidden, lane)
         out = routed_experts(
             hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
-            lane=lane,
+            block_rows=STREAM_ROWS if asks else WINDOW_ROWS, lane=lane,
         )  # fmt: skip
         if foresight is not None:
             foresight.use_link()

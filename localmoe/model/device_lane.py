@@ -5,11 +5,11 @@ last one showed. Computes nothing itself (experts.cpu_lane) and divides nothing 
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.lane_balance import LaneBalance
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.experts.slot_worth import SlotWorth
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:  # it needs numba's compiler
     from localmoe.experts.cpu_lane import CpuLane, LaneCounters
 
 _LOG = logging.getLogger(__name__)
-_GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
-_MOST = 3.0  # corrections stay within this factor of what was measured
+_WAKING_S = 0.005  # at most, before a prompt's pass
 _SMOOTHING = 0.05  # weight of one pass's idle time in the mean
 
 
@@ -26,6 +25,8 @@ class DeviceLane:
     """One model's CPU lane beside its passes on the GPU.
 
     Attributes:
+        measured: rates of windows.
+        rows: of the longest pass that may take it.
         on: whether the pass at hand takes it.
         allowed: whether the answer at hand may.
         failure: one sentence, once it is given up.
@@ -33,9 +34,19 @@ class DeviceLane:
         open_passes: issued with the lane, and not closed.
     """
 
-    def __init__(self, lane: CpuLane, block: LaneBlock, rates: LaneRates, *, link: bool) -> None:
-        """rates: as measured. link: whether missing experts may come over the link too."""
+    def __init__(
+        self,
+        lane: CpuLane,
+        block: LaneBlock,
+        rates: LaneRates,
+        *,
+        link: bool,
+        of_prompts: LaneRates | None = None,
+    ) -> None:
+        """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
+        as many tokens as ask for an expert in a prompt's pass; None: the same."""
         self.lane = lane
+        self.rows = lane.mailbox.layout.tokens
         self.block = block
         self.link = link
         self.measured = rates
@@ -46,24 +57,18 @@ class DeviceLane:
         self.open_passes = 0
         self._posted = 0
         self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
-        self._correction = 0.0  # log of what the CPU's measured costs are multiplied by
+        self._windows, self._prompts = LaneBalance(rates), LaneBalance(of_prompts or rates)
+        self._at_hand = self._windows  # of the pass that was opened last
         self._idle_us: float | None = None  # of the link, between two layers' experts; None: not known yet
         block.restart(int(lane.mailbox.posted[0]))
         self._posted = int(lane.mailbox.posted[0])
 
     @property
     def rates(self) -> LaneRates:
-        """As passes showed them since."""
+        """Of the pass at hand, as passes like it showed them since."""
         if not self.link:
             return LaneRates(0.0, 0.0, 0.0, 1.0)  # nothing is worth waiting for the link
-        factor = math.exp(self._correction)
-        measured = self.measured
-        return replace(
-            measured,
-            handover_us=measured.handover_us * factor,
-            first_us=measured.first_us * factor,
-            further_us=measured.further_us * factor,
-        )
+        return self._at_hand.rates
 
     def settle(self, memory: DeviceExpertMemory) -> None:
         """Take the lane where an expert may be missing and all is well."""
@@ -72,22 +77,26 @@ class DeviceLane:
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
         """For a window's pass that comes next, if one comes."""
         self.settle(memory)
+        self._at_hand = self._windows
         if self.on and self.lane.healthy:
             self._upload(memory)
             self._prepared = memory.transfers.issued
 
-    def open_pass(self, memory: DeviceExpertMemory) -> None:
-        """Before a window's pass."""
+    def open_pass(self, memory: DeviceExpertMemory, *, prompt: bool = False) -> None:
+        """Before a window's pass, or a prompt's that asks for its experts."""
         prepared, self._prepared = self._prepared, None
         self.settle(memory)
+        self._at_hand = self._prompts if prompt else self._windows
         if not self.on:
             return
         if not self.lane.healthy:
             self._give_up(self.lane.failure or "its threads have ended")
             return
         self.lane.hold()
+        if prompt:
+            self.lane.wake(_WAKING_S)
         self.open_passes += 1
-        if prepared != memory.transfers.issued:
+        if prompt or prepared != memory.transfers.issued:
             self._upload(memory)
 
     def _upload(self, memory: DeviceExpertMemory) -> None:
@@ -116,11 +125,7 @@ class DeviceLane:
             return False
         jobs, waited = report.posted - self._posted, report.waited - self.waited
         self._posted, self.waited = report.posted, report.waited
-        if jobs > 0:
-            # both lanes end together where the GPU waits for every other job
-            step = _GAIN * (2 * waited / jobs - 1)
-            limit = math.log(_MOST)
-            self._correction = min(max(self._correction + step, -limit), limit)
+        self._at_hand.learn(jobs, waited)
         return True
 
     def abandon_pass(self) -> None:

@@ -124,9 +124,14 @@ class DevicePasses:
     def _run_dry_prompts(self) -> Tensor:
         """Compile what only long prompts use, without their copies. Results are garbage, and are wiped;
         logits (1, V)."""
+        lane = self._state.lane
         for count in _DRY_PROMPTS:
             count = min(count, self._last_position + 1)
             logits = self._prompts.run_dry(count)
+        for lane_is_on in (False, True) if lane is not None else (False,):
+            if lane is not None:
+                lane.on = lane_is_on
+            self._prompts.run_dry(count, asks=True)
         self._cache.wipe()
         return logits
 
@@ -271,8 +276,12 @@ class DevicePasses:
         return self._prompts.chunk
 
     def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
-        """See DevicePrompts.run."""
-        return self._prompts.run(tokens, start)
+        """See DevicePrompts."""
+        return self._prompts.stream(tokens, start)
+
+    def ask(self, tokens: Sequence[int], start: int) -> tuple[Tensor, WindowReport]:
+        """See DevicePrompts."""
+        return self._prompts.ask(tokens, start)
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: int) -> Tensor:
         with self._mode:

@@ -5,7 +5,6 @@ steps are device_steps'.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,8 @@ from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_clock import Landing
 from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
+from localmoe.model.device_prompt_passes import PromptPasses
 from localmoe.model.pass_counts import count_window
-from localmoe.model.prompt_ways import WINDOW, PromptWays
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
 
@@ -55,11 +54,11 @@ class DeviceRunner:
         self.passes = passes
         self.issue = issue
         self._stamp = stamp
-        self._ways = PromptWays(helped=passes.lane is not None)
+        self._prompt = PromptPasses(self)
 
     def prefill_rows(self, left: int) -> int:
         """Tokens of a prompt in its next pass, of `left` that are to come."""
-        return self._ways.rows(left, self.issue.prefill_chunk, self.passes.memory.missing)
+        return self._prompt.rows(left)
 
     @property
     def capture_s(self) -> float:
@@ -103,7 +102,7 @@ class DeviceRunner:
     def forget_graphs(self) -> None:
         """Before slots and table are replaced."""
         self.issue.forget_graphs()
-        self._ways.forget()
+        self._prompt.ways.forget()
 
     def release(self) -> None:
         """Give back what passes keep; none can be issued any more."""
@@ -131,9 +130,9 @@ class DeviceRunner:
             if phase == "draft":
                 logits = self._draft(tokens, start)
             elif phase == "prefill":
-                logits = self._prompt(tokens, start)
+                logits = self._prompt.run(tokens, start)
             else:
-                logits = self._window(tokens, start, phase)
+                logits = self.window(tokens, start, phase)
         except BaseException:
             self.rewind(start)
             raise
@@ -151,17 +150,8 @@ class DeviceRunner:
         self.passes.memory.pump()
         return output.logits
 
-    def _prompt(self, tokens: Sequence[int], start: int) -> Tensor:
-        missing, captured_s, began = self.passes.memory.missing, self.capture_s, time.perf_counter()
-        if len(tokens) > WINDOW:
-            logits = self._stream(tokens, start)
-        else:
-            logits = self._window(tokens, start, "prefill")
-        seconds = time.perf_counter() - began - (self.capture_s - captured_s)
-        self._ways.note(len(tokens), missing, seconds)
-        return logits
-
-    def _window(self, tokens: Sequence[int], start: int, phase: Phase) -> Tensor:
+    def window(self, tokens: Sequence[int], start: int, phase: Phase) -> Tensor:
+        """A window's pass, waited for and taken over; logits (n, V)."""
         count = len(tokens)
         self.passes.window.set(start, count, tokens)
         self.issue.force(phase, start, count)
@@ -178,16 +168,20 @@ class DeviceRunner:
         if self.passes.lane is not None:
             self.passes.lane.prepare_pass(self.passes.memory)
 
-    def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
-        """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
-        still runs, and nothing is to be copied."""
+    def open_pass(self, *, behind: bool = False, prompt: bool = False) -> None:
+        """Before a pass that brings what it asks for. behind, prompt: see issue_window, DeviceLane."""
         memory, lane = self.passes.memory, self.passes.lane
         if behind:
             memory.open_behind()
         else:
             memory.open_pass()
         if lane is not None:
-            lane.open_pass(memory)
+            lane.open_pass(memory, prompt=prompt)
+
+    def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
+        """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,
+        still runs, and nothing is to be copied."""
+        self.open_pass(behind=behind)
         self._look_ahead()
         output = self.issue.window(count, start)
         return PendingWindow(count, start, output, Landing(output.report))
@@ -202,12 +196,18 @@ class DeviceRunner:
         """Wait for a window's pass. One that the CPU lane failed is run again without it, after
         `before_again`, which has to undo what was issued behind it, and is given its report."""
         report = self._heard(pending)
-        lane = self.passes.lane
-        if report.lane is None or lane is None or lane.close_pass(report.lane):
+        if not self.failed(report):
             return pending.output, report
-        self.passes.memory.close_pass(report.log)  # what it put into slots is right, what it computed is not
         before_again(report)
         return self.land_window(self.issue_window(pending.count, pending.start))
+
+    def failed(self, report: WindowReport) -> bool:
+        """Whether the CPU lane did not answer a pass, which is closed then: it has to be run again."""
+        lane = self.passes.lane
+        if report.lane is None or lane is None or lane.close_pass(report.lane):
+            return False
+        self.passes.memory.close_pass(report.log)  # what it put into slots is right, what it computed is not
+        return True
 
     def drop_window(self, pending: PendingWindow) -> None:
         """Wait for a window's pass that nobody wants, of which no policy is told."""
@@ -222,14 +222,6 @@ class DeviceRunner:
         assert place == (pending.start, pending.count), f"a pass ran at {place}, not at {pending.start}"
         return report
 
-    def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
-        logits, experts = self.issue.stream(tokens, start)
-        counts = self._counts(experts)
-        self.passes.memory.note_use(counts > 0)
-        self.passes.scheduler.notify(PassRouted(counts > 0, counts))
-        self._record(experts)
-        return logits
-
     # -- what the host is told
 
     def tell_draft(self, token: int, said: DraftReport, *, last: bool) -> None:
@@ -241,14 +233,22 @@ class DeviceRunner:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
         self.passes.memory.count_waiting(report.waited_s)
-        counts = self._counts(report.experts) if phase == "prefill" else None
+        counts = self.counts(report.experts) if phase == "prefill" else None
         self.passes.scheduler.notify(PassRouted(found.demanded, counts))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)
         if wanted:
             self._record(report.experts)
 
-    def _counts(self, experts: NDArray[np.int32]) -> NDArray[np.int64]:
+    def take_over_stream(self, experts: NDArray[np.int32]) -> None:
+        """The same of a pass past which experts were streamed. experts: int (L, T, K), what routers chose."""
+        counts = self.counts(experts)
+        self.passes.memory.note_use(counts > 0)
+        self.passes.scheduler.notify(PassRouted(counts > 0, counts))
+        self._record(experts)
+
+    def counts(self, experts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """(L, E): how many tokens chose each expert. experts: (L, T, K)."""
         return tokens_of(experts.swapaxes(0, 1), self.passes.memory.store.num_experts)
 
     def _record(self, experts: NDArray[np.int32]) -> None:

@@ -1,34 +1,45 @@
-"""How many tokens of a prompt the GPU takes in its next pass, and so how their experts come. Of a window each
-layer brings those that it asks for, over the link and with the CPU's lane; past a longer pass all that are
-missing are streamed, over the link alone. Learns what either takes. Runs nothing.
+"""How many tokens of a prompt the GPU takes in its next pass, and how their experts come. In a window, and in
+a longer pass that asks, each layer brings those that its tokens chose, over the link and with the CPU's lane;
+past a pass that streams, all come that are missing, over the link alone and ahead of need. Learns what either
+takes. Runs nothing.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
 
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK
 from localmoe.model.pass_kinds import WINDOW_BUCKETS
 
 WINDOW = WINDOW_BUCKETS[-1]  # tokens
-# tokens, and more than a template puts before an answer, which the last window has at least: recurrent layers
+MOST_ASKED = DEVICE_PREFILL_CHUNK  # tokens of a pass that asks
+# tokens, and more than a template puts before an answer, which the last pass has at least: recurrent layers
 # can go back to where that begins
 BEFORE_THE_END = 32
-_LEAST = 24  # tokens of a window that tells what a full one takes
+_LEAST = 24  # tokens of a window that tells anything
 _TELLING = 1024  # tokens of a streamed pass that takes as long as the link
 _KEPT = 5  # passes of either kind
-_BETTER = 0.9  # of a stream's time, which windows have to take at most: what either takes scatters
-_TRIED = 2 * WINDOW  # tokens that go through as windows while nobody knows what one takes
+_BETTER = 0.9  # of a stream's time, which asking has to take at most: what either takes scatters
+_ONCE_MORE = 1.5  # times a stream's time, after which asking is tried again that was tried once
 
 
 class PromptWays:
     """Of one model and budget."""
 
-    def __init__(self, *, helped: bool) -> None:
-        """helped: by a CPU lane. Without one nothing is tried: a window's experts come over the link, too."""
-        self._helped = helped
-        self._windows: deque[float] = deque(maxlen=_KEPT)  # seconds of a full one
+    def __init__(self, *, helped: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
+        """
+        Args:
+            helped: by a CPU lane, which is worth a try. Without one short prompts have to show first what
+                they take.
+            copy_s: of an expert over the link, as measured.
+            most: tokens of a pass that asks.
+        """
+        self._helped, self._copy_s = helped, copy_s
+        self.most = most
+        # seconds, less what the number of tokens makes of it, by the power of two of windows that they are
+        self._asked: dict[int, deque[float]] = {}
         self._streams: deque[float] = deque(maxlen=_KEPT)  # seconds for each expert that was missing
 
     def rows(self, left: int, longest: int, missing: int) -> int:
@@ -39,41 +50,64 @@ class PromptWays:
             longest: pass that there is memory for.
             missing: experts of all layers that are in no slot.
         """
-        if left <= WINDOW:
-            return left
-        if not missing or not self._windows_win(left, missing):
+        if left <= self.most or not missing:
             return min(left, longest)
-        return next(_windows(left))
+        whole, rest = divmod(left, self.most)
+        each, last, streamed = (
+            self._asked_s(self.most),
+            self._asked_s(max(rest, 1)),
+            self._streamed_s(missing),
+        )
+        if each is None or last is None or streamed is None:
+            return min(left, longest)
+        if whole * each + last >= _BETTER * streamed * -(-left // longest):
+            return min(left, longest)
+        return min(self.most, left - BEFORE_THE_END)
 
-    def _windows_win(self, left: int, missing: int) -> bool:
-        if not self._windows or not self._streams:
-            return self._helped and left <= _TRIED
-        windows_s = statistics.median(self._windows) * sum(map(_share, _windows(left)))
-        return windows_s < _BETTER * statistics.median(self._streams) * missing
+    def asks(self, tokens: int, missing: int) -> bool:
+        """Whether a pass of so many tokens, more than a window's, asks for its experts."""
+        if tokens > self.most or not missing:
+            return False
+        asked, streamed = self._asked_s(tokens), self._streamed_s(missing)
+        if asked is None or streamed is None:
+            return self._helped
+        tried_once = len(self._asked.get(_octave(tokens), ())) == 1
+        return asked < (_ONCE_MORE if tried_once else _BETTER) * streamed
 
-    def note(self, tokens: int, missing: int, seconds: float) -> None:
-        """A pass of a prompt took so long, of which capturing it is left out. missing: before it."""
-        if tokens > WINDOW:
-            if missing and tokens <= _TELLING:
-                self._streams.append(seconds / missing)
-        elif tokens >= _LEAST:
-            self._windows.append(seconds / _share(tokens))
+    def _asked_s(self, tokens: int) -> float | None:
+        """As passes of about that length showed, or of the nearest one."""
+        if not self._asked:
+            return None
+        octave = _octave(tokens)
+        nearest = min(self._asked, key=lambda known: (abs(known - octave), known))
+        return statistics.median(self._asked[nearest]) * _share(tokens)
+
+    def _streamed_s(self, missing: int) -> float | None:
+        one = statistics.median(self._streams) if self._streams else self._copy_s
+        return None if one is None else one * missing
+
+    def note_asked(self, tokens: int, seconds: float) -> None:
+        """A pass of a prompt asked for its experts, or was a window, and took so long, of which capturing it
+        is left out."""
+        if tokens >= _LEAST:
+            of_octave = self._asked.setdefault(_octave(tokens), deque(maxlen=_KEPT))
+            of_octave.append(seconds / _share(tokens))
+
+    def note_streamed(self, tokens: int, missing: int, seconds: float) -> None:
+        """A pass streamed all that was missing before it."""
+        if missing and tokens <= _TELLING:
+            self._streams.append(seconds / missing)
 
     def forget(self) -> None:
         """The budget is another one."""
-        self._windows.clear()
+        self._asked.clear()
         self._streams.clear()
 
 
-def _windows(left: int) -> Iterator[int]:
-    """Tokens of each."""
-    while left > WINDOW:
-        rows = min(WINDOW, left - BEFORE_THE_END)
-        left -= rows
-        yield rows
-    yield left
+def _octave(tokens: int) -> int:
+    return max(0, math.ceil(math.log2(tokens / WINDOW)))
 
 
-def _share(rows: int) -> float:
-    """Of a full window's time: tokens choose the same experts, the more often the more there are."""
-    return float((rows / WINDOW) ** 0.5)
+def _share(tokens: int) -> float:
+    """What more tokens make of the time: they choose the same experts, the more often the more there are."""
+    return float((tokens / WINDOW) ** 0.5)

@@ -26,14 +26,16 @@ class DraftReport:
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """What a window's pass tells the host.
+    """What a window's pass tells the host, or a prompt's that asks as one does.
 
     Attributes:
         log: int (L, E), how each expert was found, see kernels.residency.
         experts: int (L, T, K), what the routers chose.
-        choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers.
-        tokens: the tokens after the first, as the pass read them.
-        start: position of the first token, and live: tokens, that the pass was about; both as it read them.
+        choices: the token that is chosen after each one, NO_CHOICE where the logits are no numbers; none of a
+            prompt.
+        tokens: the tokens after the first, as the pass read them; none of a prompt.
+        start: position of the first token, and live: tokens, that the pass was about; both as a window read
+            them.
         lane: what became of the CPU lane's jobs; None of a pass without it.
         waited_s: for experts that were not in VRAM, see kernels.gpu.waiting.
     """
@@ -75,6 +77,25 @@ def read_window(
         tokens[1:count].tolist(),
         start,
         live,
+        LaneBlock.read(lane) if lane.size else None,
+        float(waited_ns.sum(dtype=np.int64)) / 1e9,
+    )
+
+
+def read_prompt(
+    report: NDArray[np.int32], shape: tuple[int, int, int], start: int, count: int
+) -> WindowReport:
+    """From the numbers of a prompt's pass of `count` tokens, from `start` on. shape: L, E and K."""
+    layers, experts, top_k = shape
+    sizes = [layers * experts, layers, layers * count * top_k]
+    log, waited_ns, routed, lane = np.split(report, np.cumsum(sizes))
+    return WindowReport(
+        log.reshape(layers, experts),
+        routed.reshape(layers, count, top_k),
+        [],
+        [],
+        start,
+        count,
         LaneBlock.read(lane) if lane.size else None,
         float(waited_ns.sum(dtype=np.int64)) / 1e9,
     )

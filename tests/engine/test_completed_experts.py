@@ -23,6 +23,7 @@ from localmoe.kernels.rests import COPIED, PLANNED
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.expert_module import expert_biases
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 TOKENS, LAYERS = [5, 17, 5], 2
@@ -30,17 +31,17 @@ RATES = LaneRates(0.0, 1.0, 0.5, 0.7)  # of one or two that are missing one is s
 
 
 @contextmanager
-def with_lane(parts: EngineParts) -> Iterator[DeviceLane]:
+def with_lane(parts: EngineParts, tokens: int = 72) -> Iterator[DeviceLane]:
     """A CPU lane for the passes, as a load on a GPU makes it."""
     runner, store = parts.runner, parts.store
     assert isinstance(runner, DeviceRunner)
     skeleton, device = parts.prepared.skeleton, torch.device("cpu")
     activation = detect_activation(skeleton.experts[0].module)
     assert activation is not None
+    biases = [expert_biases(experts.module) for experts in skeleton.experts]
     threads = CpuLane(
-        store, activation, [(None, None)] * LAYERS, tokens=72, top_k=skeleton.experts_per_token, threads=2,
-        pinned=False,
-    )  # fmt: skip
+        store, activation, biases, tokens=tokens, top_k=skeleton.experts_per_token, threads=2, pinned=False
+    )
     lane = DeviceLane(threads, lane_block(threads.mailbox, skeleton, store, device), RATES, link=True)
     runner.passes.lane, runner.passes.rests = lane, RestCopies(device)
     try:

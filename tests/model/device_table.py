@@ -189,6 +189,16 @@ class TablePasses:
 
     prefill_chunk = 1024
 
+    def ask(self, tokens: Sequence[int], start: int) -> tuple[Tensor, WindowReport]:
+        self._issue("ask")
+        self.by_draft.difference_update(range(start, start + len(tokens)))
+        seen = [self._append(start + i, token) for i, token in enumerate(tokens)]
+        experts = np.stack([routed(token, start + i) for i, token in enumerate(tokens)], axis=1)
+        log, _ = self.rig.play(experts.tolist(), len(tokens))
+        self._issued()
+        report = WindowReport(log, experts, [], [], start, len(tokens))
+        return self.table.target(seen[-1]).log()[None], report
+
     def stream(self, tokens: Sequence[int], start: int) -> tuple[Tensor, NDArray[np.int32]]:
         self._issue("stream")
         stream = PrefillStream(self.rig.memory)

@@ -72,7 +72,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Prompts:
 def test_only_a_pass_that_is_longer_than_usual_is_lent_slots(made: Prompts) -> None:
     row = made.state.row_bytes
     for count, least in ((5, 0), (8, 0), (9, 9 * row), (20, 20 * row)):
-        logits, experts = made.prompts.run(list(range(count)), 40)
+        logits, experts = made.prompts.stream(list(range(count)), 40)
         assert float(logits) == 39 + count and experts.shape == (LAYERS, count, TOP_K)
         assert experts[1, :, 1].tolist() == [(token + 1) % EXPERTS for token in range(count)]
         assert least <= made.lent[-1] <= least + 2 * made.rig.slots.slot_bytes * (least > 0)
@@ -91,13 +91,13 @@ def test_a_pass_that_fails_gives_back_its_slots_once_it_is_read_no_more(
     made.rig.transfers.wait_for_compute = lambda: waited.append(True)  # type: ignore[method-assign]
     made.fails_in = fails_in
     with pytest.raises(KeyboardInterrupt):
-        made.prompts.run(list(range(count)), 0)
+        made.prompts.stream(list(range(count)), 0)
     assert waited and made.state.stream is None and made.has_all_slots()
 
 
 def test_a_pass_that_cannot_begin_gives_back_its_slots(made: Prompts) -> None:
     with pytest.raises((RuntimeError, ValueError)):
-        made.prompts.run([2**70] * 20, 0)  # no token has such a number
+        made.prompts.stream([2**70] * 20, 0)  # no token has such a number
     assert made.state.stream is None and made.has_all_slots()
 
 

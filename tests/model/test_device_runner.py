@@ -246,17 +246,17 @@ def test_a_long_prompt_is_streamed_and_an_interrupted_one_leaves_all_slots(slots
     rig.experts.check()
 
 
-def test_a_prompt_is_some_windows_where_those_are_faster_and_says_the_same() -> None:
+def test_a_prompts_pass_asks_where_that_is_faster_and_says_the_same() -> None:
     table = Table(seed=3)
-    prompt = [i % 4 for i in range(2 * WINDOW + 5)]
-    for stream_s, first in ((9.0, ["window"] * 3), (0.0, ["stream", "window"])):
+    prompt = [i % 4 for i in range(WINDOW + 25)]
+    for stream_s, first in ((9.0, "ask"), (0.0, "stream")):
         rig = Rig(table, 4)
-        rig.runner._ways.note(WINDOW, rig.experts.memory.missing, 1.0)
-        rig.runner._ways.note(WINDOW + 1, rig.experts.memory.missing, stream_s)
+        rig.runner._prompt.ways.note_asked(WINDOW, 1.0)
+        rig.runner._prompt.ways.note_streamed(WINDOW + 1, rig.experts.memory.missing, stream_s)
         assert [token for step in rig.loop(0).run(prompt, 6) for token in step.tokens] == table.greedy(
             prompt, 6
         )
-        assert rig.passes.issued[: len(first)] == first
+        assert rig.passes.issued[:2] == [first, "window"]
         rig.experts.check()
         told = [event.counts for event in rig.events if isinstance(event, PassRouted)]
         counts = np.zeros((LAYERS, EXPERTS), dtype=np.int64)
@@ -264,6 +264,22 @@ def test_a_prompt_is_some_windows_where_those_are_faster_and_says_the_same() -> 
             np.add.at(counts, (np.arange(LAYERS)[:, None], routed(token, position)), 1)
         of_prompt = sum(one for one in told if one is not None)
         assert np.array_equal(of_prompt, counts), "policies hear what the whole prompt asked for"
+
+
+def test_a_prompt_that_asked_and_was_interrupted_leaves_no_slot_that_nobody_knows() -> None:
+    table = Table(seed=3)
+    rig = Rig(table, 4)
+    rig.runner._prompt.ways.asks = lambda tokens, missing: True  # type: ignore[method-assign]
+    prompt = [i % 4 for i in range(WINDOW + 5)]
+    rig.passes.break_at, rig.passes.broken_late = 1, True
+    with pytest.raises(KeyboardInterrupt):
+        list(rig.loop(0).run(prompt, 4))
+    rig.experts.check()
+    assert rig.cache.length == 0
+    rig.passes.break_at = None
+    assert [token for step in rig.loop(2).run(prompt, 6) for token in step.tokens] == table.greedy(prompt, 6)
+    assert rig.passes.issued[:2] == ["ask", "ask"]
+    rig.experts.check()
 
 
 def test_a_short_prompt_runs_as_a_window_and_logits_are_float32_rows() -> None:

@@ -11,7 +11,9 @@ JOBS, BUSY_TICKS, DONE_BYTES, AHEAD_BYTES = (_LINE * 6 + i for i in range(4))  #
 # the columns that the job takes of that expert
 FETCHED, AHEAD_FIRST, AHEAD_BLOCKS, AHEAD_COLUMNS = _LINE * 7, _LINE * 5 + 3, _LINE * 5 + 4, _LINE * 5 + 5
 THREADS = _LINE * 5 + 6  # that draw blocks of the job
-CONTROL_WORDS = _LINE * 8
+TASKS_X = _LINE * 5 + 7  # blocks of its rows that are converted first; of those, so many are done:
+CONVERTED = _LINE * 8
+CONTROL_WORDS = _LINE * 9
 
 # places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:
 # addresses of words (N, K), of float32 (N,) or 0, of float32 (T, K) and (T, N), T being the mailbox's; N; K;
@@ -36,6 +38,7 @@ ATTEND = -2
 ATTEND_POSITIONS = 128  # of the cache in a block
 ATTEND_ROWS = 128  # most of a job
 
+X_ROWS = 4  # rows of activations of a block; of fewer than two such blocks one thread converts all
 GATE_UP_ROWS = 8  # inner columns of a block: small ones end together on all threads
 DOWN_ROWS = 16
 DENSE_BLOCK = 16  # rows of its matrix

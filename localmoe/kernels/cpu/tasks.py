@@ -12,6 +12,7 @@ from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
 from localmoe.kernels.cpu.bf12_products import down_bf12, gate_up_bf12
 from localmoe.kernels.cpu.control import (
+    CONVERTED,
     DENSE_BIAS,
     DENSE_BLOCK,
     DENSE_COLUMNS,
@@ -23,6 +24,7 @@ from localmoe.kernels.cpu.control import (
     DOWN_ROWS,
     GATE_UP_ROWS,
     STOP,
+    TASKS_X,
     THREADS,
     WIDER,
     WIDER_CODES,
@@ -78,6 +80,10 @@ def gate_up_task(
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
     columned: Any, rowed: Any, coded: Any, packed: Any,
 ) -> None:  # fmt: skip
+    while load(base + 8 * CONVERTED) < load(base + 8 * TASKS_X):
+        if load(base + 8 * STOP) != 0:
+            return
+        pause()
     i = _entry_of(starts[0], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], x.shape[1]

@@ -1,9 +1,10 @@
 """A thread of the CPU lane: waits for jobs in a mailbox and computes its share of them, outside Python's
 lock. Chooses no experts.
 
-A job's experts are cut into blocks of gate_up, then blocks of down; threads draw blocks from one counter. The
-counter carries the job's number, so a thread that comes late finds nothing to draw; a block of down waits for
-its expert's gate_up. The thread that ends the last block answers.
+A job's experts are cut into blocks of gate_up, then blocks of down, behind blocks of its rows where these
+have to be converted; threads draw blocks from one counter. The counter carries the job's number, so a thread
+that comes late finds nothing to draw; a block of gate_up waits for the rows, and one of down for its expert's
+gate_up. The thread that ends the last block answers.
 
 Between two jobs threads fetch ahead what the mailbox says is likely to come, each the blocks that it will
 compute itself (fetch_ahead). These are claimed one by one, so that none waits for a thread that is held up.
@@ -32,7 +33,7 @@ from localmoe.kernels.cpu.atoms import (
     ticks,
 )
 from localmoe.kernels.cpu.attention import attend_task
-from localmoe.kernels.cpu.blocks import prepare
+from localmoe.kernels.cpu.blocks import convert_task, prepare
 from localmoe.kernels.cpu.control import (
     AHEAD_BLOCKS,
     AHEAD_BYTES,
@@ -49,6 +50,7 @@ from localmoe.kernels.cpu.control import (
     STOP,
     TASKS_A,
     TASKS_B,
+    TASKS_X,
     TICKET,
 )
 from localmoe.kernels.cpu.fetch_ahead import claim, fetch_ahead
@@ -111,10 +113,14 @@ def _job(
             if columns > 0:
                 add(base + 8 * AHEAD_BYTES, weight_bytes(columns * shape[3] * x.shape[1], coded, packed))
             continue
-        drawn = ticket & _DRAWN
+        drawn = (ticket & _DRAWN) - control[TASKS_X]
         if drawn >= control[TASKS_A] + control[TASKS_B]:
             return
         if not swap_if(base + 8 * TICKET, ticket, ticket + 1):
+            continue
+        if drawn < 0:
+            task = drawn + control[TASKS_X]
+            convert_task(task, job, base, head, entries, words, x, ready, coded, packed)
             continue
         if drawn < control[TASKS_A]:
             # what was fetched ahead comes last: its threads are at it
@@ -170,9 +176,10 @@ def _entry(sources: int, *, kept: bool) -> Any:
             records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down
                 (0: none).
             sizes: int64 (L,): inner size I of each layer.
-            x, inner: (T, H), (P, I), of products.activations_kind. rows: int32 (P,). starts: int64
-                (2, A + 1).
-            ready: int64 (A,). claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
+            x, inner: (T, H), (P, I), of products.activations_kind; x is `words` itself where these are of
+                that kind, in order. rows: int32 (P,). starts: int64 (2, A + 1).
+            ready: int64 (A + T,): blocks of gate_up of each expert that are done; the last job that computes
+                with each row. claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
             scratch: float32 (threads, 4, n).
             dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
                 neither such a job comes nor a product with float32 weights.
@@ -193,8 +200,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
             if job > last:
                 _job(
                     me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                    x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed, dense,
-                    attend, factors, steps, like, control,
+                    x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed,
+                    dense, attend, factors, steps, like, control,
                 )  # fmt: skip
                 last = job
                 quiet = ticks()

@@ -1,6 +1,7 @@
-"""Group a decode window's (token, expert) pairs by expert on the device, look each expert up in the residency
-table, and find a place for what is missing. One program a layer; no host takes part. Decides no prefetch: the
-scores that pick a victim are the policy's. Keeps the table up to date with what it gives away.
+"""Group a pass's (token, expert) pairs by expert on the device, look each expert up in the residency table,
+and find a place for what is missing. One program a layer, and some to sort many pairs; no host takes part.
+Decides no prefetch: the scores that pick a victim are the policy's. Keeps the table up to date with what it
+gives away.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from localmoe.kernels.gpu.copy_ahead import begin_layer
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.lane_shares import shares_of_cpu
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.pair_order import COMPARED, chosen_by, places_of, sort_pairs
 from localmoe.kernels.gpu.rest_jobs import may_complete, plan_rest, rests_under_way
 from localmoe.kernels.gpu.waiting import foresee
 from localmoe.kernels.lanes import LaneView
@@ -24,7 +26,7 @@ from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.rests import RestView
 from localmoe.kernels.stage import StageView
 
-_COMPARED = 64  # numbers that a thread compares at a time
+_SORTED_ALONE = 1024  # pairs that the one program sorts itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ def group_pairs(
     residency: ResidencyView,
     lane: LaneView | None = None,
     stage: StageView | None = None,
+    most_tokens: int = 0,
 ) -> Groups:
-    """Group the choices of a window's router.
+    """Group the choices of a router.
 
     Args:
         index: int64 (T, K), chosen experts; an index outside the experts means "none".
@@ -76,12 +79,16 @@ def group_pairs(
             job into its mailbox (`post` makes the job known). With `rest`, an expert that is split may get a
             slot as well, and the copying of its rest is left as a job (`copy_rest` does it).
         stage: of this layer; what is copied into it ends here.
+        most_tokens: T of the longest pass that the same compiled code is to serve; 0: this one's.
     """
     tokens, top_k = index.shape
     num_experts = residency.address.shape[0]
     num_pairs = tokens * top_k
     groups = _empty(num_pairs, min(num_experts, num_pairs), index, residency, lane, stage)
-    padded_pairs = max(16, triton.next_power_of_2(num_pairs))
+    padded_pairs = max(16, triton.next_power_of_2(max(tokens, most_tokens) * top_k))
+    sorts = padded_pairs <= _SORTED_ALONE
+    if not sorts:
+        sort_pairs(index, live, groups.pairs, num_experts)
     padded_experts = triton.next_power_of_2(num_experts + 1)
     warps = 4 if padded_pairs <= 256 else 16
     launch(
@@ -97,14 +104,14 @@ def group_pairs(
         LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
         P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
-        **after_previous(index.device), num_warps=warps,
+        SORTS=sorts, **after_previous(index.device), num_warps=warps,
     )  # fmt: skip
     return groups
 
 
 def _chunk(padded: int, warps: int) -> int:
     """Of so many numbers those that all are compared with at a time."""
-    return max(1, min(_COMPARED, padded, _COMPARED * 32 * warps // padded))
+    return max(1, min(COMPARED, padded, COMPARED * 32 * warps // padded))
 
 
 def _empty(
@@ -141,26 +148,6 @@ def _rest_arguments(rest: RestView | None) -> tuple[object, ...]:
     return (rest.words, rest.job, rest.quantum_words, rest.record_words)
 
 
-@triton.jit
-def _places(chosen, num_pairs, keys, P_PAD: tl.constexpr, CHUNK: tl.constexpr):
-    """Where each pair is in the order by expert, then by token. chosen: (P_PAD,), E from `num_pairs` on, so
-    that these are behind all others. keys: int32 (num_pairs,), scratch. All are compared with all: sorting
-    takes seconds to compile.
-    """
-    p = tl.arange(0, P_PAD)
-    key = chosen * P_PAD + p
-    tl.store(keys + p, key, mask=p < num_pairs)
-    tl.debug_barrier()
-    place = tl.maximum(p - num_pairs, 0)
-    for begin in range(0, num_pairs, CHUNK):
-        q = begin + tl.arange(0, CHUNK)
-        other = tl.load(keys + q, mask=q < num_pairs, other=1 << 30)
-        # summed within each thread
-        place += tl.sum((other[:, None] < key[None, :]).to(tl.int32), 0)
-    tl.debug_barrier()
-    return place
-
-
 # what a simulation routes lies in another tensor, with rows further apart
 @triton.jit(
     do_not_specialize=[
@@ -176,15 +163,15 @@ def _group(
     stage_words, staged, stage_layer, rest_words, rest_job, quantum_words, record_words,
     LAYER_SHIFT: tl.constexpr, R_PAD: tl.constexpr, K: tl.constexpr, E: tl.constexpr, P_PAD: tl.constexpr,
     E_PAD: tl.constexpr, P_CHUNK: tl.constexpr, E_CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    SORTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """SORTS: the pairs, which are sorted already otherwise."""
     wait_for_previous(DEPENDENT, SMALL=True)
     p = tl.arange(0, P_PAD)
     num_pairs = tl.minimum(tl.load(live), tokens).to(tl.int32) * K
-    at = index + (p // K) * index_stride + (p % K) * index_stride_k
-    chosen = tl.load(at, mask=p < num_pairs, other=E).to(tl.int32)
-    chosen = tl.where((chosen >= 0) & (chosen < E), chosen, E)
-    tl.store(pairs + _places(chosen, num_pairs, pairs, P_PAD, P_CHUNK), p, mask=p < tokens * K)
+    chosen = chosen_by(index, index_stride, index_stride_k, p, num_pairs, K, E)
+    if SORTS:
+        tl.store(pairs + places_of(chosen, num_pairs, pairs, P_PAD, P_CHUNK), p, mask=p < tokens * K)
     count = tl.histogram(chosen, E_PAD)
     begin = tl.cumsum(count, 0) - count
 
@@ -255,17 +242,16 @@ def _group(
     score = tl.load(scores + e, mask=exists, other=float("inf"))
     score = tl.where(replaceable, score, float("inf"))
     order = tl.cumsum(homeless.to(tl.int32), 0) - 1
+    rooms = tl.minimum(tl.sum(homeless.to(tl.int32), 0), tl.sum((score < float("inf")).to(tl.int32), 0))
     i = 0
-    while i < tl.sum(homeless.to(tl.int32), 0):
-        worst = tl.min(score, 0)
-        if worst < float("inf"):
-            victim = tl.argmin(score, 0)
-            slot = tl.sum(tl.where(e == victim, address, 0), 0)
-            mine = homeless & (order == i)
-            landing = tl.where(mine, slot, landing)
-            kind = tl.where(mine, 5 | (victim << 8), kind)
-            score = tl.where(e == victim, float("inf"), score)
-            evicted = evicted | (e == victim)
+    while i < rooms:
+        victim = tl.argmin(score, 0)
+        slot = tl.sum(tl.where(e == victim, address, 0), 0)
+        mine = homeless & (order == i)
+        landing = tl.where(mine, slot, landing)
+        kind = tl.where(mine, 5 | (victim << 8), kind)
+        score = tl.where(e == victim, float("inf"), score)
+        evicted = evicted | (e == victim)
         i += 1
     tl.store(log + e, kind, mask=exists)
     if rest_words is not None:

@@ -25,16 +25,15 @@ def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int
         x, x.stride(0), groups.pairs, live, lane.count, lane.words,
         lane.box + layout.posted, lane.box + layout.head, lane.box + layout.pairs, lane.box + layout.x,
         lane.layer, tokens,
-        K=top_k, H=hidden, BH=triton.next_power_of_2(hidden),
-        P_PAD=triton.next_power_of_2(layout.tokens * top_k), **after_previous(x.device), num_warps=8,
+        K=top_k, K_PAD=triton.next_power_of_2(top_k), H=hidden, BH=triton.next_power_of_2(hidden),
+        **after_previous(x.device), num_warps=8,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["layer", "tokens"])
 def _post(
     x, x_stride, pairs, live, count, words, flag, head, pairs_out, x_out, layer, tokens,
-    K: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, P_PAD: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    K: tl.constexpr, K_PAD: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
     jobs = tl.load(count)
@@ -46,24 +45,36 @@ def _post(
             row = tl.load(x + token * x_stride + h, mask=h < H, other=0.0)
             target = x_out.to(tl.int64).to(tl.pointer_type(x.dtype.element_ty))
             tl.store(target + token.to(tl.int64) * H + h, row, mask=h < H)
+            k = tl.arange(0, K_PAD)  # of the sorted pairs, as many as a token has
+            some = tl.load(pairs + token * K + k, mask=k < K, other=0)
+            tl.store(pairs_out.to(tl.int64).to(tl.pointer_type(tl.int32)) + token * K + k, some, mask=k < K)
         if token == 0:
-            p = tl.arange(0, P_PAD)
-            mine = p < rows * K
-            tl.store(
-                pairs_out.to(tl.int64).to(tl.pointer_type(tl.int32)) + p,
-                tl.load(pairs + p, mask=mine, other=0),
-                mask=mine,
-            )
             at = head.to(tl.int64).to(tl.pointer_type(tl.int32))
             tl.store(at, layer)
             tl.store(at + 1, jobs)
             tl.store(at + 2, rows)
-            tl.store(at + 3, rows * K)
         tl.debug_barrier()
         # the atomic orders all that was written before it, also as the host sees it
         if tl.atomic_add(words + 3, 1, sem="acq_rel", scope="sys") == tokens - 1:
             tl.store(words + 3, tl.zeros([], tl.int64))
             tl.store(flag.to(tl.int64).to(tl.pointer_type(tl.int64)), tl.load(words))
+
+
+def wait_for_answer(lane: LaneView) -> None:
+    """Until the job at hand is answered. One program looks at the mailbox: where many do, the answer comes
+    late."""
+    answer = lane.box + lane.layout.answered
+    launch(
+        _wait_for_answer, (1,), lane.count, lane.words, answer, lane.patience,
+        **after_previous(lane.words.device), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _wait_for_answer(count, words, answer, patience, DEPENDENT: tl.constexpr):
+    wait_for_previous(DEPENDENT, SMALL=True)
+    if tl.load(count) > 0:
+        await_answer(words, answer, patience, True)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from localmoe.kernels.activations import Activation
 from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, stray_room
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.grouping import Groups
-from localmoe.kernels.gpu.lane_kernels import post_job
+from localmoe.kernels.gpu.lane_kernels import post_job, wait_for_answer
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
 from localmoe.kernels.lanes import LaneView
@@ -74,6 +74,7 @@ class Launch:
 _STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 5)
 _TALL_STRIP = Launch(TILE_ROWS, TILE_COLUMNS, 1, 3)  # of a prompt's rows, which are more bytes than the codes
 _TALL = 64  # rows
+_WAITING = 8  # tokens whose sums each wait for the CPU's answer themselves
 _STRIPS_AHEAD = 4  # that are copied ahead at a time, so that many bytes are on their way
 
 
@@ -243,13 +244,16 @@ def combine(
     """
     tokens, top_k = index.shape
     hidden = out.shape[1]
+    waits = lane is not None and tokens <= _WAITING
+    if lane is not None and not waits:
+        wait_for_answer(lane)
     result = out.new_empty(tokens, hidden, dtype=dtype)
     block = min(1024, triton.next_power_of_2(hidden))
     launch(
         combine_kernel, (tokens, triton.cdiv(hidden, block)),
         out, index, *index.stride(), weights, *weights.stride(), live, result,
         clock, *_lane_arguments(lane),
-        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block,
+        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, WAITS=waits,
         **after_previous(out.device), num_warps=4,
     )  # fmt: skip
     return result

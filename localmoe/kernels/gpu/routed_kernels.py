@@ -174,8 +174,9 @@ def combine_kernel(
     out, index, index_stride, index_stride_k, weights, weight_stride, weight_stride_k, live, result,
     clock, shares, job_count, words, answer, by_cpu, patience, I: tl.constexpr,
     K: tl.constexpr, K_PAD: tl.constexpr, E: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    WAITS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """WAITS: for the CPU's answer, which is there otherwise."""
     wait_for_previous(DEPENDENT, SMALL=True)
     token = tl.program_id(0)
     first_program = token + tl.program_id(1) == 0
@@ -189,8 +190,9 @@ def combine_kernel(
         rank = tl.sum(before.to(tl.int32), 1)
         if shares is not None:
             share = tl.load(shares + expert, mask=(expert >= 0) & (expert < E), other=0)
-            if tl.load(job_count) > 0:
-                await_answer(words, answer, patience, first_program)
+            if WAITS:
+                if tl.load(job_count) > 0:
+                    await_answer(words, answer, patience, first_program)
         if clock is not None:
             if first_program:
                 end_experts(clock)

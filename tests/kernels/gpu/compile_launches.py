@@ -375,6 +375,25 @@ def routed() -> None:
         routed_experts(x, groups_of(index, live, residency), index, shares, live, live, shape, 60)
 
 
+def asking() -> None:
+    """A prompt's pass that asks for its experts, beside the CPU and alone: in 16 bits, packed, in MXFP4."""
+    index = torch.empty(600, 8, dtype=torch.int64)
+    lane, residency, _ = lane_of(600, 128, 8)
+    group_pairs(index, lane.words[:1], residency, lane, most_tokens=1024)
+    oai = Activation("swiglu_oai", 1.702, 7.0, interleaved=True)
+    shape = ExpertShape(2048, 1408, False, Activation("silu"))
+    coded = ExpertShape(2880, 2880, True, oai, WeightForm.MXFP4)
+    for one, layout, quantum in (
+        (shape, QWEN, 64), (replace(shape, form=WeightForm.BF12), QWEN, 128), (coded, OAI, 64),
+    ):  # fmt: skip
+        x = torch.empty(600, one.hidden, dtype=torch.bfloat16)
+        lane, residency, _ = lane_of(600, 128, 8, layout, quantum)
+        for view in (lane, None):
+            groups, live = groups_of(index, lane.words[:1], residency, view), lane.words[:1]
+            weights = torch.empty(600, 8)
+            routed_experts(x, groups, index, weights, live, live, one, 128, block_rows=STREAM_ROWS, lane=view)
+
+
 def stream(
     x: Tensor, groups: Groups, index: Tensor, weights: Tensor, live: Tensor, shape: ExpertShape, experts: int,
     *biases: Tensor,
@@ -421,6 +440,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "newest": newest,
     "grouping": grouping,
     "routed": routed,
+    "asking": asking,
     "choices": choices,
 }
 

@@ -42,7 +42,7 @@ OTHERS = {
     "_best_of_chunk",
     "_choose",
 }
-LANE = {"_group", "_post", "_foretell", "_copy_ahead", "_copy_rest"}
+LANE = {"_group", "_sort", "_post", "_wait_for_answer", "_foretell", "_copy_ahead", "_copy_rest"}
 ROUTED = {"gate_up_kernel", "down_kernel", "combine_kernel"}
 ALONE = {"_best_of_chunk", "_choose"}  # they wait for all that was issued before, as kernels usually do
 
@@ -56,7 +56,7 @@ def compiled(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     cache = kept_builds(pytestconfig, "dense")
     wishes = [f"{capability}={','.join(names)}" for capability, names in WHOLE.items()]
-    wishes += [f"{capability}=prompt,grouping,routed" for capability in PROMPTS]
+    wishes += [f"{capability}=prompt,grouping,routed,asking" for capability in PROMPTS]
     done = subprocess.run(
         [sys.executable, str(HERE / "compile_launches.py"), *wishes],
         env={**kept, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)},
@@ -92,7 +92,7 @@ def test_a_window_s_division_compiles_for_many_experts(compiled: list[dict[str, 
     reports = [report for report in compiled if report["kernel"] in LANE]
     assert {report["kernel"] for report in reports} == LANE
     groups = [report["launch"]["E_PAD"] for report in reports if report["kernel"] == "_group"]
-    assert groups == [64, 64, 1024, 1024, 1024]
+    assert groups == [64, 64, 1024, 1024, 1024, 256]
     assert all(report["shared"] <= 48 * 1024 and not report["mma"] for report in reports)
     assert all(report["16_bytes"] > 0 for report in reports if report["kernel"].startswith("_copy"))
 
@@ -100,7 +100,7 @@ def test_a_window_s_division_compiles_for_many_experts(compiled: list[dict[str, 
 @pytest.mark.slow
 def test_routed_experts_compile_and_fit(compiled: list[dict[str, Any]]) -> None:
     reports = [report for report in compiled if report["kernel"] in ROUTED]
-    assert [report["kernel"] for report in reports] == 11 * [
+    assert [report["kernel"] for report in reports] == 17 * [
         "gate_up_kernel",
         "down_kernel",
         "combine_kernel",

@@ -91,10 +91,12 @@ def around(tensor: Tensor) -> Tensor:
 
 
 def check(
-    index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype = torch.int64, *, twice: bool = True
-) -> None:
+    index: list[list[int]], live: int, row: Row, live_dtype: torch.dtype = torch.int64, *,
+    twice: bool = True, most_tokens: int = 0,
+) -> None:  # fmt: skip
     view, sea = on_device(row)
-    groups = group_pairs(strided(index), torch.tensor([live], dtype=live_dtype, device=DEVICE), view)
+    rows = torch.tensor([live], dtype=live_dtype, device=DEVICE)
+    groups = group_pairs(strided(index), rows, view, most_tokens=most_tokens)
     tiles, log = plain_groups(index, live, row)
     assert tiles_of(groups) == tiles
     assert view.log.tolist() == log
@@ -139,6 +141,20 @@ def test_windows_and_models_of_real_sizes(tokens: int, top_k: int, experts: int)
     tickets = torch.randint(-1, 5, (experts,), generator=generator).tolist()
     scores = torch.rand(experts, generator=generator).tolist()
     check(index, max(1, tokens - 3), row_of(tickets, scores, 3, 2, landing=16), torch.int32, twice=False)
+
+
+@settings(max_examples=15)
+@given(cases(), st.integers(0, 999))
+def test_many_pairs_are_sorted_by_programs_of_their_own(
+    case: tuple[list[list[int]], int, Row], seed: int
+) -> None:
+    """Of passes longer than windows, and of short ones by the same code."""
+    index, live, row = case
+    check(index, live, row, twice=False, most_tokens=4096)
+    chance = torch.Generator().manual_seed(seed)
+    tokens, top_k, experts = 140 + seed % 77, len(index[0]), len(row.address)
+    many = torch.randint(-1, experts + 1, (tokens, top_k), generator=chance).tolist()
+    check(many, tokens - seed % 9, row, twice=False, most_tokens=4096)
 
 
 def test_tokens_that_are_padding_and_choices_of_no_expert_ask_for_nothing() -> None:

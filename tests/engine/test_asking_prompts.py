@@ -1,0 +1,117 @@
+"""Prompts whose passes ask for the experts that they use, in Triton's interpreter: the bits of passes past
+which all are streamed, with the CPU nearly so, and the same text behind them, also where the CPU fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine.test_completed_experts import with_lane
+from engine.test_rehearsal import PLAIN, prepared_for_kernels
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from localmoe.engine.loading import EngineParts, assemble
+from localmoe.experts.cpu_lane import CpuLane
+from localmoe.kernels.cpu import control
+from localmoe.model import device_prompt_passes
+from localmoe.model.device_runner import DeviceRunner
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+BEFORE, PROMPT, LONGEST_WINDOW = 5, 19, 8  # tokens
+TEXT = [(7 * i + i * i) % 250 for i in range(BEFORE + PROMPT)]
+
+
+@contextmanager
+def assembled(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineParts]:
+    monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
+    monkeypatch.setattr(device_prompt_passes, "WINDOW", LONGEST_WINDOW)
+    prepared = prepared_for_kernels(folder, architecture)
+    parts = assemble(prepared, PLAIN, progress=None, cancel=None)
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def read(runner: DeviceRunner, *, asks: bool) -> list[Tensor]:
+    """Logits behind a text that begins with a window, behind the longer pass that follows, and of two tokens
+    after it."""
+    runner.passes.memory.forget()
+    runner.sequence.truncate(0)
+    runner._prompt.ways.asks = lambda tokens, missing: asks  # type: ignore[method-assign]
+    first = runner.run(TEXT[:BEFORE], "prefill", last_only=True).clone()
+    runner.passes.memory.forget()  # all are missing
+    second = runner.run(TEXT[BEFORE:], "prefill", last_only=True).clone()
+    return [first, second, runner.run([3, 4], "verify", last_only=False).clone()]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss", "qwen3_next", "qwen3_moe"])
+def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with assembled(tmp_path, architecture, monkeypatch) as parts:
+        runner = parts.runner
+        assert isinstance(runner, DeviceRunner)
+        streamed = read(runner, asks=False)
+        asked = read(runner, asks=True)
+        for one, other in zip(streamed, asked, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
+def test_with_the_cpu_it_is_nearly_the_same_and_every_slot_is_whole(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with assembled(tmp_path, architecture, monkeypatch) as parts:
+        runner = parts.runner
+        assert isinstance(runner, DeviceRunner)
+        memory = runner.passes.memory
+        streamed = read(runner, asks=False)
+        with with_lane(parts, tokens=PROMPT + 3) as lane:
+            asked = read(runner, asks=True)
+            assert lane.counters().jobs > 0 and not lane.failure
+            for key in memory.resident_keys():
+                record = memory.store.record(key)
+                slot = memory.slots._arena[int(memory._slot_of[key]), : record.numel()]
+                assert torch.equal(slot, record), key
+        for one, other in zip(streamed, asked, strict=True):
+            assert (one - other).norm() < 2e-2 * one.norm()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("architecture", ["gpt_oss", "qwen3_next"])
+def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where layers keep a state or a ring, too: the pass is run again from where it began."""
+    with assembled(tmp_path, architecture, monkeypatch) as parts:
+        runner = parts.runner
+        assert isinstance(runner, DeviceRunner)
+        streamed = read(runner, asks=False)
+        with with_lane(parts, tokens=PROMPT) as lane:
+            lane.block._views = [replace(view, patience=5) for view in lane.block._views]
+            lane.lane._control[control.STOP] = 1
+            for thread in lane.lane._threads:
+                thread.join()
+            monkeypatch.setattr(CpuLane, "healthy", True)  # nobody has noticed yet
+            lane.allowed = False  # the window before
+            open_pass = runner.open_pass
+
+            def opened(*, behind: bool = False, prompt: bool = False) -> None:
+                lane.allowed = prompt
+                open_pass(behind=behind, prompt=prompt)
+
+            monkeypatch.setattr(runner, "open_pass", opened)
+            asked = read(runner, asks=True)
+            assert "did not answer" in lane.failure
+            assert not runner._prompt.ways.asks(PROMPT, 5), "what a pass takes is not known any more"
+        for one, other in zip(streamed, asked, strict=True):
+            assert torch.equal(one, other)
