@@ -286,6 +286,13 @@ def test_jobs_in_quick_succession_and_after_a_rest(monkeypatch: pytest.MonkeyPat
                 while made.lane._parked < 6:  # nobody spins for nothing
                     assert time.perf_counter() < deadline
                     time.sleep(0.005)
+                began = time.perf_counter()
+                made.lane.wake(0.02)  # nobody wakes up who was not told to
+                assert made.lane._parked == 6 and time.perf_counter() - began >= 0.02
+                made.lane.hold()
+                made.lane.wake(20)
+                assert made.lane._parked == 0
+                made.lane.rest()
         counters = made.lane.counters()
         assert counters.jobs == 300 and counters.num_bytes == 300 * 6 * 48 * 40
         assert 0 < counters.busy_s < 60 and made.lane.healthy
