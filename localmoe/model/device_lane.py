@@ -70,9 +70,14 @@ class DeviceLane:
             return LaneRates(0.0, 0.0, 0.0, 1.0)  # nothing is worth waiting for the link
         return self._at_hand.rates
 
+    @property
+    def may_be_on(self) -> bool:
+        """Whether passes take it that miss an expert."""
+        return self.allowed and not self.failure
+
     def settle(self, memory: DeviceExpertMemory) -> None:
         """Take the lane where an expert may be missing and all is well."""
-        self.on = self.allowed and not self.failure and memory.may_copy
+        self.on = self.may_be_on and memory.may_copy
 
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
         """For a window's pass that comes next, if one comes."""

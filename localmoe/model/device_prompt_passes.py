@@ -18,40 +18,57 @@ if TYPE_CHECKING:
 
 
 class PromptPasses:
-    """Of one runner."""
+    """Of one runner.
+
+    Attributes:
+        ways: what passes took with the CPU's help (True), and without.
+    """
 
     def __init__(self, runner: DeviceRunner) -> None:
         self._runner = runner
-        self.ways = self._new_ways(helped=runner.passes.lane is not None)
+        self.ways = {helped: self._new_ways(helped=helped) for helped in (False, True)}
 
     def _new_ways(self, *, helped: bool) -> PromptWays:
         passes = self._runner.passes
         # an expert of more rows than a tile has comes over the link once more for each of them
         most = STREAM_ROWS * passes.memory.store.num_experts // passes.experts_per_token
-        most = min(MOST_ASKED, most, MOST_ASKED if passes.lane is None else passes.lane.rows)
-        return PromptWays(helped=helped, copy_s=passes.memory.copy_s, most=max(most, WINDOW))
+        if helped and passes.lane is not None:
+            most = min(most, passes.lane.rows)
+        most = max(WINDOW, min(MOST_ASKED, most))
+        # alone a CPU would take long for many tokens
+        tries = helped and passes.lane is not None and passes.lane.link
+        return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most)
+
+    @property
+    def _now(self) -> PromptWays:
+        lane = self._runner.passes.lane
+        return self.ways[lane is not None and lane.may_be_on]
+
+    def forget(self) -> None:
+        """The budget is another one."""
+        for ways in self.ways.values():
+            ways.forget()
 
     def rows(self, left: int) -> int:
         """Tokens of the next pass, of `left` that are to come."""
-        return self.ways.rows(left, self._runner.issue.prefill_chunk, self._runner.passes.memory.missing)
+        return self._now.rows(left, self._runner.issue.prefill_chunk, self._runner.passes.memory.missing)
 
     def run(self, tokens: Sequence[int], start: int) -> Tensor:
         """A pass; logits of its last token, or of a window's all."""
-        count, missing = len(tokens), self._runner.passes.memory.missing
+        ways, count, missing = self._now, len(tokens), self._runner.passes.memory.missing
         captured_s, began = self._runner.capture_s, time.perf_counter()
-        if count > WINDOW and not self.ways.asks(count, missing):
+        if count > WINDOW and not ways.asks(count, missing):
             logits = self._stream(tokens, start)
-            self.ways.note_streamed(count, missing, time.perf_counter() - began)
+            ways.note_streamed(count, missing, time.perf_counter() - began)
             return logits
         if count > WINDOW:
             answered = self._ask(tokens, start)
             if answered is None:
-                self.ways = self._new_ways(helped=False)
                 return self._stream(tokens, start)
             logits = answered
         else:
             logits = self._runner.window(tokens, start, "prefill")
-        self.ways.note_asked(count, time.perf_counter() - began - (self._runner.capture_s - captured_s))
+        ways.note_asked(count, time.perf_counter() - began - (self._runner.capture_s - captured_s))
         return logits
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:

@@ -102,7 +102,7 @@ class DeviceRunner:
     def forget_graphs(self) -> None:
         """Before slots and table are replaced."""
         self.issue.forget_graphs()
-        self._prompt.ways.forget()
+        self._prompt.forget()
 
     def release(self) -> None:
         """Give back what passes keep; none can be issued any more."""

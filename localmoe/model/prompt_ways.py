@@ -26,17 +26,17 @@ _ONCE_MORE = 1.5  # times a stream's time, after which asking is tried again tha
 
 
 class PromptWays:
-    """Of one model and budget."""
+    """Of one model and budget, with the CPU's help or without."""
 
-    def __init__(self, *, helped: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
+    def __init__(self, *, tries: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
         """
         Args:
-            helped: by a CPU lane, which is worth a try. Without one short prompts have to show first what
-                they take.
+            tries: passes that ask while nobody knows what they take. Else short prompts have to show it
+                first.
             copy_s: of an expert over the link, as measured.
             most: tokens of a pass that asks.
         """
-        self._helped, self._copy_s = helped, copy_s
+        self._tries, self._copy_s = tries, copy_s
         self.most = most
         # seconds, less what the number of tokens makes of it, by the power of two of windows that they are
         self._asked: dict[int, deque[float]] = {}
@@ -70,7 +70,7 @@ class PromptWays:
             return False
         asked, streamed = self._asked_s(tokens), self._streamed_s(missing)
         if asked is None or streamed is None:
-            return self._helped
+            return self._tries
         tried_once = len(self._asked.get(_octave(tokens), ())) == 1
         return asked < (_ONCE_MORE if tried_once else _BETTER) * streamed
 

@@ -28,7 +28,8 @@ def read(runner: DeviceRunner, tokens: int, *, asks: bool, allowed: bool) -> tor
     runner.passes.memory.forget()
     runner.sequence.truncate(0)
     runner.passes.lane.allowed = allowed
-    runner._prompt.ways.asks = lambda count, missing: asks  # type: ignore[method-assign]
+    for ways in runner._prompt.ways.values():
+        ways.asks = lambda count, missing: asks  # type: ignore[method-assign]
     text = [(7 * i + i * i) % 1000 + 10 for i in range(tokens + 20)]
     parts: list[tuple[list[int], Phase]] = [
         (text[:20], "prefill"),
@@ -51,7 +52,7 @@ def test_of_every_shape_a_pass_that_asks_is_one_past_which_experts_are_streamed(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         for tokens in LENGTHS:
-            if tokens > runner._prompt.ways.most:
+            if tokens > runner._prompt.ways[True].most:
                 continue
             streamed = read(runner, tokens, asks=False, allowed=False)
             asked = read(runner, tokens, asks=True, allowed=False)

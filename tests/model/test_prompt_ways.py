@@ -37,10 +37,10 @@ def passes(
     st.integers(0, MISSING), st.integers(WINDOW, MOST_ASKED),
 )  # fmt: skip
 def test_all_of_a_prompt_is_run_in_passes_that_there_is_room_for(
-    helped: bool, copy_s: float | None, prompts: list[int], window_s: float, stream_s: float, missing: int,
+    tries: bool, copy_s: float | None, prompts: list[int], window_s: float, stream_s: float, missing: int,
     most: int,
 ) -> None:  # fmt: skip
-    ways = PromptWays(helped=helped, copy_s=copy_s, most=most)
+    ways = PromptWays(tries=tries, copy_s=copy_s, most=most)
     for tokens in prompts:
         found = passes(ways, tokens, window_s, stream_s, missing)
         assert sum(rows for rows, _ in found) == tokens
@@ -55,7 +55,7 @@ def test_all_of_a_prompt_is_run_in_passes_that_there_is_room_for(
 @pytest.mark.parametrize(("window_s", "most"), [(0.13, 1300), (0.3, 270), (0.7, 0)])
 def test_passes_ask_as_far_as_that_is_faster(window_s: float, most: int) -> None:
     """One that streams takes 0.65 s, however many tokens it is for."""
-    ways = PromptWays(helped=True)
+    ways = PromptWays(tries=True)
     passes(ways, 60, window_s, 0.65)
     ways.note_streamed(900, MISSING, 0.65)
     for tokens in range(WINDOW + 1, MOST_ASKED, 9):
@@ -68,10 +68,10 @@ def test_passes_ask_as_far_as_that_is_faster(window_s: float, most: int) -> None
 
 
 def test_what_asking_takes_is_tried_where_the_cpu_helps_and_else_not() -> None:
-    assert passes(PromptWays(helped=True), 2 * WINDOW, 0.1, 0.5) == [(2 * WINDOW, "ask")]
-    assert passes(PromptWays(helped=True), 900, 0.1, 0.5) == [(900, "ask")]
-    assert passes(PromptWays(helped=False), 2 * WINDOW, 0.1, 0.5) == [(2 * WINDOW, "stream")]
-    alone = PromptWays(helped=False)
+    assert passes(PromptWays(tries=True), 2 * WINDOW, 0.1, 0.5) == [(2 * WINDOW, "ask")]
+    assert passes(PromptWays(tries=True), 900, 0.1, 0.5) == [(900, "ask")]
+    assert passes(PromptWays(tries=False), 2 * WINDOW, 0.1, 0.5) == [(2 * WINDOW, "stream")]
+    alone = PromptWays(tries=False)
     passes(alone, 200, 0.1, 0.5)
     passes(alone, 60, 0.1, 0.5)  # a short prompt tells
     assert passes(alone, 2 * WINDOW, 0.1, 0.5) == [(2 * WINDOW, "ask")]
@@ -79,37 +79,37 @@ def test_what_asking_takes_is_tried_where_the_cpu_helps_and_else_not() -> None:
 
 def test_a_link_that_was_measured_tells_what_a_stream_takes_before_one_is_run() -> None:
     for copy_s, way in ((0.1 / MISSING, "stream"), (0.6 / MISSING, "ask")):
-        ways = PromptWays(helped=True, copy_s=copy_s)
+        ways = PromptWays(tries=True, copy_s=copy_s)
         passes(ways, 60, 0.1, 0.6)
         assert passes(ways, 200, 0.1, 0.6) == [(200, way)]
 
 
 def test_one_pass_that_happened_to_take_long_is_tried_once_more() -> None:
-    ways = PromptWays(helped=True)
+    ways = PromptWays(tries=True)
     ways.note_streamed(900, MISSING, 0.5)
     for seconds, asks in ((0.6, True), (0.25, True), (0.2, True)):
         ways.note_asked(200, seconds)
         assert ways.asks(200, MISSING) == asks
-    bad = PromptWays(helped=True)
+    bad = PromptWays(tries=True)
     bad.note_streamed(900, MISSING, 0.5)
     bad.note_asked(200, 0.6)
     bad.note_asked(200, 0.6)
     assert not bad.asks(200, MISSING) and not bad.asks(MOST_ASKED, MISSING)
-    hopeless = PromptWays(helped=True)
+    hopeless = PromptWays(tries=True)
     hopeless.note_streamed(900, MISSING, 0.5)
     hopeless.note_asked(200, 2.0)
     assert not hopeless.asks(200, MISSING)
 
 
 def test_the_fewer_are_missing_the_sooner_a_stream_is_faster() -> None:
-    ways = PromptWays(helped=True)
+    ways = PromptWays(tries=True)
     passes(ways, 60, 0.1, 0.6)
     ways.note_streamed(900, MISSING, 0.6)
     assert ways.asks(200, MISSING) and not ways.asks(200, MISSING // 4) and not ways.asks(200, 0)
 
 
 def test_another_budget_is_learnt_anew() -> None:
-    ways = PromptWays(helped=False)
+    ways = PromptWays(tries=False)
     passes(ways, 900, 0.1, 0.6)
     passes(ways, 60, 0.1, 0.6)
     assert ways.asks(200, MISSING)
@@ -118,7 +118,7 @@ def test_another_budget_is_learnt_anew() -> None:
 
 
 def test_a_long_prompt_asks_in_parts_where_those_together_are_faster_than_streams() -> None:
-    ways = PromptWays(helped=True)
+    ways = PromptWays(tries=True)
     ways.note_asked(MOST_ASKED, 0.2)
     ways.note_streamed(900, MISSING, 0.7)
     assert ways.rows(2 * MOST_ASKED + 100, LONGEST, MISSING) == MOST_ASKED
