@@ -22,7 +22,9 @@ _LEAST = 24  # tokens of a window that tells anything
 _TELLING = 1024  # tokens of a streamed pass that takes as long as the link
 _KEPT = 5  # passes of either kind
 _BETTER = 0.9  # of a stream's time, which asking has to take at most: what either takes scatters
-_ONCE_MORE = 1.5  # times a stream's time, after which asking is tried again that was tried once
+# times a stream's time, up to which asking is tried that was tried once at most: one pass may take long by
+# chance, and more tokens cost less than is expected of them once all experts are asked for
+_WORTH_A_TRY = 1.5
 
 
 class PromptWays:
@@ -31,8 +33,8 @@ class PromptWays:
     def __init__(self, *, tries: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
         """
         Args:
-            tries: passes that ask while nobody knows what they take. Else short prompts have to show it
-                first.
+            tries: passes that ask while nobody knows what such long ones take. Else shorter prompts have to
+                show first that it may pay.
             copy_s: of an expert over the link, as measured.
             most: tokens of a pass that asks.
         """
@@ -71,8 +73,9 @@ class PromptWays:
         asked, streamed = self._asked_s(tokens), self._streamed_s(missing)
         if asked is None or streamed is None:
             return self._tries
-        tried_once = len(self._asked.get(_octave(tokens), ())) == 1
-        return asked < (_ONCE_MORE if tried_once else _BETTER) * streamed
+        known = len(self._asked.get(_octave(tokens), ()))
+        is_tried = known == 1 or (self._tries and not known)
+        return asked < (_WORTH_A_TRY if is_tried else _BETTER) * streamed
 
     def _asked_s(self, tokens: int) -> float | None:
         """As passes of about that length showed, or of the nearest one."""
