@@ -258,9 +258,10 @@ class DeviceKVCache(KVCache):
         self._window.unrolled = None
 
     def keep_at(self, position: int, start: int) -> None:
-        """The pass that is issued next, from `start` on, keeps aside the state of that position, for whoever
-        goes back there."""
-        self.rings.mark(max(position, start))
+        """The pass that is issued next, from `start` on, keeps aside the state of that position, or of where
+        it begins if that is later, for whoever goes back there."""
+        position = max(position, start)
+        self.rings.mark(position)
         if self.states is not None and position > 0:
             self.states.keep_before(position - start)
             self._kept = position

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.needs import PASS_PADDING
+from localmoe.model.device_cache import DeviceKVCache
 from localmoe.model.device_runner import DeviceRunner
-from localmoe.model.prompt_ways import WINDOW
+from localmoe.model.device_window import DeviceWindow
+from localmoe.model.prompt_ways import BEFORE_THE_END, WINDOW
 from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, skeleton_from_config
 
@@ -162,3 +165,18 @@ def test_the_layers_are_recognised_and_nothing_else_is(architecture: str) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(other), "forward", lambda *given, **named: 1.01 * plain(*given, **named))
         assert not keeps_known_state(made), "it computes something else"
+
+
+def test_a_prompts_pass_shorter_than_an_ending_keeps_the_state_of_where_it_begins() -> None:
+    kept: list[int] = []
+    states = SimpleNamespace(
+        layers=[0], keep_before=kept.append, begin=lambda kind: None, go_back=lambda position: None
+    )
+    cache = DeviceKVCache(2, 512, DeviceWindow(8, torch.device("cpu")), states)  # type: ignore[arg-type]
+    cache.begin_prompt(0, 50)
+    cache.advance(50)
+    cache.begin_prompt(50, 10)
+    cache.advance(60)
+    assert kept == [50 - BEFORE_THE_END, 0]
+    assert cache.keepable(49) == 0, "nothing of before the last pass is kept"
+    assert cache.keepable(55) == 50
