@@ -32,7 +32,7 @@ _MANY_CORES = 8
 _LEAST_SHARE = 0.15  # of the link's rate, below which handing over costs more than the CPU gains
 _HANDOVER_US = 15.0  # posting and answering, both ways over PCIe
 _LINK_KERNEL = 0.92  # rate of kernels that read over the link, beside a copy's
-_JOBS = 12
+_JOBS, _LONG_JOBS = 12, 3  # long ones take a slow CPU up to a second
 _SOME, _OF_PROMPTS = 4, 32  # tokens that ask for an expert in jobs that are measured
 # bytes of a mailbox, less than what PyTorch rounds a piece of pinned memory up to
 _MOST_MAILBOX = (64 << 20) - (64 << 10)
@@ -151,21 +151,21 @@ def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -
     assert memory.copy_s is not None, "a GPU has a link"
     link = memory.copy_s * 1e6 / _LINK_KERNEL
     # memory is the limit for few tokens, of which further ones cost next to nothing, and computing for many
-    for_many = _job_us(lane, store, many, _OF_PROMPTS)
-    each = max(0.0, (for_many - for_some) / ((_OF_PROMPTS - _SOME) * many))
+    for_many = _job_us(lane, store, few, _OF_PROMPTS, _LONG_JOBS)
+    each = max(0.0, (for_many / few - for_some / many) / (_OF_PROMPTS - _SOME))
     first_of_many = max(first + (_SOME - 1) * (further - each), first / 2)
     return LaneRates(handover, first, further, link), LaneRates(handover, first_of_many, each, link)
 
 
-def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int) -> float:
+def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int, num_jobs: int = _JOBS) -> float:
     """The median of jobs, of other experts each time, so that no cache holds them."""
     pairs = [lane.layout.top_k * row for row in range(tokens)]
     x = torch.full((tokens, lane.layout.hidden), 0.5, dtype=store.dtype)
     times = []
-    for job in range(_JOBS):
+    for job in range(num_jobs):
         experts = [(num_experts * job + i) % store.num_experts for i in range(num_experts)]
         layer = job % store.num_layers
         before = lane.counters().busy_s
         lane.compute(layer, x, [(expert, pairs, store.layouts[layer].inner) for expert in experts])
         times.append((lane.counters().busy_s - before) * 1e6)
-    return sorted(times)[_JOBS // 2]
+    return sorted(times)[num_jobs // 2]

@@ -233,7 +233,7 @@ class DeviceRunner:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
         self.passes.memory.count_waiting(report.waited_s)
-        counts = self.counts(report.experts) if phase == "prefill" else None
+        counts = self._counts(report.experts) if phase == "prefill" else None
         self.passes.scheduler.notify(PassRouted(found.demanded, counts))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)
@@ -242,12 +242,12 @@ class DeviceRunner:
 
     def take_over_stream(self, experts: NDArray[np.int32]) -> None:
         """The same of a pass past which experts were streamed. experts: int (L, T, K), what routers chose."""
-        counts = self.counts(experts)
+        counts = self._counts(experts)
         self.passes.memory.note_use(counts > 0)
         self.passes.scheduler.notify(PassRouted(counts > 0, counts))
         self._record(experts)
 
-    def counts(self, experts: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _counts(self, experts: NDArray[np.int32]) -> NDArray[np.int64]:
         """(L, E): how many tokens chose each expert. experts: (L, T, K)."""
         return tokens_of(experts.swapaxes(0, 1), self.passes.memory.store.num_experts)
 
