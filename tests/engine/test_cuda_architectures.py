@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from engine.test_more_architectures import ANSWERING
-from support.engines import ask, load_with_slots, runner_of
+from support.engines import ask, device_runner_of, load_with_slots, runner_of
 from support.multimodal_models import MULTIMODAL, multimodal_model
 from support.tiny_models import STATEFUL_ARCHITECTURES, UNGATED_RECURRENT, tiny_model, write_model
 
@@ -82,7 +82,7 @@ def test_whole_passes_compute_what_transformers_computes(case: str, tmp_path: Pa
                 runner.sequence.truncate(100)
                 parts = [tokens[at : min(at + rows, 120)] for at in range(100, 120, rows)]
                 windows[rows] = torch.cat([runner.run(part, "verify", last_only=False) for part in parts])
-            assert runner.issue.all_in_kernels
+            assert device_runner_of(engine).issue.all_in_kernels
             different = [rows for rows, found in windows.items() if not torch.equal(found, windows[1])]
             assert not different, "bits of a row depend on how many ride along"
         plain = ask(engine, "Once upon a time", 40, draft_length=0).tokens

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import keep_slots, runner_of
+from support.engines import device_runner_of, keep_slots, runner_of
 from support.shapes import random_prompts, shallow
 
 from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.engine import Engine
+from localmoe.kernels.gpu.routed_experts import routed_experts
 from localmoe.model import device_experts
-from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = pytest.mark.gpu
 GIB = 1 << 30
@@ -44,8 +44,7 @@ def load(name: str, slots_gib: int = 20, *, strict: bool = True) -> Engine:
 def test_answers_wait_for_no_pass_that_was_captured_ahead_and_say_the_same(name: str, strict: bool) -> None:
     with load(name, strict=strict) as plain, load(name, strict=strict) as engine:
         keep_slots(engine, 40)  # never all experts: passes that miss none are of other kinds
-        runner = runner_of(engine)
-        assert isinstance(runner, DeviceRunner)
+        runner = device_runner_of(engine)
         for sampling in SAMPLINGS:
             captured = 0
             while engine.captures.ahead(sampling):
@@ -142,7 +141,8 @@ def test_a_capture_that_fails_says_why_and_leaves_nothing(
     """Between shared experts, which run beside, and where they are waited for."""
     out_of_memory = torch.OutOfMemoryError if ahead else BudgetError
     expected: type[BaseException] = KeyboardInterrupt if interrupted else out_of_memory
-    failed, plainly = [], device_experts.routed_experts
+    failed: list[bool] = []
+    plainly = routed_experts
 
     def failing(*given: object, **more: object) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing() and len(failed) < 3:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from engine.test_more_architectures import ANSWERING
-from support.engines import Answer, ask, budget_for_slots, runner_of
+from support.engines import Answer, ask, budget_for_slots, device_runner_of, runner_of
 from support.tiny_models import SLIDING_WINDOW, tiny_model, write_model
 from torch import Tensor
 
@@ -45,7 +45,7 @@ def on_gpu(budget: int | None = None) -> EngineConfig:
 
 def left_in_cache(engine: Engine, tokens: int, windows: dict[int, int]) -> list[Tensor]:
     """Keys and values of each layer, (1, heads, tokens, dim); in layers that see a window, of that alone."""
-    sequence = runner_of(engine).sequence
+    sequence = device_runner_of(engine).sequence
     assert sequence.length == tokens
     found = []
     for index, layer in enumerate(sequence.layers):
@@ -187,11 +187,11 @@ def test_a_chat_in_rings_has_the_answers_of_an_engine_that_keeps_all(
 def lead(chat: Chat, engine: Engine, fresh: Engine, budgets: list[int]) -> None:
     """Lead a chat with the one, and ask the other the same each time, as if there had been nothing before."""
     chance, reused = chat.chance, 0
-    layers = enumerate(runner_of(engine).sequence.layers)
+    layers = enumerate(device_runner_of(engine).sequence.layers)
     windows = {index: SLIDING_WINDOW for index, layer in layers if getattr(layer, "ring", False)}
     for _ in range(TURNS):
         chat.go_on()
-        how = {
+        how: dict[str, Any] = {
             "draft_length": chance.choice([0, 1, 4, 8, 16, "auto", "auto"]),
             "policy": chance.choice(["on-demand", "moe-speq", "sp-moe", "next-gate"]),
         }

@@ -21,6 +21,7 @@ from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.random_source import RandomSource
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import demo_folder
+from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.gptq_build import BATCH, GptqBuild, least_build_bytes
 from localmoe.model.layerwise import LayerwiseModel
 from localmoe.model.shapes import find_shape
@@ -34,6 +35,17 @@ pytestmark = pytest.mark.gpu
 GIB = 1 << 30
 NAMING = ExpertNaming("model.layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj")
 QUESTIONS = ("tell me a story about a fox", "what is 3 + 4?", "who are you?")
+
+
+def draft_words(engine: Engine) -> list[torch.Tensor]:
+    """Each layer's packed gate_up."""
+    layers = engine._loaded.passes.draft
+    assert layers is not None
+    found = []
+    for layer in layers:
+        assert isinstance(layer, LowBitExperts)
+        found.append(layer.gate_up.words)
+    return found
 
 
 def in_ram(source: RandomSource) -> tuple[Skeleton, HostStore]:
@@ -100,17 +112,17 @@ def test_a_better_draft_takes_over_while_the_engine_answers(
     with Engine.load(str(model), config) as engine:
         expected, slots = answers(engine), engine.plan.num_slots
         assert engine.info().draft == first and not engine.why_no_better_draft()
-        addresses = [layer.gate_up.words.data_ptr() for layer in engine._loaded.passes.draft or ()]
-        codes = [layer.gate_up.words.clone() for layer in engine._loaded.passes.draft or ()]
+        addresses = [words.data_ptr() for words in draft_words(engine)]
+        codes = [words.clone() for words in draft_words(engine)]
         thread = threading.Thread(target=engine.improve_draft)
         thread.start()
         while thread.is_alive():
             assert answers(engine) == expected
             thread.join(0.05)  # the build goes on in the pauses between answers
-        layers = engine._loaded.passes.draft
-        assert layers is not None and engine.info().draft == "INT4 GPTQ, group 128"
-        assert [layer.gate_up.words.data_ptr() for layer in layers] == addresses
-        assert not any(torch.equal(a, b.gate_up.words) for a, b in zip(codes, layers, strict=True))
+        words = draft_words(engine)
+        assert engine.info().draft == "INT4 GPTQ, group 128"
+        assert [each.data_ptr() for each in words] == addresses
+        assert not any(torch.equal(a, b) for a, b in zip(codes, words, strict=True))
         assert answers(engine) == expected and engine.plan.num_slots == slots
         assert torch.cuda.max_memory_reserved() <= budget
     with Engine.load(str(model), config) as engine:

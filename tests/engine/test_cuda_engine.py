@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from support.engines import ask, keep_slots, load_with_slots, runner_of
+from support.engines import ask, device_runner_of, keep_slots, load_with_slots, runner_of
 from support.shapes import random_prompts, shallow
 from support.tiny_models import ARCHITECTURES, STATEFUL_ARCHITECTURES
 
@@ -31,7 +31,7 @@ from localmoe.model.step_graphs import MAX_GRAPHS
 
 pytestmark = pytest.mark.gpu
 GIB = 1 << 30
-LENGTHS = (0, 1, 4, 8, 16, "auto")
+LENGTHS: tuple[int | Literal["auto"], ...] = (0, 1, 4, 8, 16, "auto")
 POLICIES = ("on-demand", "moe-speq")
 Tiny16 = Callable[[str], Path]
 
@@ -156,6 +156,7 @@ def test_what_steps_waited_for_is_measured(length: int) -> None:
     with load_with_slots("demo", 40, device="cuda", strict=True) as engine:
         for _ in range(2):  # the first one captures
             stats = ask(engine, "Once upon a time", 64, draft_length=length).stats
+    assert stats.hit_rate is not None and stats.stall_s is not None
     assert stats.hit_rate < 0.9 and 0 < stats.stall_s < stats.verify_s
     with Engine.load("demo", on_gpu()) as engine:
         assert engine.plan.resident_share == 1
@@ -312,7 +313,7 @@ def test_a_budget_is_kept_by_answers_of_every_kind() -> None:
                             ),
                         )  # fmt: skip
                         least_free = min(least_free, torch.cuda.mem_get_info()[0])
-        assert len(runner_of(engine).issue._graphs) == MAX_GRAPHS
+        assert len(device_runner_of(engine).issue._graphs) == MAX_GRAPHS
         assert torch.cuda.max_memory_reserved() <= gib * GIB
         assert free_before - least_free <= gib * GIB
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.test_cuda_engine import on_gpu, random_prompts, shallow, tokens_of
-from support.engines import ask, runner_of
+from engine.test_cuda_engine import on_gpu, tokens_of
+from support.engines import ask, device_runner_of
 from support.same_records import same_record
+from support.shapes import random_prompts, shallow
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
@@ -34,8 +35,8 @@ def leave_slots(engine: Engine, count: int) -> int:
 
 
 def device_runner(engine: Engine) -> DeviceRunner:
-    runner = runner_of(engine)
-    assert isinstance(runner, DeviceRunner) and runner.passes.lane is not None
+    runner = device_runner_of(engine)
+    assert runner.passes.lane is not None
     return runner
 
 
@@ -172,7 +173,7 @@ def test_an_answer_outlives_the_cpu_lane() -> None:
         strict = GenerationRequest(prompt_token_ids=request.prompt_token_ids, max_new_tokens=24, strict=True)
         wanted = tokens_of(engine, strict)
         engine.reset()
-        tokens = []
+        tokens: list[int] = []
         for i, event in enumerate(engine.stream(request)):
             tokens += event.token_ids
             if i == 5:

@@ -29,7 +29,7 @@ def read(runner: DeviceRunner, tokens: int, *, asks: bool, allowed: bool) -> tor
     runner.sequence.truncate(0)
     runner.passes.lane.allowed = allowed
     for ways in runner._prompt.ways.values():
-        ways.asks = lambda count, missing: asks  # type: ignore[method-assign]
+        ways.asks = lambda tokens, missing: asks  # type: ignore[method-assign]
     text = [(7 * i + i * i) % 1000 + 10 for i in range(tokens + 20)]
     parts: list[tuple[list[int], Phase]] = [
         (text[:20], "prefill"),

@@ -111,6 +111,7 @@ def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
             keep_slots(engine, slots)
             for seed, request in enumerate(random_prompts(engine, 3, 20)):
                 sampling = SamplingConfig(temperature=0.9, seed=seed)
+                assert request.prompt_token_ids is not None
                 one = partial(ask_ids, engine, request.prompt_token_ids, 24, sampling=sampling)
                 misses += check_rows(engine, one, ("auto", 1, 3, 5, 8, 16), chance)
         torch.cuda.empty_cache()

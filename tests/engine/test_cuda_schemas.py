@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,8 @@ def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(
 ) -> None:
     """Of a recurrent model too, which cannot go back behind a token."""
     model = model_of(name, tmp_path)
-    fixed = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True, "drafter": drafter}
+    fixed: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
+    fixed["drafter"] = drafter
     config = EngineConfig(**fixed, vram_budget_bytes=budget_for_slots(model, 12, **fixed))
     with Engine.load(model, config) as engine:
         for schema in (SCHEMA, CITY):

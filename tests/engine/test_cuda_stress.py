@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.engines import load_with_slots, runner_of
+from support.engines import device_runner_of, load_with_slots, runner_of
 
 from localmoe.core.events import Event, PrefetchRequest, RoomWanted, StepFinished, StepStarted
 from localmoe.core.types import ExpertKey
@@ -72,7 +72,7 @@ def delayed_copies(memory: DeviceExpertMemory, seed: int) -> Iterator[list[int]]
                 torch.cuda._sleep(cycles)
         return original(*args)
 
-    transfers.copy_all = copy  # type: ignore[method-assign]
+    transfers.copy_all = copy  # type: ignore[method-assign, assignment]
     yield delays
 
 
@@ -118,7 +118,7 @@ def test_no_step_computes_with_a_wrong_or_half_copied_expert(slots: int, tiny16:
     # without the CPU, which sums in another order
     config = {"device": "cuda", "dtype": "bfloat16", "context": 512, "lanes": "vram+link"}
     with load_with_slots(folder, slots, **config) as engine:
-        memory = runner_of(engine).passes.memory
+        memory = device_runner_of(engine).passes.memory
         runner_of(engine).passes.scheduler.use(ChaosPolicy(CacheShape(3, 8, 3, slots), seed=slots))
         with delayed_copies(memory, seed=slots) as delays:
             given, found = logits_of(engine, STEPS)
@@ -156,7 +156,7 @@ def test_no_prompt_computes_with_a_wrong_or_half_copied_expert(
 
     with load_with_slots(folder, slots, **config) as engine:
         monkeypatch.setattr(device_prompts, "PrefillStream", watched)
-        with delayed_copies(runner_of(engine).passes.memory, seed=slots) as delays:
+        with delayed_copies(device_runner_of(engine).passes.memory, seed=slots) as delays:
             given = after_each(engine)
     assert all(torch.equal(*pair) for pair in zip(given, expected, strict=True))
     assert len(delays) > len(prompts) and min(lent) > 0

@@ -138,7 +138,7 @@ def test_angles_that_depend_on_the_texts_length_are_those_of_the_context(
     folder = write_model(tmp_path / "phi", model)
     config = json.loads((folder / "config.json").read_text())
     del config["rope_parameters"]
-    scaling = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    scaling: dict[str, object] = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     scaling |= {"original_max_position_embeddings": 128, "short_mscale": 1.0, "long_mscale": 1.4}
     config |= {"rope_scaling": scaling, "rope_theta": 10000.0, "sliding_window": 512}
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engines import ask, keep_slots, load_with_slots
+from support.engines import ask, device_runner_of, keep_slots, load_with_slots
 from support.mxfp4_models import say_mxfp4, write_mxfp4_model
 from support.tiny_models import CONTEXT, tiny_model, write_model
 from torch import Tensor
@@ -36,7 +36,6 @@ from localmoe.experts.host_store import HostStore
 from localmoe.hardware.facts import Gpu, Hardware
 from localmoe.kernels import mxfp4_tiles
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.footprint import can_keep_mxfp4, measure_footprint
 from localmoe.model.shapes import ModelShape, find_shape
 from localmoe.model.skeleton import Skeleton, skeleton_from_config, with_records
@@ -294,8 +293,7 @@ def test_the_cpu_lane_computes_with_what_is_kept(folders: tuple[Path, Path], lan
             keep_slots(engine, 6)
             assert engine.footprint.keeps_mxfp4
             ask(engine, prompt, 60)
-            runner = engine._loaded.runner
-            assert isinstance(runner, DeviceRunner)
+            runner = device_runner_of(engine)
             lane = runner.passes.lane
             cpu_bytes.append(0 if lane is None else lane.counters().num_bytes)
             runner.sequence.truncate(0)

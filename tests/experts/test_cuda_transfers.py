@@ -29,8 +29,9 @@ def test_records_arrive_in_their_slots_before_their_tickets_do() -> None:
         made = CudaTransfers(done)
         for round_ in range(3):
             keys = [ExpertKey(slot % 2, (slot + round_) % 6) for slot in range(4)]
-            tickets = [made.copy(store.record(key), slots, slot) for slot, key in enumerate(keys)]
-            assert tickets == list(range(4 * round_ + 1, 4 * round_ + 5)) and made.issued == tickets[-1]
+            records = [store.record(key) for key in keys]
+            tickets = [made.copy_all(records[:3], slots, (0, 1, 2)), made.copy_all(records[3:], slots, (3,))]
+            assert tickets == [2 * round_ + 1, 2 * round_ + 2] and made.issued == tickets[-1]
             made.compute_waits_for_copies()
             assert int(done) == tickets[-1]
             for slot, key in enumerate(keys):
@@ -48,7 +49,7 @@ def test_any_thread_may_ask() -> None:
 
         def ask() -> None:
             try:
-                found.append(made.copy(store.record(ExpertKey(0, 1)), slots, 0))
+                found.append(made.copy_all([store.record(ExpertKey(0, 1))], slots, (0,)))
                 made.drain()
             except BaseException as error:
                 found.append(error)
@@ -70,4 +71,4 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         slots = DeviceSlots(1, LAYOUT.elements, store.dtype, device)
         made = CudaTransfers(torch.zeros(1, dtype=torch.int64, device=device))
         with pytest.raises(TransferError, match=r"The GPU did not take a copy of an expert: .* error 700"):
-            made.copy(store.record(ExpertKey(0, 0)), slots, 0)
+            made.copy_all([store.record(ExpertKey(0, 0))], slots, (0,))

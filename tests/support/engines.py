@@ -17,6 +17,7 @@ from localmoe.engine import Engine, plan_model
 from localmoe.experts.link import Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
+from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.runner import ModelRunner
 
 ROOMY = 8 << 30  # a budget in which every test model fits with all its experts
@@ -77,14 +78,23 @@ def ask(engine: Engine, prompt: str | list[Message], num_tokens: int = 16, **req
     return Answer(list(engine.stream(whole)))
 
 
-def runner_of(engine: Engine) -> ModelRunner:
+def runner_of(engine: Engine) -> ModelRunner | DeviceRunner:
     """What runs the engine's passes, which has no public name either."""
     return engine._loaded.runner
 
 
+def device_runner_of(engine: Engine) -> DeviceRunner:
+    """The same of an engine whose steps run whole on the device."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner)
+    return runner
+
+
 def memory_of(engine: Engine) -> ExpertMemory:
-    """The engine's expert memory, which has no public name."""
-    return engine._loaded.passes.memory
+    """The expert memory, which has no public name, of an engine that launches layer by layer."""
+    memory = engine._loaded.passes.memory
+    assert isinstance(memory, ExpertMemory)
+    return memory
 
 
 class WatchedLink:

@@ -70,4 +70,4 @@ def in_lockstep(memory: ExpertMemory) -> Iterator[None]:
     finally:
         steps.end()
         memory.link = steps._link
-        del memory._wait_for_any  # type: ignore[method-assign]
+        del memory._wait_for_any

@@ -28,6 +28,7 @@ from localmoe.experts.link import Link
 from localmoe.experts.slots import DeviceSlots
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_types import Machine, Prompt, Window
+from support.engines import memory_of
 from support.lockstep import in_lockstep
 
 
@@ -146,15 +147,16 @@ def record_run(
     engine.reset()
     scheduler.notify = hear_and_tell  # type: ignore[method-assign]
     engine.record_routing(recorder)  # type: ignore[arg-type]
-    link = passes.memory.link
-    timed = passes.memory.link = TimedLink(link)
+    memory = memory_of(engine)
+    link = memory.link
+    timed = memory.link = TimedLink(link)
     try:
-        with in_lockstep(passes.memory) if lockstep else nullcontext():
+        with in_lockstep(memory) if lockstep else nullcontext():
             stats = [list(engine.stream(request))[-1].stats for request in requests]
     finally:
         engine.record_routing(None)
-        del scheduler.notify  # type: ignore[method-assign]
-        passes.memory.link = link
+        del scheduler.notify
+        memory.link = link
     recorder.copy_s = timed.cycle_s() if timed.copies else 0.0
     recorder.start_s = timed.start_s(recorder.demanded_at)
     return recorder, stats
