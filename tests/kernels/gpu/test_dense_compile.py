@@ -42,7 +42,7 @@ OTHERS = {
     "_best_of_chunk",
     "_choose",
 }
-LANE = {"_group", "_sort", "_post", "_wait_for_answer", "_foretell", "_copy_ahead", "_copy_rest"}
+LANE = {"_group", "_count", "_place", "_post", "_wait_for_answer", "_foretell", "_copy_ahead", "_copy_rest"}
 ROUTED = {"gate_up_kernel", "down_kernel", "combine_kernel"}
 ALONE = {"_best_of_chunk", "_choose"}  # they wait for all that was issued before, as kernels usually do
 
