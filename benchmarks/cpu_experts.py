@@ -3,6 +3,7 @@ torch's own products, a plain read, and (with a GPU) copies to it at the same ti
 
 python benchmarks/cpu_experts.py [--shape qwen1.5-moe-a2.7b] [--form plain|mxfp4|bf12] [--threads 8 15 16]
                                  [--compute bfloat16|float32]    float32: as where no GPU is
+                                 [--no-matrix-unit]    vectors alone, where the processor has AMX
 
 Random weights, the answers are checked against float64. Prints a table.
 """
@@ -30,8 +31,8 @@ from localmoe.model.shapes import find_shape
 
 EXPERTS = 96  # records that take turns: more than any cache holds
 JOBS = (
-    (1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 4), (27, 4), (8, 8), (8, 16),
-    (4, 32), (4, 64),
+    (1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (27, 1), (8, 2), (27, 2), (8, 3), (8, 4), (27, 4), (8, 8),
+    (8, 16), (4, 32), (4, 64), (8, 32), (8, 64),
 )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=[])
     parser.add_argument("--form", choices=[form.value for form in WeightForm], default="plain")
     parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--no-matrix-unit", action="store_true")
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
     form, compute = WeightForm(args.form), getattr(torch, args.compute)
@@ -174,6 +176,8 @@ def main() -> None:
             dtype=compute,
         )  # fmt: skip
         print(f"{threads} threads, ready in {time.perf_counter() - started:.2f} s")
+        lane.use_matrix_unit(not args.no_matrix_unit)
+        print(f"matrix unit {'used' if lane.has_matrix_unit and not args.no_matrix_unit else 'not used'}")
         check(lane, store, compute)
         for num_experts, tokens in JOBS:
             rate, microseconds = lane_rate(lane, num_experts, tokens, compute)

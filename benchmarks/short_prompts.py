@@ -12,6 +12,7 @@ full of what the answers before asked for.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
+from localmoe.experts.lane_balance import LanePass
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.prompt_ways import PromptWays
 
@@ -27,7 +29,7 @@ ANSWER = 24  # tokens
 
 
 class Forced(PromptWays):
-    """All passes that are longer than a window stream, or ask as far as they can."""
+    """Passes that are longer than a window stream, or ask as far as they can."""
 
     def __init__(self, most: int, *, asks: bool) -> None:
         super().__init__(tries=asks, most=most)
@@ -35,6 +37,9 @@ class Forced(PromptWays):
 
     def rows(self, left: int, longest: int, missing: int) -> int:
         return min(left, self.most if self._asks else longest)
+
+    def guess(self, tokens: int) -> float:
+        return 0.0 if self._asks else math.inf
 
     def asks(self, tokens: int, missing: int) -> bool:
         return self._asks and tokens <= self.most
@@ -67,16 +72,21 @@ def main() -> None:
     with Engine.load_shape(args.shape, config, SyntheticSettings(routing=routing, acceptance=0.9)) as engine:
         runner = engine._loaded.runner
         assert isinstance(runner, DeviceRunner), "steps run whole on the GPU"
-        helped = runner.passes.lane is not None and not args.strict
-        chosen = runner._prompt.ways[helped]
-        ways = {
-            "streamed": Forced(chosen.most, asks=False),
-            "asked": Forced(chosen.most, asks=True),
-            "chosen": chosen,
-        }
+        passes, lane = runner._prompt, runner.passes.lane
+        chosen, most = passes.ways, min(ways.most for ways in passes.ways.values())
+        kinds: tuple[LanePass | None, ...] = (None,)
+        if lane is not None and not args.strict:
+            kinds = lane.prompt_kinds
+
+        def forced(asking: LanePass | str | None) -> dict[LanePass | None, PromptWays]:
+            return {kind: Forced(most, asks=kind is asking) for kind in chosen}
+
+        ways = {"streamed": forced("nobody")}
+        ways |= {f"asked ({'no CPU' if kind is None else kind.value})": forced(kind) for kind in kinds}
+        ways["chosen"] = chosen
 
         def measure(tokens: int, way: str) -> tuple[float, float]:
-            runner._prompt.ways[helped] = ways[way]
+            passes.ways = ways[way]
             return answer(engine, tuple(chance.integers(0, engine.footprint.vocab_size, tokens).tolist()))
 
         for tokens in WARM_UP:

@@ -12,6 +12,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.rest_block import RestBlock
@@ -32,7 +33,8 @@ _MANY_CORES = 8
 _LEAST_SHARE = 0.15  # of the link's rate, below which handing over costs more than the CPU gains
 _HANDOVER_US = 15.0  # posting and answering, both ways over PCIe
 _LINK_KERNEL = 0.92  # rate of kernels that read over the link, beside a copy's
-_JOBS, _LONG_JOBS = 12, 3  # long ones take a slow CPU up to a second
+_JOBS, _LONG_JOBS = 12, 3
+_LONG_US = 20_000.0  # what a job may take that is measured as often as short ones
 _SOME, _OF_PROMPTS = 4, 32  # tokens that ask for an expert in jobs that are measured
 # bytes of a mailbox, less than what PyTorch rounds a piece of pinned memory up to
 _MOST_MAILBOX = (64 << 20) - (64 << 10)
@@ -135,9 +137,12 @@ def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch
     return LaneBlock(box, inner, quanta, store.num_experts, device, rests=rests)
 
 
-def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -> tuple[LaneRates, LaneRates]:
+def measure_rates(
+    lane: CpuLane, store: HostStore, memory: DeviceExpertMemory
+) -> tuple[LaneRates, dict[LanePass, LaneRates]]:
     """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
-    expert costs over the link; for the few tokens of a window, and for as many as a prompt's pass has.
+    expert costs over the link; for the few tokens of a window, and for as many as a prompt's pass has, of
+    each kind that there can be.
 
     Raises:
         HardwareError: the lane does not answer.
@@ -145,16 +150,30 @@ def measure_rates(lane: CpuLane, store: HostStore, memory: DeviceExpertMemory) -
     few, many = 1, min(4, store.num_experts)
     one, several = _job_us(lane, store, few, 1), _job_us(lane, store, many, 1)
     first = max((several - one) / (many - few), several / (2 * many)) if many > few else one
+    overhead = max(0.0, one - few * first)
     for_some = _job_us(lane, store, many, _SOME)
     further = max(0.0, (for_some - several) / ((_SOME - 1) * many))
-    handover = _HANDOVER_US + max(0.0, one - few * first)
     assert memory.copy_s is not None, "a GPU has a link"
-    link = memory.copy_s * 1e6 / _LINK_KERNEL
-    # memory is the limit for few tokens, of which further ones cost next to nothing, and computing for many
-    for_many = _job_us(lane, store, few, _OF_PROMPTS, _LONG_JOBS)
-    each = max(0.0, (for_many / few - for_some / many) / (_OF_PROMPTS - _SOME))
-    first_of_many = max(first + (_SOME - 1) * (further - each), first / 2)
-    return LaneRates(handover, first, further, link), LaneRates(handover, first_of_many, each, link)
+    handover, link = _HANDOVER_US + overhead, memory.copy_s * 1e6 / _LINK_KERNEL
+    of_prompts = {}
+    for kind in (LanePass.PROMPT, LanePass.UNIT) if lane.has_matrix_unit else (LanePass.PROMPT,):
+        lane.use_matrix_unit(kind is LanePass.UNIT)
+        cost = _of_many(lane, store, many)
+        of_prompts[kind] = LaneRates(handover, max(cost[0] - overhead / many, first / 2), cost[1], link)
+    lane.use_matrix_unit(False)
+    return LaneRates(handover, first, further, link), of_prompts
+
+
+def _of_many(lane: CpuLane, store: HostStore, experts: int) -> tuple[float, float]:
+    """Microseconds of an expert for its first token and for each further one, in jobs of `experts`. Memory is
+    the limit for few tokens, of which further ones cost next to nothing, and computing for many."""
+    for_some = _job_us(lane, store, experts, _SOME) / experts
+    together, jobs = experts, _JOBS  # as many as keep all threads busy, and a matrix unit awake
+    if for_some * experts * _OF_PROMPTS / _SOME > _LONG_US:  # a slow CPU's
+        together, jobs = 1, _LONG_JOBS
+    for_many = _job_us(lane, store, together, _OF_PROMPTS, jobs) / together
+    each = max(0.0, (for_many - for_some) / (_OF_PROMPTS - _SOME))
+    return for_some - (_SOME - 1) * each, each
 
 
 def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int, num_jobs: int = _JOBS) -> float:

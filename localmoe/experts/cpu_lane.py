@@ -22,7 +22,7 @@ from torch import Tensor
 from localmoe.core.errors import HardwareError
 from localmoe.core.uncollected import uncollected
 from localmoe.experts.host_store import HostStore
-from localmoe.experts.lane_arguments import worker_arguments
+from localmoe.experts.lane_arguments import unit_computes, worker_arguments
 from localmoe.experts.lane_attention import LaneAttention
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
@@ -86,9 +86,11 @@ class CpuLane:
         self._posting = threading.Lock()
         self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
+        # a caller that works along is promised that a token's sum does not depend on the tokens beside it
+        self.has_matrix_unit = not caller_works and unit_computes(store.layouts[0].form, self._dtype)
         self._arguments = worker_arguments(
             store, activation, self._biases, self.mailbox, self._dtype, threads, self._control, self._dense,
-            self._attention,
+            self._attention, matrix_unit=self.has_matrix_unit,
         )  # fmt: skip
         self._condition = threading.Condition()
         self._parked = 0
@@ -139,6 +141,11 @@ class CpuLane:
         end = time.perf_counter() + seconds
         while self._parked and time.perf_counter() < end:
             time.sleep(_GLANCE_S)
+
+    def use_matrix_unit(self, wanted: bool) -> None:
+        """Whether jobs posted from here on may use it, where there is one. It is faster for experts of some
+        tokens, sums in another order, and has the whole processor's clock go slower."""
+        self._control[control.MAY_USE_UNIT] = wanted and self.has_matrix_unit
 
     def rest(self) -> None:
         """No job comes until `hold`; threads look out for a little longer, as there may be more soon."""

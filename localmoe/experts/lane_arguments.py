@@ -17,8 +17,10 @@ from localmoe.experts.lane_attention import LaneAttention
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
+from localmoe.kernels.cpu.gathered_rows import room_words, shared_words
+from localmoe.kernels.cpu.processor import may_use_tiles
 from localmoe.kernels.cpu.products import KINDS, activations_kind
-from localmoe.kernels.mailbox import Mailbox, word_type
+from localmoe.kernels.mailbox import Mailbox, MailboxLayout, word_type
 from localmoe.kernels.mxfp4_tiles import TILE_ROWS
 from localmoe.kernels.weight_forms import WeightForm
 
@@ -35,6 +37,7 @@ def worker_arguments(
     control_words: NDArray[np.int64],
     dense: NDArray[np.int64],
     attention: LaneAttention | None,
+    matrix_unit: bool,
 ) -> tuple[Any, ...]:
     """All that threads share, in the order of worker.run's arguments from `control` on.
 
@@ -43,6 +46,7 @@ def worker_arguments(
             have to stay alive.
         dtype: of activations.
         attention: what describes its jobs, where such come.
+        matrix_unit: experts of several tokens may be computed by it, see unit_computes.
     """
     layout = box.layout
     form = store.layouts[0].form
@@ -82,12 +86,24 @@ def worker_arguments(
         np.zeros(entries + layout.tokens, dtype=np.int64),
         np.zeros(threads * most_blocks_ahead(matrices * layout.hidden, _BITS[form]), dtype=np.int64),
         np.zeros((threads, scratch_rows, scratch), dtype=np.float32),
+        _rooms(threads, layout, max(sizes)) if matrix_unit else None,
         *_words_of(form, transposed, word),
         dense,
-        *((None, None) if attention is None else (attention.words, attention.factors)),
+        None if attention is None else (attention.words, attention.factors),
         np.arange(max(layout.tokens, control.ATTEND_ROWS), dtype=np.int32),
         word,
     )
+
+
+def unit_computes(form: WeightForm, dtype: torch.dtype) -> bool:
+    """Whether the processor's matrix unit may compute experts of this form, with activations of `dtype`."""
+    return form is WeightForm.BF12 and dtype == torch.bfloat16 and may_use_tiles()
+
+
+def _rooms(threads: int, layout: MailboxLayout, inner: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each thread, and of all, see gathered_rows."""
+    shared = shared_words(layout.num_pairs, layout.entries, inner)
+    return np.zeros((threads, room_words(layout.hidden)), dtype=np.int64), np.zeros(shared, dtype=np.int64)
 
 
 def _words_of(form: WeightForm, transposed: bool, word: np.generic) -> tuple[np.generic | None, ...]:

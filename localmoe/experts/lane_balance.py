@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from enum import Enum
 
 from localmoe.experts.lane_block import LaneRates
 
 _GAIN = 0.15  # of a correction, when all jobs of a pass were late or none was
 _MOST = 3.0  # corrections stay within this factor of what was measured
+
+
+class LanePass(Enum):
+    """What a pass that takes the CPU's lane is, as far as it matters for what the CPU is worth."""
+
+    WINDOW = "a few tokens"
+    PROMPT = "a prompt's"
+    UNIT = "a prompt's, with the processor's matrix unit"
 
 
 class LaneBalance:

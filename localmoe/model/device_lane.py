@@ -5,11 +5,12 @@ last one showed. Computes nothing itself (experts.cpu_lane) and divides nothing 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.experts.lane_balance import LaneBalance
+from localmoe.experts.lane_balance import LaneBalance, LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.experts.slot_worth import SlotWorth
 
@@ -26,6 +27,7 @@ class DeviceLane:
 
     Attributes:
         measured: rates of windows.
+        prompt_kinds: of passes of prompts that can take it.
         rows: of the longest pass that may take it.
         on: whether the pass at hand takes it.
         allowed: whether the answer at hand may.
@@ -41,10 +43,11 @@ class DeviceLane:
         rates: LaneRates,
         *,
         link: bool,
-        of_prompts: LaneRates | None = None,
+        of_prompts: Mapping[LanePass, LaneRates] | None = None,
     ) -> None:
         """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
-        as many tokens as ask for an expert in a prompt's pass; None: the same."""
+        as many tokens as ask for an expert in a prompt's pass, of each kind that can be; None: of one, the
+        same as windows'."""
         self.lane = lane
         self.rows = lane.mailbox.layout.tokens
         self.block = block
@@ -57,8 +60,11 @@ class DeviceLane:
         self.open_passes = 0
         self._posted = 0
         self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
-        self._windows, self._prompts = LaneBalance(rates), LaneBalance(of_prompts or rates)
-        self._at_hand = self._windows  # of the pass that was opened last
+        of_prompts = of_prompts or {LanePass.PROMPT: rates}
+        self.prompt_kinds = tuple(of_prompts)
+        kinds = {LanePass.WINDOW: rates, **of_prompts}
+        self._balances = {kind: LaneBalance(found) for kind, found in kinds.items()}
+        self._at_hand = self._balances[LanePass.WINDOW]  # of the pass that was opened last
         self._idle_us: float | None = None  # of the link, between two layers' experts; None: not known yet
         block.restart(int(lane.mailbox.posted[0]))
         self._posted = int(lane.mailbox.posted[0])
@@ -82,21 +88,22 @@ class DeviceLane:
     def prepare_pass(self, memory: DeviceExpertMemory) -> None:
         """For a window's pass that comes next, if one comes."""
         self.settle(memory)
-        self._at_hand = self._windows
+        self._at_hand = self._balances[LanePass.WINDOW]
         if self.on and self.lane.healthy:
             self._upload(memory)
             self._prepared = memory.transfers.issued
 
-    def open_pass(self, memory: DeviceExpertMemory, *, prompt: bool = False) -> None:
+    def open_pass(self, memory: DeviceExpertMemory, kind: LanePass = LanePass.WINDOW) -> None:
         """Before a window's pass, or a prompt's that asks for its experts."""
         prepared, self._prepared = self._prepared, None
         self.settle(memory)
-        self._at_hand = self._prompts if prompt else self._windows
+        self._at_hand, prompt = self._balances[kind], kind is not LanePass.WINDOW
         if not self.on:
             return
         if not self.lane.healthy:
             self._give_up(self.lane.failure or "its threads have ended")
             return
+        self.lane.use_matrix_unit(kind is LanePass.UNIT)
         self.lane.hold()
         if prompt:
             self.lane.wake(_WAKING_S)

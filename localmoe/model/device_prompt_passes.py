@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from localmoe.experts.lane_balance import LanePass
 from localmoe.model.device_experts import STREAM_ROWS
 from localmoe.model.prompt_ways import MOST_ASKED, WINDOW, PromptWays
 
@@ -21,28 +22,35 @@ class PromptPasses:
     """Of one runner.
 
     Attributes:
-        ways: what passes took with the CPU's help (True), and without.
+        ways: what passes took of each kind that the CPU helps with, and without it (None).
     """
 
     def __init__(self, runner: DeviceRunner) -> None:
         self._runner = runner
-        self.ways = {helped: self._new_ways(helped=helped) for helped in (False, True)}
+        kinds = (None, LanePass.PROMPT, LanePass.UNIT)
+        self.ways: dict[LanePass | None, PromptWays] = {kind: self._new_ways(kind) for kind in kinds}
 
-    def _new_ways(self, *, helped: bool) -> PromptWays:
+    def _new_ways(self, kind: LanePass | None) -> PromptWays:
         passes = self._runner.passes
         # an expert of more rows than a tile has comes over the link once more for each of them
         most = STREAM_ROWS * passes.memory.store.num_experts // passes.experts_per_token
-        if helped and passes.lane is not None:
-            most = min(most, passes.lane.rows)
+        lane = None if kind is None else passes.lane
+        if lane is not None:
+            most = min(most, lane.rows)
         most = max(WINDOW, min(MOST_ASKED, most))
         # alone a CPU would take long for many tokens
-        tries = helped and passes.lane is not None and passes.lane.link
+        tries = lane is not None and lane.link
         return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most)
 
     @property
-    def _now(self) -> PromptWays:
+    def _kinds(self) -> tuple[LanePass | None, ...]:
+        """That the next pass may be of."""
         lane = self._runner.passes.lane
-        return self.ways[lane is not None and lane.may_be_on]
+        return (None,) if lane is None or not lane.may_be_on else lane.prompt_kinds
+
+    def _best(self, kinds: Sequence[LanePass | None], tokens: int) -> LanePass | None:
+        """Of a pass of so many tokens that asks: one that is not known yet, else the fastest."""
+        return min(kinds, key=lambda kind: self.ways[kind].guess(tokens))
 
     def forget(self) -> None:
         """The budget is another one."""
@@ -51,24 +59,31 @@ class PromptPasses:
 
     def rows(self, left: int) -> int:
         """Tokens of the next pass, of `left` that are to come."""
-        return self._now.rows(left, self._runner.issue.prefill_chunk, self._runner.passes.memory.missing)
+        ways = self.ways[self._best(self._kinds, min(left, MOST_ASKED))]
+        return ways.rows(left, self._runner.issue.prefill_chunk, self._runner.passes.memory.missing)
 
     def run(self, tokens: Sequence[int], start: int) -> Tensor:
         """A pass; logits of its last token, or of a window's all."""
-        ways, count, missing = self._now, len(tokens), self._runner.passes.memory.missing
+        count, missing, kinds = len(tokens), self._runner.passes.memory.missing, self._kinds
         captured_s, began = self._runner.capture_s, time.perf_counter()
-        if count > WINDOW and not ways.asks(count, missing):
-            logits = self._stream(tokens, start)
-            ways.note_streamed(count, missing, time.perf_counter() - began)
-            return logits
         if count > WINDOW:
-            answered = self._ask(tokens, start)
+            asking = [kind for kind in kinds if self.ways[kind].asks(count, missing)]
+            if not asking:
+                logits = self._stream(tokens, start)
+                for each in kinds:
+                    self.ways[each].note_streamed(count, missing, time.perf_counter() - began)
+                return logits
+            kind = self._best(asking, count)
+            kinds = (kind,)
+            answered = self._ask(tokens, start, kind or LanePass.PROMPT)
             if answered is None:
                 return self._stream(tokens, start)
             logits = answered
         else:
             logits = self._runner.window(tokens, start, "prefill")
-        ways.note_asked(count, time.perf_counter() - began - (self._runner.capture_s - captured_s))
+        took = time.perf_counter() - began - (self._runner.capture_s - captured_s)
+        for each in kinds:
+            self.ways[each].note_asked(count, took)
         return logits
 
     def _stream(self, tokens: Sequence[int], start: int) -> Tensor:
@@ -76,10 +91,10 @@ class PromptPasses:
         self._runner.take_over_stream(experts)
         return logits
 
-    def _ask(self, tokens: Sequence[int], start: int) -> Tensor | None:
+    def _ask(self, tokens: Sequence[int], start: int, kind: LanePass) -> Tensor | None:
         """None: the CPU lane failed, and the text is as it was."""
         runner = self._runner
-        runner.open_pass(prompt=True)
+        runner.open_pass(kind=kind)
         lane = runner.passes.lane
         before = runner.sequence.copy_states() if lane is not None and lane.on and start else None
         logits, report = runner.issue.ask(tokens, start)

@@ -17,6 +17,7 @@ from localmoe.core.config import SamplingConfig
 from localmoe.core.events import PassRouted, TokenRouted
 from localmoe.core.expert_counts import tokens_of
 from localmoe.core.types import Phase
+from localmoe.experts.lane_balance import LanePass
 from localmoe.kernels.gpu.compiled_stamp import CompiledStamp
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_cache import DeviceKVCache
@@ -168,15 +169,15 @@ class DeviceRunner:
         if self.passes.lane is not None:
             self.passes.lane.prepare_pass(self.passes.memory)
 
-    def open_pass(self, *, behind: bool = False, prompt: bool = False) -> None:
-        """Before a pass that brings what it asks for. behind, prompt: see issue_window, DeviceLane."""
+    def open_pass(self, *, behind: bool = False, kind: LanePass = LanePass.WINDOW) -> None:
+        """Before a pass that brings what it asks for. behind, kind: see issue_window, DeviceLane."""
         memory, lane = self.passes.memory, self.passes.lane
         if behind:
             memory.open_behind()
         else:
             memory.open_pass()
         if lane is not None:
-            lane.open_pass(memory, prompt=prompt)
+            lane.open_pass(memory, kind)
 
     def issue_window(self, count: int, start: int, *, behind: bool = False) -> PendingWindow:
         """Issue a window's pass, whose tokens are on the device already. behind: another one, of one token,

@@ -21,7 +21,9 @@ BEFORE_THE_END = 32
 _LEAST = 24  # tokens of a window that tells anything
 _TELLING = 1024  # tokens of a streamed pass that takes as long as the link
 _KEPT = 5  # passes of either kind
-_BETTER = 0.9  # of a stream's time, which asking has to take at most: what either takes scatters
+# of a stream's time, which asking has to take at most. What either takes scatters, asking more; so of its
+# last passes the best one counts: a choice for it goes on to be tried, one against it would stay
+_BETTER = 0.95
 # times a stream's time, up to which asking is tried that was tried once at most: one pass may take long by
 # chance, and more tokens cost less than is expected of them once all experts are asked for
 _WORTH_A_TRY = 1.5
@@ -66,6 +68,10 @@ class PromptWays:
             return min(left, longest)
         return min(self.most, left - BEFORE_THE_END)
 
+    def guess(self, tokens: int) -> float:
+        """Seconds of a pass of so many tokens that asks; 0 while no pass of about that length did."""
+        return (self._asked_s(tokens) or 0.0) if _octave(tokens) in self._asked else 0.0
+
     def asks(self, tokens: int, missing: int) -> bool:
         """Whether a pass of so many tokens, more than a window's, asks for its experts."""
         if tokens > self.most or not missing:
@@ -83,7 +89,7 @@ class PromptWays:
             return None
         octave = _octave(tokens)
         nearest = min(self._asked, key=lambda known: (abs(known - octave), known))
-        return statistics.median(self._asked[nearest]) * _share(tokens)
+        return min(self._asked[nearest]) * _share(tokens)
 
     def _streamed_s(self, missing: int) -> float | None:
         one = statistics.median(self._streams) if self._streams else self._copy_s

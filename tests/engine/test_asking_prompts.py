@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from localmoe.engine.loading import EngineParts, assemble
 from localmoe.experts.cpu_lane import CpuLane
+from localmoe.experts.lane_balance import LanePass
 from localmoe.kernels.cpu import control
 from localmoe.model import device_prompt_passes
 from localmoe.model.device_runner import DeviceRunner
@@ -106,9 +107,9 @@ def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
             lane.allowed = False  # the window before
             open_pass = runner.open_pass
 
-            def opened(*, behind: bool = False, prompt: bool = False) -> None:
-                lane.allowed = prompt
-                open_pass(behind=behind, prompt=prompt)
+            def opened(*, behind: bool = False, kind: LanePass = LanePass.WINDOW) -> None:
+                lane.allowed = kind is not LanePass.WINDOW
+                open_pass(behind=behind, kind=kind)
 
             monkeypatch.setattr(runner, "open_pass", opened)
             asked = read(runner, asks=True)

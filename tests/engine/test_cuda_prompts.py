@@ -12,6 +12,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import Phase
 from localmoe.engine import Engine
+from localmoe.experts.lane_balance import LanePass
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.shapes import SHAPES
@@ -21,15 +22,16 @@ CONFIG = EngineConfig(device="cuda", context=2048, draft_length=0, lanes="all")
 LENGTHS = (WINDOW + 1, 300, 900)
 
 
-def read(runner: DeviceRunner, tokens: int, *, asks: bool, allowed: bool) -> torch.Tensor:
+def read(runner: DeviceRunner, tokens: int, *, asks: bool, kind: LanePass | None = None) -> torch.Tensor:
     """Logits behind a text that begins with a window and goes on with a longer pass, and of two tokens
-    after it. allowed: the CPU may help."""
+    after it. kind: how the CPU helps; None: it does not."""
     assert runner.passes.lane is not None
     runner.passes.memory.forget()
     runner.sequence.truncate(0)
-    runner.passes.lane.allowed = allowed
-    for ways in runner._prompt.ways.values():
-        ways.asks = lambda tokens, missing: asks  # type: ignore[method-assign]
+    runner.passes.lane.allowed = kind is not None
+    for each, ways in runner._prompt.ways.items():
+        may = asks and each is kind
+        ways.asks = lambda tokens, missing, may=may: may  # type: ignore[method-assign, misc]
     text = [(7 * i + i * i) % 1000 + 10 for i in range(tokens + 20)]
     parts: list[tuple[list[int], Phase]] = [
         (text[:20], "prefill"),
@@ -52,16 +54,17 @@ def test_of_every_shape_a_pass_that_asks_is_one_past_which_experts_are_streamed(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         for tokens in LENGTHS:
-            if tokens > runner._prompt.ways[True].most:
+            if tokens > runner._prompt.ways[LanePass.PROMPT].most:
                 continue
-            streamed = read(runner, tokens, asks=False, allowed=False)
-            asked = read(runner, tokens, asks=True, allowed=False)
+            streamed = read(runner, tokens, asks=False)
+            asked = read(runner, tokens, asks=True)
             assert torch.equal(streamed, asked), tokens
-            jobs = lane.counters().jobs
-            helped = read(runner, tokens, asks=True, allowed=True)
-            assert lane.counters().jobs > jobs and not lane.failure
-            check_slots(runner.passes.memory)
-            moved = (streamed - helped).norm(dim=1) / streamed.norm(dim=1)
-            assert moved.median() <= 0.03, (tokens, moved)
+            for kind in lane.prompt_kinds:
+                jobs = lane.counters().jobs
+                helped = read(runner, tokens, asks=True, kind=kind)
+                assert lane.counters().jobs > jobs and not lane.failure
+                check_slots(runner.passes.memory)
+                moved = (streamed - helped).norm(dim=1) / streamed.norm(dim=1)
+                assert moved.median() <= 0.03, (tokens, kind, moved)
         assert torch.cuda.max_memory_reserved() <= budget
     torch.cuda.empty_cache()

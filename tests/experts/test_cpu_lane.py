@@ -44,6 +44,7 @@ class Rig:
         self, hidden: int, inner: int, *, transposed: bool = False, activation: Activation = KINDS[0],
         biased: bool = False, dtype: torch.dtype = torch.bfloat16, threads: int = 3,
         form: WeightForm = WeightForm.PLAIN, compute: torch.dtype | None = None, caller_works: bool = False,
+        tokens: int = TOKENS,
     ) -> None:  # fmt: skip
         """compute: of activations and biases, the weights' own if None."""
         height = 2 * inner if activation.gated else inner
@@ -64,10 +65,10 @@ class Rig:
             )
             for _ in range(LAYERS)
         ]
-        self.x = torch.randn(TOKENS, hidden, generator=generator).to(compute or dtype)
+        self.x = torch.randn(tokens, hidden, generator=generator).to(compute or dtype)
         self.lane = CpuLane(
             self.store, activation, self.biases,  # type: ignore[arg-type]
-            tokens=TOKENS, top_k=TOP_K, threads=threads, pinned=False,
+            tokens=tokens, top_k=TOP_K, threads=threads, pinned=False,
             dtype=compute, caller_works=caller_works,
         )  # fmt: skip
 

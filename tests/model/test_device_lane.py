@@ -17,6 +17,7 @@ from model.device_table import CPU, EXPERTS, LAYERS, NO_END, PROMPT, Rig
 from speculative.table_model import Table
 
 from localmoe.core.types import ExpertKey
+from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.experts.slot_worth import SlotWorth
 from localmoe.kernels.lanes import REST_US
@@ -218,3 +219,21 @@ def test_an_interrupted_pass_lets_the_lane_go_on(lane: DeviceLane) -> None:
     lane.abandon_pass()
     assert lane.failure
     assert (LAYERS, EXPERTS) == (2, 6)  # what the rigs above are made for
+
+
+def test_passes_of_each_kind_have_rates_and_a_correction_of_their_own(lane: DeviceLane) -> None:
+    unit = LaneRates(30.0, 80.0, 1.0, 350.0)
+    both = {LanePass.PROMPT: RATES, LanePass.UNIT: unit}
+    made = DeviceLane(lane.lane, lane.block, RATES, link=True, of_prompts=both)
+    rig, used = DeviceRig(3), []
+    made.lane.use_matrix_unit = used.append  # type: ignore[method-assign]
+    assert made.prompt_kinds == (LanePass.PROMPT, LanePass.UNIT) and lane.prompt_kinds == (LanePass.PROMPT,)
+    for number, (kind, rates) in enumerate(((LanePass.UNIT, unit), (LanePass.WINDOW, RATES)), 1):
+        made.open_pass(rig.memory, kind)
+        assert made.rates.first_us == rates.first_us and made.rates.further_us == rates.further_us
+        made.close_pass(LaneReport(4 * number, 4 * number, False))  # the GPU waited for every job
+    assert used == [True, False]
+    made.open_pass(rig.memory, LanePass.UNIT)
+    assert made.rates.first_us > unit.first_us
+    made.open_pass(rig.memory, LanePass.PROMPT)
+    assert made.rates.first_us == RATES.first_us

@@ -251,7 +251,7 @@ def test_a_prompts_pass_asks_where_that_is_faster_and_says_the_same() -> None:
     prompt = [i % 4 for i in range(WINDOW + 25)]
     for stream_s, first in ((9.0, "ask"), (0.0, "stream")):
         rig = Rig(table, 4)
-        ways = rig.runner._prompt.ways[False]
+        ways = rig.runner._prompt.ways[None]
         ways.note_asked(WINDOW, 1.0)
         ways.note_streamed(WINDOW + 1, rig.experts.memory.missing, stream_s)
         assert [token for step in rig.loop(0).run(prompt, 6) for token in step.tokens] == table.greedy(
@@ -270,7 +270,7 @@ def test_a_prompts_pass_asks_where_that_is_faster_and_says_the_same() -> None:
 def test_a_prompt_that_asked_and_was_interrupted_leaves_no_slot_that_nobody_knows() -> None:
     table = Table(seed=3)
     rig = Rig(table, 4)
-    rig.runner._prompt.ways[False].asks = lambda tokens, missing: True  # type: ignore[method-assign]
+    rig.runner._prompt.ways[None].asks = lambda tokens, missing: True  # type: ignore[method-assign]
     prompt = [i % 4 for i in range(WINDOW + 5)]
     rig.passes.break_at, rig.passes.broken_late = 1, True
     with pytest.raises(KeyboardInterrupt):

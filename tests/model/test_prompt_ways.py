@@ -117,6 +117,16 @@ def test_one_pass_that_happened_to_take_long_is_tried_once_more() -> None:
     assert not hopeless.asks(200, MISSING)
 
 
+def test_passes_that_took_long_now_and_then_do_not_end_it_but_five_in_a_row_do() -> None:
+    ways = PromptWays(tries=True)
+    ways.note_streamed(900, MISSING, 0.5)
+    for seconds in (0.7, 0.4, 0.7, 0.7, 0.7, 0.4, 0.7, 0.7, 0.7, 0.7):
+        ways.note_asked(200, seconds)
+        assert ways.asks(200, MISSING)
+    ways.note_asked(200, 0.7)
+    assert not ways.asks(200, MISSING)
+
+
 def test_the_fewer_are_missing_the_sooner_a_stream_is_faster() -> None:
     ways = PromptWays(tries=True)
     for _ in range(2):
@@ -142,6 +152,6 @@ def test_a_long_prompt_asks_in_parts_where_those_together_are_faster_than_stream
     assert ways.rows(LONGEST, LONGEST, MISSING) == MOST_ASKED  # 0.6 s and less than a tenth more
     assert ways.rows(LONGEST + 900, MOST_ASKED, MISSING) == MOST_ASKED
     assert ways.rows(MOST_ASKED + 5, LONGEST, MISSING) == MOST_ASKED + 5 - BEFORE_THE_END
-    ways.note_asked(MOST_ASKED, 0.4)
-    ways.note_asked(MOST_ASKED, 0.4)
+    for _ in range(5):
+        ways.note_asked(MOST_ASKED, 0.4)
     assert ways.rows(2 * MOST_ASKED + 100, LONGEST, MISSING) == 2 * MOST_ASKED + 100

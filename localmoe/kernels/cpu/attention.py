@@ -47,17 +47,18 @@ _HIDDEN = np.float32(-np.inf)
 
 
 @compiled
-def attend_task(task: int, attend: Any, factors: Any, tokens: int, steps: Any, scratch: Any) -> None:
+def attend_task(task: int, attention: Any, tokens: int, steps: Any, scratch: Any) -> None:
     """One block of one KV head, for all rows; whoever ends a KV head's last one adds them up.
 
     Args:
-        attend: see control; None where no such job comes, the code for which is not compiled then.
-        factors: float32: of the scores, and their soft cap, 0 for none.
+        attention: what control says of such a job, and float32: the factor of the scores, and their soft
+            cap, 0 for none. None where no such job comes, the code for which is not compiled then.
         steps: int32 0, 1, ..., at least as many as rows.
         scratch: float32, contiguous, at least 2 * rows * ATTEND_POSITIONS numbers.
     """
-    if attend is None:
+    if attention is None:
         return
+    attend, factors = attention
     blocks, group = attend[ATTEND_BLOCKS], attend[ATTEND_GROUP]
     head, block = task // blocks, task % blocks
     count = group * tokens

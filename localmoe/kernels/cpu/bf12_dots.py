@@ -109,11 +109,10 @@ class _Tile:
                     sums[i] = add(b, weight, x, sums[i])
 
 
-def _factors(builder: Any, scales: Any, vectors: int) -> list[tuple[Any, Any]]:
-    """What the sums of each of the vectors' rows are multiplied by; first what makes them moderate. scales:
-    address."""
-    rest, rows = ir.Constant(F32, UP / RAISED), range(vectors * TOGETHER)
-    return [(rest, load_at(builder, builder.add(scales, const(4 * r)), F32, 4)) for r in rows]
+def sum_factors(builder: Any, scales: Any, rows: int) -> list[tuple[Any, Any]]:
+    """What the sums of each row are multiplied by; first what makes them moderate. scales: address."""
+    rest = ir.Constant(F32, UP / RAISED)
+    return [(rest, load_at(builder, builder.add(scales, const(4 * r)), F32, 4)) for r in range(rows)]
 
 
 def _make(tokens: int, *, grouped: bool = False) -> Any:
@@ -133,7 +132,9 @@ def _make(tokens: int, *, grouped: bool = False) -> Any:
 
             def dots_of(vectors: int, row: Any, turn: Callable[[Any, list[Any]], list[Any]]) -> None:
                 sums = loop(builder, const(0), tiles, 1, zeros(vectors * tokens), turn)
-                factors = _factors(builder, builder.add(scales, builder.mul(row, const(4))), vectors)
+                factors = sum_factors(
+                    builder, builder.add(scales, builder.mul(row, const(4))), vectors * TOGETHER
+                )
                 into = builder.add(out, builder.mul(out_pitch, row))
                 store_totals(builder, sums, tokens, into, out_pitch, factors)
 

@@ -31,10 +31,23 @@ def raised(number: Any, like: Any, x: Any) -> Any:
 
 
 @compiled
-def _side_bytes(rows: int, columns: int) -> int:
+def side_bytes(rows: int, columns: int) -> int:
     """As bf12_tiles.side_words has them."""
     size: int = WORD_BYTES * (rows + 2 * rows // TILE_ROWS * _stray_room(columns))
     return size
+
+
+@compiled
+def side_of(side: int, height: int, columns: int, row: int) -> tuple[int, int, int, int]:
+    """Addresses of a strip's scales, and of its strays' places and values; how many there is room for. They
+    are fetched: they are wanted last, and the processor does not foresee where they lie."""
+    room, scales = _stray_room(columns), side + WORD_BYTES * row
+    places_at = side + WORD_BYTES * (height + row // TILE_ROWS * room)
+    values_at = places_at + WORD_BYTES * (height // TILE_ROWS * room)
+    fetch(scales)
+    fetch(places_at)
+    fetch(values_at)
+    return scales, places_at, values_at, room
 
 
 @compiled
@@ -45,12 +58,7 @@ def _dots(
     """out[r, i] = sum over the first `tiles` tiles of row `row` + r of a matrix * x[rows[i]], for r < 16 and
     all i. codes, side: addresses of the matrix's, of `height` rows. following: of the codes that are
     read next."""
-    room, scales = _stray_room(columns), side + WORD_BYTES * row
-    places_at = side + WORD_BYTES * (height + row // TILE_ROWS * room)
-    values_at = places_at + WORD_BYTES * (height // TILE_ROWS * room)
-    fetch(scales)  # these are wanted last, and the processor does not foresee where they lie
-    fetch(places_at)
-    fetch(values_at)
+    scales, places_at, values_at, room = side_of(side, height, columns, row)
     at, base, pitch = codes + codes_of(row, columns), x.ctypes.data, x.strides[0]
     these, into, count, i, step = rows.ctypes.data, out.ctypes.data, rows.shape[0], 0, out.strides[0]
     while i + MANY <= count:
@@ -94,7 +102,7 @@ def gate_up_bf12(
     """
     up, tiles = record + codes_of(inner, hidden), hidden // TILE_COLUMNS
     side = record + (matrices + 1) * codes_of(inner, hidden)
-    side_of_up = side + _side_bytes(inner, hidden)
+    side_of_up = side + side_bytes(inner, hidden)
     of_up = scratch[TILE_ROWS if matrices == 2 else 0 :]
     for i in range(first, last, TILE_ROWS):
         next_at = record + codes_of(i + TILE_ROWS if i + TILE_ROWS < last else after, hidden)
@@ -117,7 +125,7 @@ def down_bf12(
 ) -> None:  # fmt: skip
     """As products.down_rows, likewise. share: whole tiles. after: see gate_up_bf12."""
     codes = record + matrices * codes_of(inner, hidden)
-    side = record + (matrices + 1) * codes_of(inner, hidden) + matrices * _side_bytes(inner, hidden)
+    side = record + (matrices + 1) * codes_of(inner, hidden) + matrices * side_bytes(inner, hidden)
     for h in range(first, last, TILE_ROWS):
         next_at = codes + codes_of(h + TILE_ROWS if h + TILE_ROWS < last else after, inner)
         _dots(codes, side, hidden, inner, h, next_at, x, pairs, share // TILE_COLUMNS, scratch)

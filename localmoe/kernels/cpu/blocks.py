@@ -18,11 +18,13 @@ from localmoe.kernels.cpu.control import (
     DONE_BYTES,
     FETCHED,
     FINISHED,
+    MAY_USE_UNIT,
     STARTED,
     TASKS_A,
     TASKS_B,
     TASKS_X,
     THREADS,
+    USES_UNIT,
     X_ROWS,
 )
 from localmoe.kernels.cpu.fetch_ahead import blocks_ahead, weight_bits
@@ -51,6 +53,7 @@ def prepare(
     control[STARTED] = ticks()
     control[THREADS] = threads
     control[TASKS_X] = 0
+    control[USES_UNIT] = control[MAY_USE_UNIT]  # all blocks have to agree on it
     layer, hidden = head[HEAD_LAYER], x.shape[1]
     if layer < 0:  # of no experts: whoever posted it has cut it
         control[TASKS_A] = control[AHEAD_FIRST] = control[AHEAD_BLOCKS] = 0

@@ -13,6 +13,8 @@ FETCHED, AHEAD_FIRST, AHEAD_BLOCKS, AHEAD_COLUMNS = _LINE * 7, _LINE * 5 + 3, _L
 THREADS = _LINE * 5 + 6  # that draw blocks of the job
 TASKS_X = _LINE * 5 + 7  # blocks of its rows that are converted first; of those, so many are done:
 CONVERTED = _LINE * 8
+# whether jobs may use the matrix unit: as the host says, for the next job; and of the job at hand
+MAY_USE_UNIT, USES_UNIT = _LINE * 7 + 1, _LINE * 5 + 8
 CONTROL_WORDS = _LINE * 9
 
 # places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:

@@ -38,7 +38,7 @@ def _all(number: float) -> Any:
     return ir.Constant(VECTOR, [number] * LANES)
 
 
-def _exp(builder: Any, x: Any) -> Any:
+def exponential(builder: Any, x: Any) -> Any:
     """Of a vector of numbers up to 0; NaN stays what it is."""
     tiny = builder.fcmp_ordered("<", x, _all(_LEAST))
     x = builder.select(tiny, _all(_LEAST), x)
@@ -67,7 +67,7 @@ def exponentials(context: Any, at: Any, count: Any, top: Any) -> Any:
 
         def turn(k: Any, sums: list[Any]) -> list[Any]:
             place = builder.add(at, builder.shl(k, const(2)))
-            found = _exp(builder, builder.fsub(load_at(builder, place, VECTOR, 4), tops))
+            found = exponential(builder, builder.fsub(load_at(builder, place, VECTOR, 4), tops))
             builder.store(found, builder.inttoptr(place, VECTOR.as_pointer())).align = 4
             return [builder.fadd(sums[0], found)]
 

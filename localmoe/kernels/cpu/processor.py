@@ -1,11 +1,15 @@
 """What the processor offers to compiled code: how wide its vectors are, how many it holds, whether it
-multiplies bfloat16 itself, how far ahead it wants to be asked for memory. Computes nothing.
+multiplies bfloat16 itself, in vectors and in whole tiles, how far ahead it wants to be asked for memory.
+Computes nothing.
 
 Read from where numba reads it, so that code that is compiled for another processor (NUMBA_CPU_NAME,
 NUMBA_CPU_FEATURES) is cut for that one.
 """
 
 from __future__ import annotations
+
+import ctypes
+import sys
 
 import llvmlite.binding as llvm
 from numba.core import config
@@ -27,6 +31,8 @@ HAS_AVX2 = IS_X86 and "avx2" in _FEATURES
 HAS_AVX512 = IS_X86 and "avx512f" in _FEATURES
 # vdpbf16ps: exact products of bfloat16 pairs, float32 sums; subnormals count as zero
 HAS_BF16_DOTS = HAS_AVX512 and "avx512bf16" in _FEATURES
+# Xeons' AMX: products of tiles of 16 rows of bfloat16 pairs. Asked for where it is used: may_use_tiles
+HAS_TILES = HAS_BF16_DOTS and {"amx-tile", "amx-bf16"} <= _FEATURES and sys.platform == "linux"
 LANES = 16 if HAS_AVX512 else 8 if IS_X86 else 4  # float32 numbers of a vector
 MANY_REGISTERS = not IS_X86 or HAS_AVX512  # 32 vectors instead of 16
 
@@ -36,3 +42,13 @@ if HAS_BF16_DOTS:
 # 16-bit weights at 22 GB/s so, else at 16, and MXFP4 at 19, else at 12.7; 14 threads of a Xeon read MXFP4 no
 # faster, or more slowly (benchmarks/cpu_experts.py).
 FETCHES_FAR = str(config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+
+
+def may_use_tiles() -> bool:
+    """Whether this process may use AMX from here on: Linux wants to be asked, as threads' state grows by
+    8 KiB, and refuses, say, where a thread's stack for signals has no room for that."""
+    if not HAS_TILES:
+        return False
+    return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0

@@ -9,6 +9,7 @@ from typing import Any
 from numba import carray
 
 from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_at
+from localmoe.kernels.cpu.bf12_many import MANY, down_many, gate_up_many
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
 from localmoe.kernels.cpu.bf12_products import down_bf12, gate_up_bf12
 from localmoe.kernels.cpu.control import (
@@ -26,9 +27,11 @@ from localmoe.kernels.cpu.control import (
     STOP,
     TASKS_X,
     THREADS,
+    USES_UNIT,
     WIDER,
     WIDER_CODES,
 )
+from localmoe.kernels.cpu.gathered_rows import shared_at
 from localmoe.kernels.cpu.mxfp4_products import codes_of, down_codes, gate_up_codes
 from localmoe.kernels.cpu.products import down_columns, down_rows, gate_up_columns, gate_up_rows
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, HEAD_ENTRIES, HEAD_LAYER, SHARE
@@ -78,8 +81,9 @@ def weight_bytes(weights: int, coded: Any, packed: Any) -> int:
 def gate_up_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, numbers: Any,
     records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any, ready: Any, scratch: Any,
-    columned: Any, rowed: Any, coded: Any, packed: Any,
+    columned: Any, rowed: Any, coded: Any, packed: Any, rooms: Any, me: int, job: int,
 ) -> None:  # fmt: skip
+    """rooms, me, job: see worker."""
     while load(base + 8 * CONVERTED) < load(base + 8 * TASKS_X):
         if load(base + 8 * STOP) != 0:
             return
@@ -114,10 +118,17 @@ def gate_up_task(
             x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
         )  # fmt: skip
     if packed is not None:
-        gate_up_bf12(
-            record, bias, hidden, width, shape[3], shape[2], numbers[0], numbers[1], first, last, after,
-            x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
-        )  # fmt: skip
+        if rooms is not None and end - begin >= MANY and load(base + 8 * USES_UNIT) != 0:
+            put = shared_at(rooms[1], begin, i, width)
+            gate_up_many(
+                record, bias, hidden, width, shape[3], shape[2], numbers[0], numbers[1], first, last, after,
+                x, rows[begin:end], scratch, rooms[0][me], job, i, put,
+            )  # fmt: skip
+        else:
+            gate_up_bf12(
+                record, bias, hidden, width, shape[3], shape[2], numbers[0], numbers[1], first, last, after,
+                x, rows[begin:end], pairs[begin:end], inner, scratch, words[0, 0],
+            )  # fmt: skip
     add(ready.ctypes.data + 8 * i, 1)
 
 
@@ -125,7 +136,7 @@ def gate_up_task(
 def down_task(
     task: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any, shape: Any, records: Any,
     sizes: Any, inner: Any, starts: Any, ready: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
-    packed: Any,
+    packed: Any, rooms: Any, me: int, job: int,
 ) -> None:  # fmt: skip
     i = _entry_of(starts[1], task, head[HEAD_ENTRIES])
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
@@ -165,9 +176,16 @@ def down_task(
     if coded is not None:
         down_codes(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
     if packed is not None:
-        down_bf12(
-            record, bias, hidden, width, shape[3], share, first, last, after, inner, these, out, scratch
-        )
+        if rooms is not None and these.shape[0] >= MANY and load(base + 8 * USES_UNIT) != 0:
+            gated = shared_at(rooms[1], entries[BEGIN, i], i, width)
+            down_many(
+                record, bias, hidden, width, shape[3], share, first, last, after, gated, inner, these, out,
+                rooms[0][me],
+            )  # fmt: skip
+        else:
+            down_bf12(
+                record, bias, hidden, width, shape[3], share, first, last, after, inner, these, out, scratch
+            )
 
 
 @compiled

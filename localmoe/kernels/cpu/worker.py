@@ -78,8 +78,8 @@ def _withdraw(ticket: int, job: int) -> None:
 def _job(
     me: int, job: int, base: int, answered: int, head: Any, entries: Any, pairs: Any, words: Any, out: Any,
     shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-    ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any, packed: Any,
-    dense: Any, attend: Any, factors: Any, steps: Any, like: Any, control: Any,
+    ready: Any, claims: Any, scratch: Any, rooms: Any, columned: Any, rowed: Any, coded: Any, packed: Any,
+    dense: Any, attention: Any, steps: Any, like: Any, control: Any,
 ) -> None:  # fmt: skip
     owner = load(base + 8 * OWNER)
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
@@ -108,7 +108,7 @@ def _job(
                     gate_up_task(
                         control[AHEAD_FIRST] + block, base, head, entries, pairs, words, shape, numbers,
                         records, sizes, x, inner, rows, starts, ready, scratch[me], columned, rowed, coded,
-                        packed,
+                        packed, rooms, me, job,
                     )  # fmt: skip
             if columns > 0:
                 add(base + 8 * AHEAD_BYTES, weight_bytes(columns * shape[3] * x.shape[1], coded, packed))
@@ -130,17 +130,17 @@ def _job(
                 continue
             gate_up_task(
                 task, base, head, entries, pairs, words, shape, numbers, records, sizes, x, inner, rows,
-                starts, ready, scratch[me], columned, rowed, coded, packed,
+                starts, ready, scratch[me], columned, rowed, coded, packed, rooms, me, job,
             )  # fmt: skip
         else:
             if head[HEAD_LAYER] == DENSE:
-                dense_task(drawn, base, dense, like, attend, head[HEAD_TOKENS], steps, scratch[me])
+                dense_task(drawn, base, dense, like, attention, head[HEAD_TOKENS], steps, scratch[me])
             elif head[HEAD_LAYER] == ATTEND:
-                attend_task(drawn, attend, factors, head[HEAD_TOKENS], steps, scratch[me])
+                attend_task(drawn, attention, head[HEAD_TOKENS], steps, scratch[me])
             else:
                 down_task(
                     drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
-                    inner, starts, ready, scratch[me], columned, rowed, coded, packed,
+                    inner, starts, ready, scratch[me], columned, rowed, coded, packed, rooms, me, job,
                 )  # fmt: skip
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
                 if head[HEAD_LAYER] >= 0:
@@ -159,8 +159,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
         me: int, spin_ticks: int, park_ticks: int, control: Any, posted: int, answered: int, foretold: int,
         head: Any, entries: Any, pairs: Any, words: Any, out: Any,
         shape: Any, numbers: Any, records: Any, sizes: Any, x: Any, inner: Any, rows: Any, starts: Any,
-        ready: Any, claims: Any, scratch: Any, columned: Any, rowed: Any, coded: Any,
-        packed: Any, dense: Any, attend: Any, factors: Any, steps: Any, like: Any,
+        ready: Any, claims: Any, scratch: Any, rooms: Any, columned: Any, rowed: Any, coded: Any,
+        packed: Any, dense: Any, attention: Any, steps: Any, like: Any,
     ) -> int:  # fmt: skip
         """Work until told to stop, or until nothing was posted for `park_ticks` while the HOLD word was 0;
         where `park_ticks` is negative, at the job of number `spin_ticks` until it is answered, whether or not
@@ -180,9 +180,11 @@ def _entry(sources: int, *, kept: bool) -> Any:
                 that kind, in order. rows: int32 (P,). starts: int64 (2, A + 1).
             ready: int64 (A + T,): blocks of gate_up of each expert that are done; the last job that computes
                 with each row. claims: int64 (blocks,), see fetch_ahead.claim; as many as all threads fetch.
-            scratch: float32 (threads, 4, n).
-            dense, steps, like: see tasks.dense_task. attend, factors: see attention.attend_task; None where
-                neither such a job comes nor a product with float32 weights.
+            scratch: float32 (threads, 4, n). rooms: int64 (threads, gathered_rows.room_words)
+                and (gathered_rows.shared_words,) where experts of several tokens may be computed by
+                the processor's matrix unit; None: all are by its vectors.
+            dense, steps, like: see tasks.dense_task. attention: see attention.attend_task; None where neither
+                such a job comes nor a product with float32 weights.
             columned, rowed, coded, packed: a word of the weights' kind (see atoms.value) if they are 16-bit
                 and transposed, 16-bit and not, in MXFP4, or in BF12; None for the others, whose code is not
                 compiled.
@@ -200,8 +202,8 @@ def _entry(sources: int, *, kept: bool) -> Any:
             if job > last:
                 _job(
                     me, job, base, answered, head, entries, pairs, words, out, shape, numbers, records, sizes,
-                    x, inner, rows, starts, ready, claims, scratch, columned, rowed, coded, packed,
-                    dense, attend, factors, steps, like, control,
+                    x, inner, rows, starts, ready, claims, scratch, rooms, columned, rowed, coded, packed,
+                    dense, attention, steps, like, control,
                 )  # fmt: skip
                 last = job
                 quiet = ticks()
