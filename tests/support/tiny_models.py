@@ -77,6 +77,12 @@ def _special(architecture: str) -> dict[str, Any]:
                 "intermediate_size": 256,
                 "first_k_dense_replace": 1,
             }
+        case "glm4_moe_lite":
+            heads = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+            latent = {"kv_lora_rank": 64, "q_lora_rank": None, "num_key_value_heads": 4}
+            sizes = {"n_routed_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
+            routing = {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
+            return {**heads, **latent, **sizes, **routing}
         case "phimoe":
             biased = {"attention_bias": True, "lm_head_bias": True, "sliding_window": None}
             return {"num_local_experts": 8, "intermediate_size": 128, "num_experts_per_tok": 2, **biased}
