@@ -8,11 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv
 
 _BLOCK = 1024
 
 
+@without_modes
 def add(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     """a + scale * b of one shape and dtype, both contiguous; the product is rounded, and the sum."""
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.shape} {a.dtype}, {b.shape} {b.dtype}"
@@ -20,7 +22,7 @@ def add(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     out = torch.empty_like(a)
     if out.numel():
         launch(
-            _add, (triton.cdiv(out.numel(), _BLOCK),),
+            _add, (cdiv(out.numel(), _BLOCK),),
             a, b, out, out.numel(), scale, SCALED=scale != 1.0, BLOCK=_BLOCK,
             **after_previous(a.device), num_warps=4,
         )  # fmt: skip

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from localmoe.kernels.gpu.attention_kernels import attend_loop, attend_split
 from localmoe.kernels.gpu.attention_merge import merge_parts
 from localmoe.kernels.gpu.configs import shared_bytes
 from localmoe.kernels.gpu.dependent import after_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 CHUNK = 128  # positions; fewer for heads wider than 128, to fit a chunk's keys and values on chip
 WIDEST_HEAD = 512
@@ -50,6 +50,7 @@ class Scoring:
         return self.scale / self.softcap, self.softcap * _LOG2_E
 
 
+@without_modes
 def attention(
     query: Tensor,
     key_cache: Tensor,
@@ -139,10 +140,10 @@ def _split(
     parts = partial_results(rows * heads, slots, value_dim, query.device)
     tile, warps = (_SPLIT_TILE, 4) if chunks == 1 else _section_tile(dim, value_dim)
     launch(
-        attend_split, (triton.cdiv(rows * group, tile), slots, kv_heads),
+        attend_split, (cdiv(rows * group, tile), slots, kv_heads),
         query, key, value, start, *parts, rows, heads, group, slots, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
-        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=next_power_of_2(value_dim),
         CHUNK=chunk, CHUNKS=chunks, SOFTCAP=scoring.softcap is not None,
         WINDOWED=scoring.window is not None, BM=tile, **after_previous(query.device),
         num_warps=warps, num_stages=1, enable_fp_fusion=False,
@@ -158,10 +159,10 @@ def _loop(query: Tensor, key: Tensor, value: Tensor, start: Tensor, out: Tensor,
     kv_heads, value_dim = key.shape[1], value.shape[3]
     group, warps = heads // kv_heads, _loop_warps(max(dim, value_dim), query.device)
     launch(
-        attend_loop, (kv_heads, triton.cdiv(rows * group, _LOOP_TILE)),
+        attend_loop, (kv_heads, cdiv(rows * group, _LOOP_TILE)),
         query, key, value, start, scoring.sinks, out, rows, heads, group, key.shape[2],
         *_strides(query, key, value), *scoring.factors(), scoring.window or 0,
-        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        D=dim, DV=value_dim, D_PAD=_padded(dim), DV_PAD=next_power_of_2(value_dim),
         CHUNK=chunk_positions(dim, value_dim), CHUNKS=SECTION, SOFTCAP=scoring.softcap is not None,
         WINDOWED=scoring.window is not None, BM=_LOOP_TILE, **after_previous(query.device),
         num_warps=warps, num_stages=1, enable_fp_fusion=False,
@@ -183,7 +184,7 @@ def _loop_warps(widest: int, device: torch.device) -> int:
 
 def _padded(dim: int) -> int:
     """Columns of a tile of queries and keys: products on a GPU sum over 16 at least."""
-    return max(16, int(triton.next_power_of_2(dim)))
+    return max(16, next_power_of_2(dim))
 
 
 def _strides(*tensors: Tensor) -> Sequence[int]:

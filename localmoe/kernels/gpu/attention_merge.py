@@ -15,6 +15,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.attention_chunks import finish, merge, no_state
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 _AT_ONCE = 16  # most parts whose loads are in flight together; the next ones are on their way meanwhile
 _COLUMNS = 128  # values of a row that one program merges
@@ -44,12 +45,12 @@ def merge_parts(
     """
     peaks, totals, sums = parts
     rows, slots, dim = sums.shape
-    columns = min(_COLUMNS, triton.next_power_of_2(dim))
+    columns = min(_COLUMNS, next_power_of_2(dim))
     launch(
-        _merge_parts, (rows, triton.cdiv(dim, columns)),
+        _merge_parts, (rows, cdiv(dim, columns)),
         peaks, totals, sums, start, sinks, out, first_row, heads, slots, window or 0,
         DV=dim, COLUMNS=columns, PART=part, GROUP=group, WINDOWED=window is not None,
-        AT_ONCE=max(group, triton.next_power_of_2(min(slots, _AT_ONCE))),
+        AT_ONCE=max(group, next_power_of_2(min(slots, _AT_ONCE))),
         **after_previous(out.device), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localmoe.kernels.choices import NO_CHOICE, ChoiceView
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 _CHUNK = 1024  # tokens of one program that looks for the first candidate
 _SHORT = 512  # places of a shortlist
@@ -29,7 +30,7 @@ def choose_tokens(logits: Tensor, positions: Tensor, view: ChoiceView) -> tuple[
     rows, vocab = logits.shape
     assert logits.is_contiguous() and positions.is_contiguous()
     assert view.seen.shape == (vocab,), f"{tuple(view.seen.shape)} for {vocab} tokens"
-    chunks = triton.cdiv(vocab, _CHUNK)
+    chunks = cdiv(vocab, _CHUNK)
     found = torch.empty(rows, 4, chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     short = torch.empty(rows, 2, _SHORT, dtype=torch.float32, device=logits.device)
@@ -38,10 +39,10 @@ def choose_tokens(logits: Tensor, positions: Tensor, view: ChoiceView) -> tuple[
     words, numbers = view.words, view.words.view(torch.float64)
     shared = (logits, view.seen, positions, words, numbers, found, places)
     launch(_best_of_chunk, (rows, chunks), *shared, vocab, CHUNK=_CHUNK, num_warps=4, enable_fp_fusion=False)
-    block = min(_BLOCK, triton.next_power_of_2(vocab))
+    block = min(_BLOCK, next_power_of_2(vocab))
     launch(
         _choose, (rows,),
-        *shared, short, out, margins, vocab, chunks, C_PAD=triton.next_power_of_2(chunks), BLOCK=block,
+        *shared, short, out, margins, vocab, chunks, C_PAD=next_power_of_2(chunks), BLOCK=block,
         SHORT=_SHORT, NOTHING=NO_CHOICE, num_warps=max(4, min(32, block // 512)), enable_fp_fusion=False,
     )  # fmt: skip
     return out, margins

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import next_power_of_2
 from localmoe.kernels.mailbox import LAYER_SHIFT
 from localmoe.kernels.residency import ResidencyView
 from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
@@ -25,8 +26,8 @@ def copy_ahead(stage: StageView, residency: ResidencyView) -> None:
         _copy_ahead, (TURNS * PARTS,),
         stage.words, residency.home, stage.memory, stage.progress,
         BLOCKS=stage.columns // stage.block, FIRST_AT=stage.places[0], SECOND_AT=stage.places[1],
-        FIRST=first, FIRST_PAD=triton.next_power_of_2(first),
-        SECOND=second, SECOND_PAD=triton.next_power_of_2(max(1, second)),
+        FIRST=first, FIRST_PAD=next_power_of_2(first),
+        SECOND=second, SECOND_PAD=next_power_of_2(max(1, second)),
         TURNS=TURNS, PARTS=PARTS, LAYER_SHIFT=LAYER_SHIFT, NUMBER_SHIFT=NUMBER_SHIFT,
         **after_previous(stage.memory.device), num_warps=4,
     )  # fmt: skip

@@ -9,12 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.record_sources import record_at
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 _BLOCK = 1024  # columns of a program
 
 
+@without_modes
 def read_rows(ids: Tensor, address: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """Rows of a table (rows, columns) of `dtype`, 16 bits, at an address of the host that the device can read
     and that is a whole number of 16 bytes.
@@ -28,9 +30,9 @@ def read_rows(ids: Tensor, address: int, rows: int, columns: int, dtype: torch.d
     assert ids.is_contiguous() and ids.dtype == torch.int64, f"{ids.dtype}, strides {ids.stride()}"
     out = torch.empty(ids.shape[0], columns, dtype=dtype, device=ids.device)
     if out.numel():
-        block = min(_BLOCK, triton.next_power_of_2(columns))
+        block = min(_BLOCK, next_power_of_2(columns))
         launch(
-            _read_rows, (ids.shape[0], triton.cdiv(columns, block)),
+            _read_rows, (ids.shape[0], cdiv(columns, block)),
             ids, address, out, ROWS=rows, H=columns, BLOCK=block, **after_previous(ids.device), num_warps=4,
             enable_fp_fusion=False,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.launch import RepeatedLaunch
+from localmoe.kernels.gpu.sizes import cdiv
 
 _BLOCK = 256  # words of a program
 _INT32 = 2**31  # Triton takes numbers from there on for int64
@@ -18,7 +19,7 @@ def fetch(address: int, out: Tensor) -> None:
     count = out.numel()
     if count:
         kind = (out.device.index, address < _INT32, out.data_ptr() % 16 == 0)
-        _launch_fetch(kind, (triton.cdiv(count, _BLOCK), 1, 1), address, out, count, BLOCK=_BLOCK)
+        _launch_fetch(kind, (cdiv(count, _BLOCK), 1, 1), address, out, count, BLOCK=_BLOCK)
 
 
 @triton.jit(do_not_specialize=["address", "count"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import next_power_of_2
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
 from localmoe.kernels.residency import ResidencyView
@@ -42,7 +43,7 @@ def foretell(
         index, index.stride(1), weights, weights.stride(1), residency.ticket,
         None if lane is None else lane.words, 0 if lane is None else lane.box + lane.layout.foretold,
         None if stage is None else stage.words, layer,
-        K=index.shape[1], K_PAD=triton.next_power_of_2(index.shape[1]), E=num_experts,
+        K=index.shape[1], K_PAD=next_power_of_2(index.shape[1]), E=num_experts,
         JOB_SHIFT=JOB_SHIFT, LAYER_SHIFT=LAYER_SHIFT, NOBODY=NOBODY,
         **after_previous(index.device), num_warps=1,
     )  # fmt: skip

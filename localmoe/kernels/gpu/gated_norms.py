@@ -10,11 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import next_power_of_2
 
 _BLOCK = 4096  # channels of a group that are in registers at once
 
 
+@without_modes
 def gated_norm(
     x: Tensor, gate: Tensor, place: tuple[int, int], group: int, weight: Tensor, eps: float
 ) -> Tensor:
@@ -58,6 +60,7 @@ def _gated_norm(
     tl.store(out + at, (scaled * (z * tl.sigmoid(z))).to(dtype))
 
 
+@without_modes
 def group_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
     """As kernels.state_space.reference_group_norm.
 
@@ -72,7 +75,7 @@ def group_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float)
     assert gate.shape == x.shape and channels % groups == 0
     out = torch.empty_like(x)
     size = channels // groups
-    block = min(_BLOCK, triton.next_power_of_2(size))
+    block = min(_BLOCK, next_power_of_2(size))
     launch(
         _group_norm, (rows, groups), x, gate, weight, out, eps, gate.stride(0),
         SIZE=size, BLOCK=block, GROUPS=groups,

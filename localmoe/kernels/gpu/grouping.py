@@ -16,9 +16,10 @@ from torch import Tensor
 from localmoe.kernels.gpu.copy_ahead import begin_layer
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.lane_shares import shares_of_cpu
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.pair_order import COMPARED, chosen_by, places_of, sort_pairs
 from localmoe.kernels.gpu.rest_jobs import may_complete, plan_rest, rests_under_way
+from localmoe.kernels.gpu.sizes import next_power_of_2
 from localmoe.kernels.gpu.waiting import foresee
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.mailbox import LAYER_SHIFT
@@ -60,6 +61,7 @@ class Groups:
     clock: Tensor | None = None
 
 
+@without_modes
 def group_pairs(
     index: Tensor,
     live: Tensor,
@@ -85,11 +87,11 @@ def group_pairs(
     num_experts = residency.address.shape[0]
     num_pairs = tokens * top_k
     groups = _empty(num_pairs, min(num_experts, num_pairs), index, residency, lane, stage)
-    padded_pairs = max(16, triton.next_power_of_2(max(tokens, most_tokens) * top_k))
+    padded_pairs = max(16, next_power_of_2(max(tokens, most_tokens) * top_k))
     sorts = padded_pairs <= _SORTED_ALONE
     if not sorts:
         sort_pairs(index, live, groups.pairs, num_experts)
-    padded_experts = triton.next_power_of_2(num_experts + 1)
+    padded_experts = next_power_of_2(num_experts + 1)
     warps = 4 if padded_pairs <= 256 else 16
     launch(
         _group, (1,),
@@ -101,7 +103,7 @@ def group_pairs(
         residency.clock, residency.expert_ns,
         groups.skipped, *_lane_arguments(lane), *_stage_arguments(stage),
         *_rest_arguments(None if lane is None else lane.rest),
-        LAYER_SHIFT=LAYER_SHIFT, R_PAD=triton.next_power_of_2(residency.landing.shape[0]),
+        LAYER_SHIFT=LAYER_SHIFT, R_PAD=next_power_of_2(residency.landing.shape[0]),
         K=top_k, E=num_experts, P_PAD=padded_pairs, E_PAD=padded_experts,
         P_CHUNK=_chunk(padded_pairs, warps), E_CHUNK=_chunk(padded_experts, warps), ONE_TOKEN=tokens == 1,
         SORTS=sorts, **after_previous(index.device), num_warps=warps,

@@ -12,6 +12,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.configs import head_tile_config
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import cdiv
 
 
 def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -32,7 +33,7 @@ def head_linear(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tens
     together = weight.stride(1) == 1
     config = head_tile_config(depth, rows, columns_together=together)
     launch(
-        _head_linear, (triton.cdiv(rows, config.block_m), triton.cdiv(columns, config.block_n), heads),
+        _head_linear, (cdiv(rows, config.block_m), cdiv(columns, config.block_n), heads),
         x, weight, out, rows, *x.stride(), *weight.stride(), COLUMNS_TOGETHER=together,
         N=columns, K=depth, BM=config.block_m, BN=config.block_n, BK=config.block_k,
         **after_previous(x.device), num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=False,

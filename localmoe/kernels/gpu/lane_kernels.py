@@ -11,6 +11,7 @@ from torch import Tensor
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import next_power_of_2
 from localmoe.kernels.lanes import LaneView
 
 
@@ -25,7 +26,7 @@ def post_job(x: Tensor, groups: Groups, live: Tensor, lane: LaneView, top_k: int
         x, x.stride(0), groups.pairs, live, lane.count, lane.words,
         lane.box + layout.posted, lane.box + layout.head, lane.box + layout.pairs, lane.box + layout.x,
         lane.layer, tokens,
-        K=top_k, K_PAD=triton.next_power_of_2(top_k), H=hidden, BH=triton.next_power_of_2(hidden),
+        K=top_k, K_PAD=next_power_of_2(top_k), H=hidden, BH=next_power_of_2(hidden),
         **after_previous(x.device), num_warps=8,
     )  # fmt: skip
 

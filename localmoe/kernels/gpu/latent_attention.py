@@ -25,7 +25,8 @@ from localmoe.kernels.gpu.attention_merge import merge_parts
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.head_linear import head_linear
 from localmoe.kernels.gpu.latent_chunks import attend_tile, load_latent_rows, no_part
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 PART = 256  # positions
 MOST_RANK, MOST_ROPE = 512, 64  # what fits on chip
@@ -34,6 +35,7 @@ _BM = 16  # rows (token, head) of a tile: one tensor-core tile high
 _TILE = 32  # positions; two of them in flight beside a tile's queries fill 91 KiB of a block's shared memory
 
 
+@without_modes
 def latent_attention(
     query: Tensor,
     latent_cache: Tensor,
@@ -105,14 +107,14 @@ class _Launch:
         self._heads, self._rank = absorbed.shape[1:]
         self._first_row = begin * self._heads
         self._rows = absorbed.shape[0] * self._heads
-        rope_dim, half = rope.shape[3], max(16, triton.next_power_of_2(self._rank) // 2)
+        rope_dim, half = rope.shape[3], max(16, next_power_of_2(self._rank) // 2)
         self._arguments = (
             absorbed, turned, latent, rope, start, pass_rows, self._heads, *turned.stride()[:2],
             latent.stride(2), rope.stride(2), *Scoring(scale).factors()[:1],
         )  # fmt: skip
         self._constants = {
             "RANK": self._rank, "HALF": half, "ROPE": rope_dim,
-            "ROPE_PAD": max(16, triton.next_power_of_2(rope_dim)), "PART": PART, "TILE": _TILE, "BM": _BM,
+            "ROPE_PAD": max(16, next_power_of_2(rope_dim)), "PART": PART, "TILE": _TILE, "BM": _BM,
             **after_previous(absorbed.device),
             "num_warps": 4, "num_stages": 3, "enable_fp_fusion": False,
         }  # fmt: skip
@@ -125,7 +127,7 @@ class _Launch:
             rows = min(most, self._rows - at)
             parts = partial_results(rows, slots, self._rank, self._out.device)
             launch(
-                _latent_split, (triton.cdiv(rows, _BM), slots),
+                _latent_split, (cdiv(rows, _BM), slots),
                 *self._arguments, *parts, self._first_row, at, at + rows, slots, **self._constants,
             )  # fmt: skip
             merge_parts(
@@ -136,7 +138,7 @@ class _Launch:
     def loop(self) -> None:
         """A program a tile, over all parts."""
         launch(
-            _latent_loop, (triton.cdiv(self._rows, _BM),),
+            _latent_loop, (cdiv(self._rows, _BM),),
             *self._arguments, self._out, self._first_row, self._rows, **self._constants,
         )  # fmt: skip
 

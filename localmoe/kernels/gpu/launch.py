@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import triton
@@ -20,6 +20,8 @@ from triton.compiler import CompiledKernel
 
 from localmoe.kernels.gpu.compile_processes import CompileProcesses, KernelSpec
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
 THREADS = 8  # that compile: each takes some 100 MB meanwhile
 
@@ -60,6 +62,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> An
         compiled.kinds.add(kind)
         compiled.launches.append((kernel, kernel.warmup(*args, grid=grid, **options)))
     return None
+
+
+def without_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """A host's part of a kernel, in which no mode of PyTorch's listens: it would be asked for each size or
+    address of a tensor, in a call of Python, which takes a layer's launches as long as ten more."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _COMPILED.get() is not None:  # whose own mode it is
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return run
 
 
 class RepeatedLaunch:

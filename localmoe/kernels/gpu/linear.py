@@ -24,7 +24,8 @@ from localmoe.kernels.gpu.configs import (
     tile_config,
 )
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv
 
 
 def linear(
@@ -52,9 +53,9 @@ def linear(
     if config is None:
         config = tile_config(columns, depth, rows, num_multiprocessors(x.device))
     y = torch.empty((rows, columns), dtype=out_dtype or x.dtype, device=x.device)
-    row_tiles = triton.cdiv(rows, config.block_m)
+    row_tiles = cdiv(rows, config.block_m)
     launch(
-        _linear, (row_tiles, triton.cdiv(columns, config.block_n)),
+        _linear, (row_tiles, cdiv(columns, config.block_n)),
         x, weight, bias, residual, y, rows, columns,
         x.stride(0), x.stride(1), weight.stride(0), *_strides(residual),
         K=depth,
@@ -64,6 +65,7 @@ def linear(
     return y
 
 
+@without_modes
 def linear_gated(
     x: Tensor, weight: Tensor, *, activation: Activation = SILU, config: TileConfig | None = None
 ) -> Tensor:
@@ -81,9 +83,9 @@ def linear_gated(
     if config is None:
         config = tile_config(inner, depth, rows, num_multiprocessors(x.device), matrices=2)
     y = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
-    row_tiles = triton.cdiv(rows, config.block_m)
+    row_tiles = cdiv(rows, config.block_m)
     launch(
-        _linear_gated, (row_tiles, triton.cdiv(inner, config.block_n)),
+        _linear_gated, (row_tiles, cdiv(inner, config.block_n)),
         x, weight, y, rows, inner, x.stride(0), x.stride(1), weight.stride(0),
         KIND=activation.kind, ALPHA=activation.alpha, LIMIT=activation.limit,
         K=depth,
@@ -110,7 +112,7 @@ def gemv(
         config = row_config(columns, depth, num_multiprocessors(x.device))
     y = torch.empty((1, columns), dtype=out_dtype or x.dtype, device=x.device)
     launch(
-        _gemv, (triton.cdiv(columns, config.block_n),),
+        _gemv, (cdiv(columns, config.block_n),),
         x, weight, bias, residual, y, columns, x.stride(1), weight.stride(0), _strides(residual)[1],
         K=depth, BN=config.block_n, BK=config.block_k, **after_previous(x.device), num_warps=config.warps,
     )  # fmt: skip
@@ -128,7 +130,7 @@ def gemv_gated(
         config = row_config(inner, depth, num_multiprocessors(x.device), matrices=2)
     y = torch.empty((1, inner), dtype=x.dtype, device=x.device)
     launch(
-        _gemv_gated, (triton.cdiv(inner, config.block_n),),
+        _gemv_gated, (cdiv(inner, config.block_n),),
         x, weight, y, inner, x.stride(1), weight.stride(0),
         KIND=activation.kind, ALPHA=activation.alpha, LIMIT=activation.limit,
         K=depth, BN=config.block_n, BK=config.block_k, **after_previous(x.device), num_warps=config.warps,

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.lowbit_kernels import down_kernel, gate_up_kernel
+from localmoe.kernels.gpu.sizes import cdiv
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_rows import PackedRows, codes_per_word
 
@@ -73,14 +73,14 @@ def lowbit_moe(
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     tile = gate_up_tile or choose_gate_up_tile(experts)
     launch(
-        gate_up_kernel, (triton.cdiv(inner, tile.rows), tokens * top_k),
+        gate_up_kernel, (cdiv(inner, tile.rows), tokens * top_k),
         x, index, *_tensors(experts.gate_up), _or_other(experts.gate_up.columns, index),
         _or_other(experts.gate_up_bias, x), gated,
         **gate_up_constants(experts, top_k, activation, tile, ptx=x.is_cuda), **after_previous(x.device),
     )  # fmt: skip
     tile = down_tile or choose_down_tile(experts, top_k)
     launch(
-        down_kernel, (triton.cdiv(hidden, tile.rows), tokens),
+        down_kernel, (cdiv(hidden, tile.rows), tokens),
         gated, index, weights, *_tensors(experts.down), _or_other(experts.down_bias, x), out,
         **down_constants(experts, top_k, tile, ptx=x.is_cuda), **after_previous(x.device),
     )  # fmt: skip

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import next_power_of_2
 
 
 @overload
@@ -41,6 +42,7 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@without_modes
 def rms_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -70,7 +72,7 @@ def rms_norm(
     assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = y if residual is None else torch.empty_like(y)
-    block = triton.next_power_of_2(length)
+    block = next_power_of_2(length)
     if y.numel():
         launch(
             _rms_norm, (y.numel() // length,),

@@ -19,6 +19,7 @@ from localmoe.kernels.gpu import bf12_weights as bf12
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_experts import takes_ptx
+from localmoe.kernels.gpu.sizes import cdiv
 from localmoe.kernels.packed_weight import PackedWeight, whole_strips
 
 
@@ -69,7 +70,7 @@ def packed_linear(
     if tile is None:
         tile = _FEW if rows <= _FEW.rows else _WINDOW
     y = torch.empty((rows, weight.rows), dtype=out_dtype or x.dtype, device=x.device)
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(weight.rows, TILE_ROWS * tile.strips)
+    grid = cdiv(rows, tile.rows), cdiv(weight.rows, TILE_ROWS * tile.strips)
     launch(
         _packed_linear, grid,
         x, weight.codes, weight.side, bias, y, rows,
@@ -95,7 +96,7 @@ def packed_row(
     x, blocks = _checked(x, weight), blocks or _ONE_ROW
     y = torch.empty((1, weight.rows), dtype=out_dtype or x.dtype, device=x.device)
     launch(
-        _packed_row, (triton.cdiv(weight.rows, blocks.rows),),
+        _packed_row, (cdiv(weight.rows, blocks.rows),),
         x, weight.codes, weight.side, bias, y,
         N=weight.rows, R=whole_strips(weight.rows), K=weight.columns, S=stray_room(weight.columns),
         BN=blocks.rows, BK=blocks.depth, PTX=takes_ptx(x), **after_previous(x.device), num_warps=blocks.warps,

@@ -13,6 +13,7 @@ from localmoe.kernels.gpu import bf12_weights as bf12
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
 from localmoe.kernels.gpu.routed_experts import takes_ptx
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 from localmoe.kernels.packed_weight import PackedWeight, whole_strips
 
 _BLOCK = 512  # columns of a program
@@ -30,9 +31,9 @@ def packed_rows(ids: Tensor, weight: PackedWeight) -> Tensor:
     assert ids.is_contiguous() and ids.dtype == torch.int64, f"{ids.dtype}, strides {ids.stride()}"
     out = torch.empty(ids.shape[0], weight.columns, dtype=torch.bfloat16, device=ids.device)
     if out.numel():
-        block = min(_BLOCK, triton.next_power_of_2(weight.columns))
+        block = min(_BLOCK, next_power_of_2(weight.columns))
         launch(
-            _packed_rows, (ids.shape[0], triton.cdiv(weight.columns, block)),
+            _packed_rows, (ids.shape[0], cdiv(weight.columns, block)),
             ids, weight.codes, weight.side, out,
             N=weight.rows, R=whole_strips(weight.rows), C=weight.columns, S=stray_room(weight.columns),
             BLOCK=block, PTX=takes_ptx(out), **after_previous(ids.device), num_warps=4,

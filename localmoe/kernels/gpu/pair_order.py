@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 COMPARED = 64  # numbers that a thread compares at a time
 _MINE = 128  # pairs of a program that sorts
@@ -20,7 +21,7 @@ def sort_pairs(index: Tensor, live: Tensor, pairs: Tensor, num_experts: int) -> 
     """Write all pairs of `index` (T, K) in their order into int32 `pairs` (T * K,); live: see group_pairs. By
     counting: each program counts its pairs' experts, then each knows where its own ones begin."""
     tokens, top_k = index.shape
-    programs, padded = triton.cdiv(tokens * top_k, _MINE), triton.next_power_of_2(num_experts + 1)
+    programs, padded = cdiv(tokens * top_k, _MINE), next_power_of_2(num_experts + 1)
     counts = pairs.new_empty(programs, padded)
     given = index, index.stride(0), index.stride(1), live, counts
     sizes = {"K": top_k, "E": num_experts, "E_PAD": padded, "MINE": _MINE, "num_warps": 4}

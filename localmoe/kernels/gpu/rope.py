@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 _HEADS_A_PROGRAM = 8
 # what is turned together, and where it is put: the halves of a head (Llama); neighbours, to the halves
@@ -18,6 +19,7 @@ _HEADS_A_PROGRAM = 8
 RopeForm = Literal["halves", "pairs to halves", "pairs"]
 
 
+@without_modes
 def apply_rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, form: RopeForm = "halves"
 ) -> tuple[Tensor, Tensor]:
@@ -36,17 +38,18 @@ def apply_rope(
     kv_heads = k.shape[1]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
-    grid = rows, blocks + triton.cdiv(kv_heads, _HEADS_A_PROGRAM)
+    blocks = cdiv(heads, _HEADS_A_PROGRAM)
+    grid = rows, blocks + cdiv(kv_heads, _HEADS_A_PROGRAM)
     _launch(q, k, cos, sin, q_out, k_out, grid, heads, kv_heads, blocks, form)
     return q_out, k_out
 
 
+@without_modes
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, form: RopeForm = "halves") -> Tensor:
     """As apply_rope, of queries or keys alone."""
     heads, rows = x.shape[1:3]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    blocks = triton.cdiv(heads, _HEADS_A_PROGRAM)
+    blocks = cdiv(heads, _HEADS_A_PROGRAM)
     _launch(x, x, cos, sin, out, out, (rows, blocks), heads, 0, blocks, form)
     return out
 
@@ -65,13 +68,14 @@ def _launch(
         _rope, grid,
         q, k, cos, sin, q_out, k_out, rows, heads, kv_heads, q_blocks,
         *q.stride()[1:], *k.stride()[1:], *cos.stride()[1:], *sin.stride()[1:],
-        DIM=dim, HALF=rotated // 2, HALF_PAD=triton.next_power_of_2(rotated // 2),
-        REST_PAD=triton.next_power_of_2(dim - rotated) if rotated < dim else 0,
+        DIM=dim, HALF=rotated // 2, HALF_PAD=next_power_of_2(rotated // 2),
+        REST_PAD=next_power_of_2(dim - rotated) if rotated < dim else 0,
         HEADS=_HEADS_A_PROGRAM, FROM_PAIRS=form != "halves", TO_PAIRS=form == "pairs", ROUND=not wide,
         **after_previous(q.device), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
+@without_modes
 def write_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, start: Tensor, *, ring: bool = False
 ) -> None:
@@ -90,7 +94,7 @@ def write_kv(
         _write_kv, (rows, kv_heads),
         key, value, key_cache, value_cache, start, key_cache.shape[2],
         *key.stride()[1:], *value.stride()[1:], *key_cache.stride()[1:], *value_cache.stride()[1:],
-        D=dim, DV=value_dim, D_PAD=triton.next_power_of_2(dim), DV_PAD=triton.next_power_of_2(value_dim),
+        D=dim, DV=value_dim, D_PAD=next_power_of_2(dim), DV_PAD=next_power_of_2(value_dim),
         RING=ring, **after_previous(key.device), num_warps=1,
     )  # fmt: skip
 

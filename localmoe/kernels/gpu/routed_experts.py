@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from localmoe.kernels import mxfp4_tiles
@@ -22,8 +21,9 @@ from localmoe.kernels.bf12_tiles import TILE_COLUMNS, TILE_ROWS, stray_room
 from localmoe.kernels.gpu.dependent import after_previous
 from localmoe.kernels.gpu.grouping import Groups
 from localmoe.kernels.gpu.lane_kernels import post_job, wait_for_answer
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.routed_kernels import combine_kernel, down_kernel, gate_up_kernel
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 from localmoe.kernels.lanes import LaneView
 from localmoe.kernels.stage import NUMBER_SHIFT, PARTS, TURNS, StageView
 from localmoe.kernels.weight_forms import WeightForm
@@ -131,6 +131,7 @@ def _coded_block_k(length: int) -> int:
     return max(mxfp4_tiles.TILE_COLUMNS, _block_k(length))
 
 
+@without_modes
 def routed_experts(
     x: Tensor,
     groups: Groups,
@@ -167,6 +168,7 @@ def routed_experts(
     return combine(out, index, weights, live, num_experts, x.dtype, lane, groups.clock)
 
 
+@without_modes
 def run_groups(
     x: Tensor,
     groups: Groups,
@@ -194,7 +196,7 @@ def run_groups(
     strays, more_strays = (stray_room(size) if shape.bf12 else 0 for size in (shape.hidden, shape.inner))
     blocks = gate_up_launch(shape, block_rows)
     launch(
-        gate_up_kernel, (tiles * triton.cdiv(shape.inner, blocks.block_n), shares),
+        gate_up_kernel, (tiles * cdiv(shape.inner, blocks.block_n), shares),
         x, x.stride(0), *common, groups.landing, groups.skipped, done, groups.clock, gate_up_bias, inner,
         words, *_stage_arguments(groups.stage, blocks.block_n),
         TURNS=TURNS, PARTS=PARTS, NUMBER_SHIFT=NUMBER_SHIFT,
@@ -206,7 +208,7 @@ def run_groups(
     )  # fmt: skip
     blocks = down_launch(shape, block_rows)
     launch(
-        down_kernel, (tiles * triton.cdiv(shape.hidden, blocks.block_n), shares),
+        down_kernel, (tiles * cdiv(shape.hidden, blocks.block_n), shares),
         inner, *common, groups.landing, groups.skipped, done, down_bias, out, words,
         H=shape.hidden, I=shape.inner, TRANSPOSED=shape.transposed, GATED=shape.activation.gated, FORM=form,
         PTX=ptx,
@@ -221,6 +223,7 @@ def takes_ptx(x: Tensor) -> bool:
     return x.is_cuda
 
 
+@without_modes
 def combine(
     out: Tensor,
     index: Tensor,
@@ -248,12 +251,12 @@ def combine(
     if lane is not None and not waits:
         wait_for_answer(lane)
     result = out.new_empty(tokens, hidden, dtype=dtype)
-    block = min(1024, triton.next_power_of_2(hidden))
+    block = min(1024, next_power_of_2(hidden))
     launch(
-        combine_kernel, (tokens, triton.cdiv(hidden, block)),
+        combine_kernel, (tokens, cdiv(hidden, block)),
         out, index, *index.stride(), weights, *weights.stride(), live, result,
         clock, *_lane_arguments(lane),
-        K=top_k, K_PAD=triton.next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, WAITS=waits,
+        K=top_k, K_PAD=next_power_of_2(top_k), E=num_experts, H=hidden, BH=block, WAITS=waits,
         **after_previous(out.device), num_warps=4,
     )  # fmt: skip
     return result

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from localmoe.kernels.dense import ScoreKind
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import cdiv, next_power_of_2
 
 PART_DEPTH = 256  # columns of x a part of the dot
 MOST_CHOSEN, MOST_EXPERTS = 16, 512
 _BM, _BN = 16, 16
 
 
+@without_modes
 def route(
     x: Tensor,
     weight: Tensor,
@@ -52,10 +54,10 @@ def route(
     assert weight.dtype in (x.dtype, torch.float32), f"{weight.dtype}"
     assert weight.shape[1] == depth and weight.stride(1) == 1, f"{weight.shape}"
     assert 0 < top_k <= min(experts, MOST_CHOSEN) and experts <= MOST_EXPERTS, f"{top_k} of {experts} experts"
-    parts = triton.cdiv(depth, PART_DEPTH)
+    parts = cdiv(depth, PART_DEPTH)
     sums = torch.empty((parts, rows, experts), dtype=torch.float32, device=x.device)
     launch(
-        _router_parts, (triton.cdiv(rows, _BM), triton.cdiv(experts, _BN), parts),
+        _router_parts, (cdiv(rows, _BM), cdiv(experts, _BN), parts),
         x, weight, sums, rows, depth, x.stride(0), x.stride(1), weight.stride(0),
         E=experts, EVEN_K=depth % PART_DEPTH == 0, BM=_BM, BN=_BN, BK=PART_DEPTH,
         **after_previous(x.device), num_warps=2, num_stages=2, enable_fp_fusion=False,
@@ -66,8 +68,8 @@ def route(
     launch(
         _router_choice, (rows,),
         sums, bias, choice_bias, expert_scale, weights, index, logits, scale, rows,
-        PARTS=parts, E=experts, E_PAD=triton.next_power_of_2(experts),
-        K=top_k, K_PAD=triton.next_power_of_2(top_k),
+        PARTS=parts, E=experts, E_PAD=next_power_of_2(experts),
+        K=top_k, K_PAD=next_power_of_2(top_k),
         SCORE=score, RENORMALISE=renormalise and score != "softmax_after_topk",
         **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

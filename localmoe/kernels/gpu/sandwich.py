@@ -13,9 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import next_power_of_2
 
 
+@without_modes
 def enter_feed_forward(
     mixed: Tensor,
     residual: Tensor,
@@ -41,12 +43,13 @@ def enter_feed_forward(
         launch(
             _enter, (rows,),
             mixed, residual, behind, *before, total, dense, routed, scores, eps, scale, length,
-            BLOCK=triton.next_power_of_2(length), **after_previous(mixed.device), num_warps=8,
+            BLOCK=next_power_of_2(length), **after_previous(mixed.device), num_warps=8,
             enable_fp_fusion=False,
         )  # fmt: skip
     return total, dense, routed, scores
 
 
+@without_modes
 def leave_feed_forward(
     dense: Tensor,
     routed: Tensor,
@@ -68,7 +71,7 @@ def leave_feed_forward(
         launch(
             _leave, (rows,),
             dense, routed, residual, *behind, factor, out, eps, length,
-            BLOCK=triton.next_power_of_2(length), **after_previous(dense.device), num_warps=8,
+            BLOCK=next_power_of_2(length), **after_previous(dense.device), num_warps=8,
             enable_fp_fusion=False,
         )  # fmt: skip
     return out

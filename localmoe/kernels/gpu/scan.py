@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.state_memory import StateMemory
 from localmoe.kernels.gpu.state_places import FRESH, GOES_ON, KEPT, READ, REPLAY, WRITE
 from localmoe.kernels.recurrent_shapes import ScanShape
@@ -21,6 +21,7 @@ from localmoe.kernels.recurrent_shapes import ScanShape
 _VALUES = 8  # rows of a head's state in one program: 8 x 128 float32 are a quarter of a warp's registers
 
 
+@without_modes
 def scan(
     inputs: tuple[Tensor, Tensor, Tensor],
     skip: Tensor | None,

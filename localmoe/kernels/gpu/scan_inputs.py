@@ -16,7 +16,7 @@ from torch import Tensor
 from localmoe.kernels.delta_rule import L2_EPSILON
 from localmoe.kernels.gpu.convolve import convolve
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.state_memory import StateMemory
 from localmoe.kernels.gpu.state_places import (
     DRAFT,
@@ -73,6 +73,7 @@ class ScanWeights:
     limits: tuple[float, float] = (0.0, math.inf)
 
 
+@without_modes
 def scan_inputs(
     projected: Projected, weights: ScanWeights, shape: ScanShape, memory: StateMemory, places: Tensor,
     kind: int,

@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
+from localmoe.kernels.gpu.sizes import next_power_of_2
 
 
+@without_modes
 def add_gated(routed: Tensor, shared: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """routed + sigmoid(x w^T) * shared, summed in float32; gate and product are rounded as PyTorch would.
 
@@ -28,7 +30,7 @@ def add_gated(routed: Tensor, shared: Tensor, x: Tensor, weight: Tensor) -> Tens
     assert weight.shape == (1, hidden) and routed.shape == shared.shape == x.shape, f"{weight.shape}"
     assert routed.is_contiguous() and shared.is_contiguous() and x.is_contiguous()
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     launch(
         _add_gated, (rows,),
         routed, shared, x, weight, out, hidden,

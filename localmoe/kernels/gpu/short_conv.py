@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localmoe.kernels.gpu.convolve import convolve
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
-from localmoe.kernels.gpu.launch import launch
+from localmoe.kernels.gpu.launch import launch, without_modes
 from localmoe.kernels.gpu.state_memory import StateMemory
 from localmoe.kernels.gpu.state_places import DRAFT, FRESH, GOES_ON, KEPT, PROMPT, READ, REPLAY, WRITE
 from localmoe.kernels.recurrent_shapes import ConvShape
@@ -21,6 +21,7 @@ from localmoe.kernels.recurrent_shapes import ConvShape
 _WIDEST = 256  # channels of one program
 
 
+@without_modes
 def short_conv(
     projected: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvShape, memory: StateMemory,
     places: Tensor, live: Tensor, kind: int,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton")
 
@@ -25,7 +26,14 @@ from triton.compiler.errors import CompilationError
 from localmoe.kernels import cuda_driver
 from localmoe.kernels.gpu.add import _add, add
 from localmoe.kernels.gpu.dependent import after_previous
-from localmoe.kernels.gpu.launch import CompilingStopped, RepeatedLaunch, _forget_failed, compiling, launch
+from localmoe.kernels.gpu.launch import (
+    CompilingStopped,
+    RepeatedLaunch,
+    _forget_failed,
+    compiling,
+    launch,
+    without_modes,
+)
 from localmoe.kernels.gpu.linear import gemv, linear, linear_gated
 from localmoe.kernels.gpu.norm import rms_norm
 from localmoe.kernels.gpu.router import route
@@ -276,3 +284,35 @@ def test_a_kernel_that_does_not_compile_is_said_and_the_next_ones_do() -> None:
         launch(_wrong, (1,), x, ODD=3)
         add(x, x)
     assert torch.equal(add(x, x), x + x)
+
+
+class Heard(TorchFunctionMode):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_s_part_of_a_kernel_asks_no_mode_but_where_it_is_compiled_only() -> None:
+    def sizes(x: torch.Tensor, *, more: int) -> tuple[int, ...]:
+        return x.shape[0], x.stride(0), x.new_empty(more).numel()
+
+    quiet = without_modes(sizes)
+    assert quiet.__name__ == "sizes"
+    with Heard() as mode:
+        x = torch.zeros(3, 2)
+        assert sizes(x, more=4) == (3, 2, 4) and mode.calls > 2
+        before = mode.calls
+        assert quiet(x, more=4) == (3, 2, 4) and mode.calls == before
+        with compiling():
+            before = mode.calls
+            assert quiet(x, more=4) == (3, 2, 4) and mode.calls > before
+        with pytest.raises(TypeError):
+            quiet(x)  # type: ignore[call-arg]
+        before = mode.calls
+        assert x.shape == (3, 2) and mode.calls > before, "after an error it listens again"
