@@ -74,7 +74,8 @@ def make_lane(
     memory.may_prefetch = link
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
     made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts)
-    return made, f"{words} ({lane.num_threads} threads)"
+    unit = ", a matrix unit for prompts" if lane.has_matrix_unit else ""
+    return made, f"{words} ({lane.num_threads} threads{unit})"
 
 
 def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
