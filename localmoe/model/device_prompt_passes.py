@@ -70,8 +70,9 @@ class PromptPasses:
             asking = [kind for kind in kinds if self.ways[kind].asks(count, missing)]
             if not asking:
                 logits = self._stream(tokens, start)
+                took = time.perf_counter() - began
                 for each in kinds:
-                    self.ways[each].note_streamed(count, missing, time.perf_counter() - began)
+                    self.ways[each].note_streamed(count, missing, took)
                 return logits
             kind = self._best(asking, count)
             kinds = (kind,)

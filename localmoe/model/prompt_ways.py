@@ -30,7 +30,7 @@ _WORTH_A_TRY = 1.5
 
 
 class PromptWays:
-    """Of one model and budget, with the CPU's help or without."""
+    """Of one model and budget, and of one kind of pass: how the CPU helps, or that it does not."""
 
     def __init__(self, *, tries: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.kept_builds import kept_builds
 
+from localmoe.kernels.cpu import processor
 from localmoe.kernels.cpu.processor import HAS_BF16_DOTS, may_use_tiles
 
 JOB = Path(__file__).with_name("many_job.py")
@@ -29,3 +31,12 @@ def test_experts_of_many_tokens_equal_float64(unit: str, pytestconfig: pytest.Co
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert max(found["errors"]) < 2e-2 and found["changed"] == 0 and found["used"] >= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
+def test_the_unit_is_used_only_where_the_system_lends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "HAS_TILES", True)  # the compiler knows it
+    if "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        assert not processor.may_use_tiles()
+    monkeypatch.setattr(processor, "HAS_TILES", False)
+    assert not processor.may_use_tiles()

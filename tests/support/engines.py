@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,8 +17,10 @@ from localmoe.engine import Engine, plan_model
 from localmoe.experts.link import Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
-from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.runner import ModelRunner
+
+if TYPE_CHECKING:  # it needs Triton, which not every system has
+    from localmoe.model.device_runner import DeviceRunner
 
 ROOMY = 8 << 30  # a budget in which every test model fits with all its experts
 
@@ -85,6 +87,8 @@ def runner_of(engine: Engine) -> ModelRunner | DeviceRunner:
 
 def device_runner_of(engine: Engine) -> DeviceRunner:
     """The same of an engine whose steps run whole on the device."""
+    from localmoe.model.device_runner import DeviceRunner
+
     runner = engine._loaded.runner
     assert isinstance(runner, DeviceRunner)
     return runner

@@ -29,7 +29,7 @@ from localmoe.kernels.cpu.matrix_unit import ROW_BYTES, SIDE
 from localmoe.kernels.cpu.products import KINDS, activated, add_bias
 from localmoe.kernels.cpu.strip_sums import PITCH, add_column, put_pair, put_rows, silu_rows
 
-MANY = 3  # tokens from which on this is faster than bf12_dots, by benchmarks/cpu_experts.py
+MANY = 3  # tokens from which on this is taken: vectors are slower with four than this is with five
 _SILU = KINDS.index("silu")
 _TOGETHER = SIDE * MOST_GROUPS  # tokens that weights are decoded for at once
 
