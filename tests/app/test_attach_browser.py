@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,40 +91,48 @@ def test_files_can_be_pasted_but_not_what_is_a_text_as_well(page: PageDriver) ->
     assert page.value("lm-message") == ""
 
 
-SLOWLY = """(ms) => {
+HELD = """() => {
     const read = Blob.prototype.arrayBuffer;
-    Blob.prototype.arrayBuffer = function () {
-        return new Promise((done) => setTimeout(() => done(read.call(this)), ms));
-    };
-    window.readAtOnce = () => { Blob.prototype.arrayBuffer = read; };
+    const may = new Promise((go) => { window.letRead = go; });
+    Blob.prototype.arrayBuffer = function () { return may.then(() => read.call(this)); };
+    window.readAtOnce = () => { window.letRead(); Blob.prototype.arrayBuffer = read; };
 }"""
 
 
+@pytest.fixture
+def held(page: PageDriver) -> Iterator[None]:
+    """Files are not read before the page's letRead()."""
+    page.page.evaluate(HELD)
+    yield
+    page.evaluate("window.readAtOnce()")
+
+
+@pytest.mark.usefixtures("held")
 def test_who_goes_on_typing_is_not_disturbed_by_a_file_that_comes_late(page: PageDriver) -> None:
     write(page, "hello world")
-    page.page.evaluate(SLOWLY, 700)
     attach(page, given("a.txt", b"ok"))
     page.wait_text("#lm-attached", "Reading a.txt")
     page.page.focus("#lm-message textarea")
     page.page.keyboard.press("Home")
-    for letter in "abcdefgh":
-        page.page.keyboard.type(letter)
-        page.page.wait_for_timeout(150)
+    page.page.keyboard.type("abcd")
+    page.evaluate("window.letRead()")
+    wait_message(page, "abcdhello world\n\n`a.txt`:\n```txt\nok\n```\n\n")
+    page.page.keyboard.type("efgh")
     wait_message(page, "abcdefghhello world\n\n`a.txt`:\n```txt\nok\n```\n\n")
     assert page.text("#lm-attached") == ""
-    page.evaluate("window.readAtOnce()")
     write(page, "")
 
 
+@pytest.mark.usefixtures("held")
 def test_what_was_meant_for_one_chat_does_not_come_into_another(page: PageDriver) -> None:
     page.send("one chat")
     page.wait_answer(20)
-    page.page.evaluate(SLOWLY, 700)
     attach(page, given("secret.txt", b"ok"))
     page.page.click("#lm-new")
+    page.wait_questions([])
+    page.evaluate("window.letRead()")
     page.wait_text("#lm-attached", "secret.txt was left out")
     assert page.value("lm-message") == ""
-    page.evaluate("window.readAtOnce()")
 
 
 def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageDriver) -> None:
