@@ -1,6 +1,6 @@
-"""The gated delta rule of linear attention (Yang et al. 2024, "Gated Delta Networks", equation 10) and what
-leads to and from it in a decoder layer: torch references in the tensors' own dtype and float32. Keeps no
-state.
+"""The gated delta rule of linear attention (Yang et al. 2024, "Gated Delta Networks", equation 10; with a
+decay for each channel: Kimi Team 2025, "Kimi Linear", equation 1) and what leads to and from it in a decoder
+layer: torch references in the tensors' own dtype and float32. Keeps no state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class DeltaInputs:
 
     Attributes:
         mixed: (T, C), convolved, before queries and keys are normalised.
-        decay, beta: float32 (T, value_heads): how much of the state is kept, how much of an error corrected.
+        decay: float32 (T, value_heads), or of each channel (T, value_heads, key_dim): how much is kept of the
+            state.
+        beta: float32 (T, value_heads): how much of an error is corrected.
     """
 
     mixed: Tensor
@@ -38,15 +40,17 @@ def reference_delta_inputs(
 
     Args:
         x: (T, C) projected queries, keys and values. before: (taps - 1, C) of the tokens before.
-        weight: (C, taps). a, b: (T, value_heads) projected. a_log, dt_bias: (value_heads,).
+        weight: (C, taps). a, b: (T, value_heads) projected. a_log, dt_bias: (value_heads,). With a decay for
+            each channel a is (T, value_heads, key_dim), dt_bias (value_heads, key_dim).
     """
     mixed = F.silu(reference_convolution(x, before, weight, None))
     step = F.softplus(a.float() + dt_bias.float())
-    return DeltaInputs(mixed, torch.exp(-a_log.float().exp() * step), b.sigmoid().float())
+    rate = a_log.float().exp().view(-1, *(1,) * (step.dim() - 2))
+    return DeltaInputs(mixed, torch.exp(-rate * step), b.sigmoid().float())
 
 
 def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: ScanShape) -> tuple[Tensor, Tensor]:
-    """For each token, S <- decay S, then S <- S + beta (v - S k) k^T, and S q comes out.
+    """For each token, S <- S diag(decay), then S <- S + beta (v - S k) k^T, and S q comes out.
 
     Args:
         state: float32 (value_heads, value_dim, key_dim); not changed.
@@ -60,7 +64,8 @@ def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: ScanShape) -
     q, v = q / shape.key_dim**0.5, v.unflatten(1, (shape.value_heads, -1))
     out = []
     for token in range(len(v)):
-        state = state * inputs.decay[token, :, None, None]
+        decay = inputs.decay[token].view(shape.value_heads, 1, -1)
+        state = state * decay
         error = v[token] - torch.einsum("hvk,hk->hv", state, k[token])
         state = state + torch.einsum("hv,hk->hvk", error * inputs.beta[token, :, None], k[token])
         out.append(torch.einsum("hvk,hk->hv", state, q[token]))
@@ -72,9 +77,13 @@ def _normalised(heads: Tensor, shape: ScanShape) -> Tensor:
     return (heads * length).repeat_interleave(shape.group, dim=1)
 
 
-def reference_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def reference_gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigmoid: bool = False
+) -> Tensor:
     """RMS norm of the rows of x (..., D), times silu(gate); rounded to x.dtype before the weight, after it
-    and at the end."""
+    and at the end. sigmoid: times sigmoid(gate) instead, and rounded at the end alone."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if sigmoid:
+        return (weight.float() * normed * gate.float().sigmoid()).to(x.dtype)
     return ((weight * normed.to(x.dtype)).float() * F.silu(gate.float())).to(x.dtype)

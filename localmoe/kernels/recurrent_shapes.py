@@ -23,6 +23,7 @@ class ScanShape:
         taps: positions that the convolution before it looks at.
         rule: "delta" corrects what a key finds in the state (kernels.delta_rule), "sum" adds to it
             (kernels.state_space).
+        by_channel: whether each channel of a key decays by itself, else all of a head alike.
     """
 
     key_heads: int
@@ -31,6 +32,7 @@ class ScanShape:
     value_dim: int
     taps: int
     rule: Rule = "delta"
+    by_channel: bool = False
 
     @property
     def fits(self) -> bool:
@@ -63,6 +65,17 @@ class ScanShape:
         return 2 * self.key_heads if self.rule == "delta" else 0
 
     @property
+    def decays(self) -> int:
+        """Rates at which the state of a value head decays."""
+        return self.key_dim if self.by_channel else 1
+
+    @property
+    def rates(self) -> int:
+        """That a log keeps of each row: of each value head its decays, and behind all of these how much is
+        corrected or added."""
+        return self.value_heads * (self.decays + 1)
+
+    @property
     def state_elements(self) -> int:
         """Of one layer's state."""
         return self.value_heads * self.value_dim * self.key_dim
@@ -71,7 +84,7 @@ class ScanShape:
         """What a layer keeps so that any of a window's `rows` tokens can be dropped, for a draft that goes
         ahead, and to begin again before an answer: three states, twice the window's rows, and for the
         convolution the rows before."""
-        rates = 2 * rows * (self.norms + 2 * self.value_heads)
+        rates = 2 * rows * (self.norms + self.rates)
         floats = 3 * self.state_elements + rates
         mixed = 2 * rows * self.channels * element_bytes
         return _convolution_bytes(self, rows, element_bytes) + mixed + floats * _FLOAT_BYTES

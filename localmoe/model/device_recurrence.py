@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from localmoe.kernels.gpu.gated_norms import gated_norm, group_norm
@@ -13,6 +14,7 @@ from localmoe.kernels.gpu.scan_inputs import Projected, ScanWeights, scan_inputs
 from localmoe.kernels.gpu.short_conv import short_conv
 from localmoe.kernels.gpu.state_memory import StateMemory
 from localmoe.kernels.recurrent_shapes import ScanShape
+from localmoe.model.channel_delta_net import ChannelDeltaNet
 from localmoe.model.delta_net import DeltaNet
 from localmoe.model.recurrent_nets import RecurrentNet
 from localmoe.model.short_conv_net import ShortConvNet
@@ -33,13 +35,16 @@ class Stand:
 def run_recurrent(net: RecurrentNet, hidden: Tensor, stand: Stand) -> Tensor:
     """(T, H) -> (T, H)."""
     projected = [linear(hidden) for linear in net.projections]
+    if isinstance(net, ChannelDeltaNet):
+        found: Tensor = net.module.o_proj(_channel_delta(net, projected, stand))
+        return found
     if isinstance(net, DeltaNet):
         out = _delta(net, projected, stand)
     elif isinstance(net, StateSpaceNet):
         out = _state_space(net, projected[0], stand)
     else:
         out = _short_conv(net, projected[0], stand)
-    found: Tensor = net.module.out_proj(out)
+    found = net.module.out_proj(out)
     return found
 
 
@@ -50,6 +55,18 @@ def _delta(net: DeltaNet, parts: list[Tensor], stand: Stand) -> Tensor:
     weights = ScanWeights(module.conv1d.weight[:, 0], None, (0, keys, 2 * keys), module.A_log, module.dt_bias)
     out = _scanned(projected, weights, None, shape, stand)
     return gated_norm(out, gate, place, shape.group, norm.weight, norm.variance_epsilon)
+
+
+def _channel_delta(net: ChannelDeltaNet, parts: list[Tensor], stand: Stand) -> Tensor:
+    module, shape, norm = net.module, net.shape, net.module.o_norm
+    decays, gates = net.decays_and_gates(parts)
+    keys, dim = shape.key_heads * shape.key_dim, shape.key_dim
+    x, b = torch.cat(parts[:3], dim=1), parts[3]
+    projected = Projected(x, decays, b, (0, dim), (keys, dim), (2 * keys, dim), rate_stride=1)
+    channels, bias = (0, keys, 2 * keys), module.forget_gate.dt_bias
+    weights = ScanWeights(module.conv1d.weight[:, 0], None, channels, net.a_log, bias)
+    out = _scanned(projected, weights, None, shape, stand)
+    return gated_norm(out, gates, (0, dim), 1, norm.weight, norm.variance_epsilon, sigmoid=True)
 
 
 def _state_space(net: StateSpaceNet, projected: Tensor, stand: Stand) -> Tensor:

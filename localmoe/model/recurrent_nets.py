@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from localmoe.model.channel_delta_net import ChannelDeltaNet
 from localmoe.model.delta_net import DeltaNet
 from localmoe.model.short_conv_net import ShortConvNet
 from localmoe.model.skeleton import (
@@ -24,14 +25,16 @@ from localmoe.model.skeleton import (
 )
 from localmoe.model.state_space_net import StateSpaceNet
 
-RecurrentNet = DeltaNet | StateSpaceNet | ShortConvNet
+RecurrentNet = DeltaNet | ChannelDeltaNet | StateSpaceNet | ShortConvNet
 _TRIAL_ROWS = 7
 _SAME = 1e-4  # relative error of float32 sums in other orders
 
 
 def recurrent_net(module: nn.Module) -> RecurrentNet | None:
     """What it is; None if it is of no known form."""
-    return DeltaNet.of(module) or StateSpaceNet.of(module) or ShortConvNet.of(module)
+    known = (DeltaNet, ChannelDeltaNet, StateSpaceNet, ShortConvNet)
+    found = (kind.of(module) for kind in known)
+    return next((net for net in found if net is not None), None)
 
 
 def recurrent_nets(model: nn.Module) -> dict[int, RecurrentNet]:
@@ -79,7 +82,7 @@ def _computes_alike(net: RecurrentNet, text_config: Any) -> bool:
                 setattr(config, name, value)
             module = type(net.module)(config, net.module.layer_idx).float().eval()
             for parameter in module.parameters():
-                if parameter.dim() == 1:  # what begins as all ones would tell nothing
+                if parameter.numel() == max(parameter.shape):  # what begins as all ones would tell nothing
                     parameter.normal_(0.7, 0.3)
             small = recurrent_net(module)
             hidden = torch.randn(1, _TRIAL_ROWS, config.hidden_size)

@@ -34,6 +34,10 @@ TWO_LAYERS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
     "hybrid nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["sparse", "sparse"],
+    },
 }
 PROMPT = WINDOW + 2  # tokens; the state is kept some before their end
 
@@ -154,7 +158,11 @@ def test_the_layers_are_recognised_and_nothing_else_is(architecture: str) -> Non
     assert list(recurrent_nets(made.model)) == recurrent and keeps_known_state(made)
     assert torch.equal(torch.random.get_rng_state(), state), "the trial leaves no trace"
     other = recurrent_nets(made.model)[recurrent[-1]].module
-    for part, strange in {"activation": "relu", "out_proj": torch.nn.Identity()}.items():
+    for part, strange in {
+        "activation": "relu",
+        "out_proj": torch.nn.Identity(),
+        "o_proj": torch.nn.Identity(),
+    }.items():
         if hasattr(other, part):
             usual = getattr(other, part)
             delattr(other, part)

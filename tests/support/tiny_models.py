@@ -8,15 +8,18 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
 ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
 RECURRENT_ARCHITECTURE = "qwen3_next"
-# whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, a state
-# space, a short convolution
+CHANNEL_ARCHITECTURE = "kimi_linear"
+# whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, or with
+# decays by channel, a state space, a short convolution; not every version of transformers has all
 STATEFUL_ARCHITECTURES = (
     RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "hybrid nemotron_h", "lfm2_moe",
+    *((CHANNEL_ARCHITECTURE,) if CHANNEL_ARCHITECTURE in CONFIG_MAPPING_NAMES else ()),
 )  # fmt: skip
 UNGATED_ARCHITECTURE = "nemotron_h"  # by default without the layers that keep a state
 UNGATED_RECURRENT = {
@@ -97,6 +100,12 @@ def _special(architecture: str) -> dict[str, Any]:
             dims = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
             sizes = {"num_experts": 8, "moe_intermediate_size": 128, "num_hidden_layers": 4}
             return {**linear, **dims, **sizes, **shared_expert}
+        case "kimi_linear":
+            linear = {"linear_num_heads": 4, "linear_head_dim": 32, "num_key_value_heads": 4}
+            latent = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+            sizes = {"num_local_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
+            kinds = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+            return {**linear, **latent, **sizes, **kinds, "mlp_layer_types": ["dense", "sparse", "sparse"]}
         case "granitemoehybrid":
             heads = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
             sizes = {"num_local_experts": 8, "intermediate_size": 128, "shared_intermediate_size": 128}

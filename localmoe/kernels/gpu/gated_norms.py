@@ -18,14 +18,15 @@ _BLOCK = 4096  # channels of a group that are in registers at once
 
 @without_modes
 def gated_norm(
-    x: Tensor, gate: Tensor, place: tuple[int, int], group: int, weight: Tensor, eps: float
-) -> Tensor:
+    x: Tensor, gate: Tensor, place: tuple[int, int], group: int, weight: Tensor, eps: float,
+    *, sigmoid: bool = False,
+) -> Tensor:  # fmt: skip
     """As kernels.delta_rule.reference_gated_norm.
 
     Args:
         x: (T, heads, D), contiguous.
         gate: (T, .), whose element d of head h = g * group + j lies at offset + g * stride + j * D + d.
-        place: offset and stride. weight: (D,).
+        place: offset and stride. weight: (D,). sigmoid: see there.
 
     Returns:
         (T, heads * D).
@@ -35,7 +36,7 @@ def gated_norm(
     out = torch.empty(rows, heads * size, dtype=x.dtype, device=x.device)
     launch(
         _gated_norm, (rows, heads), x, gate, weight, out, eps, gate.stride(0),
-        OFFSET=place[0], STRIDE=place[1], GROUP=group, D=size,
+        OFFSET=place[0], STRIDE=place[1], GROUP=group, D=size, SIGMOID=sigmoid,
         **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -44,7 +45,8 @@ def gated_norm(
 @triton.jit(do_not_specialize=["gate_row"])
 def _gated_norm(
     x, gate, weight, out, eps, gate_row,
-    OFFSET: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr,
+    OFFSET: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIGMOID: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -53,11 +55,17 @@ def _gated_norm(
     dtype: tl.constexpr = x.dtype.element_ty
     at = (row * tl.num_programs(1) + head) * D + d
     value = tl.load(x + at).to(tl.float32)
-    normed = (value * tl.rsqrt(tl.sum(value * value, 0) / D + eps)).to(dtype).to(tl.float32)
-    scaled = (normed * tl.load(weight + d).to(tl.float32)).to(dtype).to(tl.float32)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / D + eps)
+    if not SIGMOID:
+        normed = normed.to(dtype).to(tl.float32)
+    scaled = normed * tl.load(weight + d).to(tl.float32)
     z = tl.load(gate + row * gate_row + OFFSET + (head // GROUP) * STRIDE + (head % GROUP) * D + d)
     z = z.to(tl.float32)
-    tl.store(out + at, (scaled * (z * tl.sigmoid(z))).to(dtype))
+    if SIGMOID:
+        scaled *= tl.sigmoid(z)
+    else:
+        scaled = scaled.to(dtype).to(tl.float32) * (z * tl.sigmoid(z))
+    tl.store(out + at, scaled.to(dtype))
 
 
 @without_modes

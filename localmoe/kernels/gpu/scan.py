@@ -56,7 +56,7 @@ def scan(
         mixed.stride(0), norms.stride(0), rates.stride(0),
         held.mixed.stride(0), held.norms.stride(0), held.rates.stride(0), shape.key_dim**-0.5,
         KEY_HEADS=shape.key_heads, GROUP=shape.group, DK=shape.key_dim, DV=shape.value_dim, BV=block,
-        DELTA=delta, SKIP=skip is not None, KIND=kind,
+        DECAYS=shape.decays, DELTA=delta, SKIP=skip is not None, KIND=kind,
         **after_previous(mixed.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -68,7 +68,8 @@ def _scan(
     out, rows,
     mixed_half, norms_half, rates_half, log_mixed_half, log_norms_half, log_rates_half, scale,
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr,
-    DELTA: tl.constexpr, SKIP: tl.constexpr, KIND: tl.constexpr, DEPENDENT: tl.constexpr,
+    DECAYS: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, KIND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     head = tl.program_id(0)
@@ -87,7 +88,7 @@ def _scan(
     for row in range(replay):
         s = _learn(
             s, row, log_mixed + read * log_mixed_half, log_norms + read * log_norms_half,
-            log_rates + read * log_rates_half, head, v, KEY_HEADS, GROUP, DK, DV, DELTA,
+            log_rates + read * log_rates_half, head, v, KEY_HEADS, GROUP, DK, DV, DECAYS, DELTA,
         )  # fmt: skip
     half = tl.load(places + WRITE) if KIND == 0 else 0
     count = rows
@@ -103,7 +104,9 @@ def _scan(
     for row in range(count):
         if row == kept:
             tl.store(kept_state + at, s)
-        s = _learn(s, row, mixed, norms, rates + half * rates_half, head, v, KEY_HEADS, GROUP, DK, DV, DELTA)
+        s = _learn(
+            s, row, mixed, norms, rates + half * rates_half, head, v, KEY_HEADS, GROUP, DK, DV, DECAYS, DELTA
+        )
         q = tl.load(mixed + row * C + d).to(tl.float32)
         if DELTA:
             q *= tl.load(norms + row * 2 * KEY_HEADS + head // GROUP) * scale
@@ -124,17 +127,22 @@ def _scan(
 @triton.jit
 def _learn(
     s, row, mixed, norms, rates, head, v,
-    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DELTA: tl.constexpr,
+    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAYS: tl.constexpr,
+    DELTA: tl.constexpr,
 ):  # fmt: skip
     """The state behind one row."""
+    HEADS: tl.constexpr = KEY_HEADS * GROUP
     C: tl.constexpr = 2 * KEY_HEADS * DK + GROUP * KEY_HEADS * DV
     key_head = head // GROUP
     keys = mixed + row * C + (KEY_HEADS + key_head) * DK
     k = tl.load(keys + tl.arange(0, DK)).to(tl.float32)
     value = tl.load(mixed + row * C + 2 * KEY_HEADS * DK + head * DV + v).to(tl.float32)
-    rate = rates + row * 2 * KEY_HEADS * GROUP + head
-    s = s * tl.load(rate)
+    rate = rates + row * HEADS * (DECAYS + 1)
+    if DECAYS > 1:
+        s = s * tl.load(rate + head * DK + tl.arange(0, DK))[None, :]
+    else:
+        s = s * tl.load(rate + head)
     if DELTA:
         k *= tl.load(norms + row * 2 * KEY_HEADS + KEY_HEADS + key_head)
         value -= tl.sum(s * k[None, :], 1)
-    return s + (value * tl.load(rate + KEY_HEADS * GROUP))[:, None] * k[None, :]
+    return s + (value * tl.load(rate + HEADS * DECAYS + head))[:, None] * k[None, :]

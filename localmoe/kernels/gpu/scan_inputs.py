@@ -40,7 +40,8 @@ class Projected:
     Attributes:
         x: (T, .) of queries, keys and values.
         a: (T, .) of what a head keeps; b: (T, .) of what it corrects, of the delta rule alone. Of both the
-            offset is 0 and the width 1.
+            offset is 0 and the width 1; where each channel decays by itself, a is that of one head after the
+            other.
         q, k, v: (offset, stride) of each in x.
         rate_stride: of a and b.
     """
@@ -61,7 +62,7 @@ class ScanWeights:
     Attributes:
         taps: (C, taps) of the convolution, contiguous. bias: (C,).
         channels: of these, where queries, keys and values begin.
-        a_log, dt_bias: (value_heads,).
+        a_log: (value_heads,). dt_bias: the same, or (value_heads * key_dim,) of each channel.
         limits: between which a step lies.
     """
 
@@ -112,6 +113,7 @@ def scan_inputs(
         V0=projected.v[0], V1=projected.v[1], RATE1=projected.rate_stride,
         CQ=weights.channels[0], CK=weights.channels[1], CV=weights.channels[2],
         KEY_HEADS=shape.key_heads, GROUP=shape.group, DK=shape.key_dim, DV=shape.value_dim, TAPS=shape.taps,
+        DECAYS=shape.decays,
         BIAS=weights.bias is not None, DELTA=shape.rule == "delta", EPS=L2_EPSILON, KIND=kind,
         **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -126,12 +128,14 @@ def _scan_inputs(
     V0: tl.constexpr, V1: tl.constexpr, RATE1: tl.constexpr,
     CQ: tl.constexpr, CK: tl.constexpr, CV: tl.constexpr,
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TAPS: tl.constexpr,
+    DECAYS: tl.constexpr,
     BIAS: tl.constexpr, DELTA: tl.constexpr, EPS: tl.constexpr, KIND: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
     row = tl.program_id(0)
     part = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * DK + GROUP * KEY_HEADS * DV
+    HEADS: tl.constexpr = KEY_HEADS * GROUP
     read, write = tl.load(places + READ), tl.load(places + WRITE)
     if KIND == 2:
         write = read  # drafts leave the log alone
@@ -167,14 +171,18 @@ def _scan_inputs(
         )  # fmt: skip
         tl.store(mixed_row + 2 * KEY_HEADS * DK + head * DV + v, value)
         rate_at = (head // GROUP) * RATE1 + head % GROUP
-        step = tl.load(a + row.to(tl.int64) * a_row + rate_at).to(tl.float32)
-        step += tl.load(dt_bias + head).to(tl.float32)
+        a_at, decays = rate_at, head
+        if DECAYS > 1:
+            decays = head * DECAYS + tl.arange(0, DECAYS)
+            a_at = decays
+        step = tl.load(a + row.to(tl.int64) * a_row + a_at).to(tl.float32)
+        step += tl.load(dt_bias + decays).to(tl.float32)
         step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))  # softplus
         step = tl.minimum(tl.maximum(step, least), most)
         decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
+        rate = rates + half * rates_half + row * HEADS * (DECAYS + 1)
+        tl.store(rate + decays, decay)
         if DELTA:
             error_rate = tl.load(b + row.to(tl.int64) * b_row + rate_at)
             step = tl.sigmoid(error_rate.to(tl.float32)).to(error_rate.dtype).to(tl.float32)
-        rate = rates + half * rates_half + row * 2 * KEY_HEADS * GROUP + head
-        tl.store(rate, decay)
-        tl.store(rate + KEY_HEADS * GROUP, step)
+        tl.store(rate + HEADS * DECAYS + head, step)

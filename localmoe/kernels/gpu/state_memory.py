@@ -17,8 +17,8 @@ class ScanMemory:
     Attributes:
         state: float32 (value_heads, value_dim, key_dim), at the places' base (see state_places).
         mixed: (2, W, C), convolved rows of the log. norms: float32 (2, W, 2 key_heads), 1 over the lengths of
-            queries and keys, of the delta rule alone. rates: float32 (2, W, 2, value_heads), how much is kept
-            and how much corrected or added.
+            queries and keys, of the delta rule alone. rates: float32 (2, W, R), how much is kept and how
+            much corrected or added (ScanShape.rates).
         draft_state: behind the last drafted token. kept_state: where a pass was told to keep it.
     """
 
@@ -64,7 +64,7 @@ class StateMemory:
                 state=zeros(*state),
                 mixed=zeros(2, rows, channels, dtype=dtype),
                 norms=zeros(2, rows, shape.norms),
-                rates=zeros(2, rows, 2, shape.value_heads),
+                rates=zeros(2, rows, shape.rates),
                 draft_state=zeros(*state),
                 kept_state=zeros(*state),
             )

@@ -232,6 +232,24 @@ def delta() -> None:
     gated_norm(out, gate, (0, 256), 2, torch.empty(128, dtype=dtype), 1e-6)
 
 
+def channel_delta() -> None:
+    """Linear attention of Kimi-Linear-48B-A3B: windows, prompts and drafts."""
+    shape, dtype = ScanShape(32, 32, 128, 128, 4, by_channel=True), torch.bfloat16
+    x, wide = torch.empty(72, shape.channels, dtype=dtype), torch.empty(72, 4096, dtype=dtype)
+    b = torch.empty(72, 4096 + 32, dtype=dtype)[:, 4096:]
+    memory = StateMemory.empty(shape, 2, 72, dtype, torch.device("cpu")).of_layer(1)
+    taps, rates = torch.empty(shape.channels, 4, dtype=dtype), torch.empty(4096)
+    begins = 0, 4096, 8192
+    weight = ScanWeights(taps, None, begins, rates[:32], rates)
+    places = torch.empty(9, dtype=torch.int64)
+    for kind in (WINDOW, PROMPT, DRAFT):
+        rows = 1 if kind == DRAFT else 72
+        part = Projected(x[:rows], wide[:rows], b[:rows], *((at, 128) for at in begins), 1)
+        inputs = scan_inputs(part, weight, shape, memory, places, kind)
+        out = scan(inputs, None, shape, memory, places, places[:1], rows, kind)
+    gated_norm(out, wide, (0, 128), 1, torch.empty(128, dtype=dtype), 1e-5, sigmoid=True)
+
+
 def state_space() -> None:
     """Of Nemotron 3 Nano, and Granite 4.0 H Small's norm."""
     shape, dtype, device = ScanShape(8, 64, 128, 64, 4, "sum"), torch.bfloat16, torch.device("cpu")
@@ -429,6 +447,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "packed": packed,
     "rows": rows,
     "delta": delta,
+    "channel_delta": channel_delta,
     "state_space": state_space,
     "convolution": convolution,
     "split": lambda: attend(9),

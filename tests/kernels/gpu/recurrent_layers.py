@@ -62,14 +62,15 @@ class DeltaLayer(Layer):
         super().__init__(shape, dtype)
         self.shape, self.grouped = shape, grouped
         heads = shape.value_heads
-        self.width = shape.channels + 2 * heads
+        self.decays = heads * shape.decays
+        self.width = shape.channels + self.decays + heads
         self.a_log = torch.linspace(-2, 1, heads).to(DEVICE, dtype)
-        self.dt_bias = torch.linspace(-1, 1, heads).to(DEVICE, dtype)
+        self.dt_bias = torch.linspace(-1, 1, self.decays).to(DEVICE, dtype)
         self.order = _grouped(shape) if grouped else torch.arange(shape.channels)
 
     def issue(self, rows: Tensor, live: Tensor, kind: int) -> Tensor:
         shape = self.shape
-        x, a, b = rows.split((shape.channels, shape.value_heads, shape.value_heads), dim=1)
+        x, a, b = rows.split((shape.channels, self.decays, shape.value_heads), dim=1)
         lie = torch.empty_like(x)
         lie[:, self.order.to(DEVICE)] = x
         dk, dv, keys, group = shape.key_dim, shape.value_dim, shape.key_heads * shape.key_dim, shape.group
@@ -84,8 +85,11 @@ class DeltaLayer(Layer):
 
     def reference(self, rows: Tensor) -> Tensor:
         shape, heads = self.shape, self.shape.value_heads
-        x, a, b = rows.cpu().split((shape.channels, heads, heads), dim=1)
-        rates = self.a_log.cpu(), self.dt_bias.cpu()
+        x, a, b = rows.cpu().split((shape.channels, self.decays, heads), dim=1)
+        bias = self.dt_bias.cpu()
+        if shape.by_channel:
+            a, bias = a.unflatten(1, (heads, -1)), bias.view(heads, -1)
+        rates = self.a_log.cpu(), bias
         inputs = reference_delta_inputs(x, self.before(shape.channels), self.taps.cpu(), a, b, *rates)
         state = torch.zeros(heads, shape.value_dim, shape.key_dim)
         return reference_delta_rule(inputs, state, shape)[0].float().flatten(1)

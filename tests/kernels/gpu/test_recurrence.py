@@ -26,6 +26,7 @@ from localmoe.kernels.state_space import reference_group_norm
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 WIDE, SMALL, SHORT = ScanShape(2, 4, 32, 16, 4), ScanShape(1, 1, 16, 32, 3), ScanShape(1, 2, 16, 16, 2)
+CHANNELS = ScanShape(3, 3, 16, 32, 4, by_channel=True)
 SUMS = ScanShape(2, 4, 32, 16, 4, "sum"), ScanShape(1, 3, 16, 32, 2, "sum")
 LAYERS: dict[str, Callable[[torch.dtype], Layer]] = {
     "delta": lambda dtype: DeltaLayer(WIDE, dtype),
@@ -33,12 +34,13 @@ LAYERS: dict[str, Callable[[torch.dtype], Layer]] = {
     "delta, one head": lambda dtype: DeltaLayer(SMALL, dtype),
     "delta, one head, grouped": lambda dtype: DeltaLayer(SMALL, dtype, grouped=True),
     "delta, two taps": lambda dtype: DeltaLayer(SHORT, dtype, grouped=True),
+    "delta, by channel": lambda dtype: DeltaLayer(CHANNELS, dtype),
     "state space": lambda dtype: SpaceLayer(SUMS[0], dtype, biased=True),
     "state space, three heads": lambda dtype: SpaceLayer(SUMS[1], dtype, biased=False),
     "convolution": lambda dtype: ConvLayer(ConvShape(48, 3), dtype, biased=False),
     "convolution, biased": lambda dtype: ConvLayer(ConvShape(32, 4), dtype, biased=True),
 }
-CUT = ("delta", "delta, one head", "delta, two taps", "state space", "convolution")
+CUT = ("delta", "delta, one head", "delta, by channel", "delta, two taps", "state space", "convolution")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,12 +120,14 @@ def test_drafts_go_on_from_each_other_and_leave_the_targets_state_alone(kind: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_gated_norm(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_the_gated_norm(sigmoid: bool, dtype: torch.dtype) -> None:
     x, weight = normal(5, 4, 32, dtype=dtype, scale=3), normal(32, dtype=dtype, seed=1)
     gate = normal(5, 300, dtype=dtype, seed=2, scale=2)[:, 7:]
-    got = gated_norm(x, gate, (3, 70), 2, weight, 1e-6)
+    got = gated_norm(x, gate, (3, 70), 2, weight, 1e-6, sigmoid=sigmoid)
     at = torch.tensor([3 + h // 2 * 70 + h % 2 * 32 for h in range(4)])[:, None] + torch.arange(32)
-    wanted = reference_gated_norm(x.cpu(), gate.cpu()[:, at], weight.cpu(), 1e-6).flatten(1)
+    gates = gate.cpu()[:, at]
+    wanted = reference_gated_norm(x.cpu(), gates, weight.cpu(), 1e-6, sigmoid=sigmoid).flatten(1)
     assert got.shape == (5, 128)
     assert (got.cpu().float() - wanted.float()).norm() <= 2 * torch.finfo(dtype).eps * wanted.float().norm()
 
