@@ -89,7 +89,7 @@ class AnswerResponse(Response):
             async for last in deltas:
                 await _write(send, b"".join(event(chunk) for chunk in self._form.chunks(last)))
             if self._order.usage_asked:
-                await _write(send, event(self._form.usage_chunk(last.stats)))
+                await _write(send, event(self._form.usage_chunk(last)))
         except Exception as error:
             await _write(send, event(as_api_error(error).body()))
         await _write(send, DONE, more=False)

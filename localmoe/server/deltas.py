@@ -27,6 +27,8 @@ class Delta:
     """What a step added; the last one has a finish reason. Statistics are those of the answer so far.
 
     Attributes:
+        num_tokens: of the answer so far, up to the one that completes a stop string; statistics count all
+            that the step brought.
         calls: of tools. calls_before: how many there were before them.
     """
 
@@ -34,6 +36,7 @@ class Delta:
     text: str
     finish: Finish | None
     stats: GenerationStats
+    num_tokens: int
     calls: tuple[ToolCall, ...] = ()
     calls_before: int = 0
 
@@ -47,40 +50,67 @@ def write_deltas(
 ) -> Iterator[Delta]:
     """One delta an event, up to the first stop string in the answer; thoughts and calls may contain any
     text."""
-    cutter = StopCutter(stops)
-    thoughts = ThoughtStream() if split_thoughts else None
-    tool_stream: ToolStream | None = None
-    forced, called = False, 0
+    reader = _Reader(stops, tools, split_thoughts=split_thoughts)
     for event in events:
-        parts = Parts("", event.text)
-        if event.tool_format:
-            tool_stream = ToolStream(format_of(event.tool_format), tools)
-            forced = event.tool_format == FORCED  # its text is a call that was cut, which no stop string ends
-        if thoughts is not None:
-            parts = thoughts.add(OPEN + event.text if event.opens_reasoning else event.text)
-        if thoughts is not None and event.finish_reason is not None:
-            rest = thoughts.finish()
-            parts = Parts(parts.thoughts + rest.thoughts, parts.answer + rest.answer)
-        found: Found = (parts.answer,)
-        if tool_stream is not None:
-            found = tool_stream.add(parts.answer)
-            if event.finish_reason is not None:
-                found += tool_stream.finish(cut=event.finish_reason != "stop")
-        text, calls = _before_stop(found, None if forced else cutter)
-        finish: Finish | None = event.finish_reason
-        if cutter.found:
-            finish = "stop"
-        elif finish is not None:
-            text += cutter.finish()
-        if finish == "stop" and called + len(calls):
-            finish = "tool_calls"
-        yield Delta(parts.thoughts, text, finish, event.stats, calls, called)
-        called += len(calls)
-        if finish is not None:
+        delta = reader.read(event)
+        yield delta
+        if delta.finish is not None:
             return
 
 
-def _before_stop(found: Found, cutter: StopCutter | None) -> tuple[str, tuple[ToolCall, ...]]:
+class _Reader:
+    """Tells an answer apart token by token, as a step may bring some that lie behind a stop string."""
+
+    def __init__(self, stops: tuple[str, ...], tools: Sequence[Tool], *, split_thoughts: bool) -> None:
+        self._cutter, self._tools = StopCutter(stops), tools
+        self._thoughts = ThoughtStream() if split_thoughts else None
+        self._tool_stream: ToolStream | None = None
+        self._forced, self._called = False, 0
+
+    def read(self, event: StreamEvent) -> Delta:
+        """What one step added, up to a stop string."""
+        if event.tool_format:
+            self._tool_stream = ToolStream(format_of(event.tool_format), self._tools)
+            self._forced = event.tool_format == FORCED  # its text is a call that was cut: no stop ends it
+        pieces, cutter = event.pieces or (event.text,), None if self._forced else self._cutter
+        thoughts, text, calls, behind = "", "", list[ToolCall](), len(pieces)
+        if event.opens_reasoning and self._thoughts is not None:
+            self._thoughts.add(OPEN)
+        for piece in pieces:
+            behind -= 1
+            parts, found = self._apart(piece, None if behind else event.finish_reason)
+            more, new = _before_stop(found, cutter)
+            thoughts, text, calls = thoughts + parts.thoughts, text + more, calls + new
+            if self._cutter.found:
+                break
+        finish: Finish | None = event.finish_reason
+        if self._cutter.found:
+            finish = "stop"
+        elif finish is not None:
+            text += self._cutter.finish()
+        called, self._called = self._called, self._called + len(calls)
+        if finish == "stop" and self._called:
+            finish = "tool_calls"
+        num_tokens = event.stats.new_tokens - behind
+        return Delta(thoughts, text, finish, event.stats, num_tokens, tuple(calls), called)
+
+    def _apart(self, text: str, finish: FinishReason | None) -> tuple[Parts, Found]:
+        """Thoughts and answer; and the answer as text and calls. finish: of the last text."""
+        parts = Parts("", text)
+        if self._thoughts is not None:
+            parts = self._thoughts.add(text)
+            if finish is not None:
+                rest = self._thoughts.finish()
+                parts = Parts(parts.thoughts + rest.thoughts, parts.answer + rest.answer)
+        found: Found = (parts.answer,)
+        if self._tool_stream is not None:
+            found = self._tool_stream.add(parts.answer)
+            if finish is not None:
+                found += self._tool_stream.finish(cut=finish != "stop")
+        return parts, found
+
+
+def _before_stop(found: Found, cutter: StopCutter | None) -> tuple[str, list[ToolCall]]:
     """Text and calls, up to a stop string."""
     text, calls = "", list[ToolCall]()
     for part in found:
@@ -90,7 +120,7 @@ def _before_stop(found: Found, cutter: StopCutter | None) -> tuple[str, tuple[To
             text += part if cutter is None else cutter.add(part)
         if cutter is not None and cutter.found:
             break
-    return text, tuple(calls)
+    return text, calls
 
 
 def _new_id() -> str:

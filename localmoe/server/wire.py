@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localmoe.core.stats import GenerationStats
 from localmoe.server.deltas import Delta
 from localmoe.server.requests import Kind
 
@@ -46,7 +45,7 @@ class Form:
         return {
             **self._head(streamed=False),
             "choices": [choice],
-            "usage": usage(last.stats),
+            "usage": _usage(last),
             "localmoe": last.stats.as_dict(),
         }
 
@@ -72,9 +71,9 @@ class Form:
             found.append({**self._chunk(empty, delta.finish), "localmoe": delta.stats.as_dict()})
         return found
 
-    def usage_chunk(self, stats: GenerationStats) -> Json:
+    def usage_chunk(self, last: Delta) -> Json:
         """The chunk after the last one, for those who asked for numbers of tokens."""
-        return {**self._head(streamed=True), "choices": [], "usage": usage(stats)}
+        return {**self._head(streamed=True), "choices": [], "usage": _usage(last)}
 
     def _chunk(self, content: Json, finish: str | None) -> Json:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
@@ -104,12 +103,13 @@ def new_form(kind: Kind, model: str) -> Form:
     return Form(f"{prefix}-{uuid.uuid4().hex}", kind, model, int(time.time()))
 
 
-def usage(stats: GenerationStats) -> Json:
+def _usage(last: Delta) -> Json:
     """Numbers of tokens; cached: of the prompt, those that the last answer had left in the KV cache."""
+    stats = last.stats
     return {
         "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.new_tokens,
-        "total_tokens": stats.prompt_tokens + stats.new_tokens,
+        "completion_tokens": last.num_tokens,
+        "total_tokens": stats.prompt_tokens + last.num_tokens,
         "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
     }
 

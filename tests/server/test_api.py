@@ -131,6 +131,18 @@ def test_an_answer_ends_before_a_stop_string_wherever_pieces_end(client: openai.
     assert api.desk.counts() == (0, 0)
 
 
+@pytest.mark.parametrize("stop", ["o", "."])
+def test_tokens_behind_a_stop_string_are_not_counted_whatever_is_drafted(stop: str, api: Api) -> None:
+    question = {"messages": MESSAGES, "max_tokens": 24, "stop": stop}
+    plain = api.post(**question, draft_length=0).json()  # a token a step
+    *_, last, numbers = api.events(**question, draft_length=16, stream_options={"include_usage": True})
+    assert last["choices"][0]["finish_reason"] == plain["choices"][0]["finish_reason"] == "stop"
+    assert last["localmoe"]["new_tokens"] > numbers["usage"]["completion_tokens"]
+    for usage in (plain["usage"], numbers["usage"]):
+        del usage["prompt_tokens_details"]
+    assert numbers["usage"] == plain["usage"]
+
+
 def test_completions_go_on_from_text_or_tokens(client: openai.OpenAI, engine: Engine, api: Api) -> None:
     raw = ask(engine, "Once upon a", 16)
     for prompt in ("Once upon a", ["Once upon a"], raw.prompt, [raw.prompt]):
