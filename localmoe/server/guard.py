@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localmoe.server.errors import ApiError
+from localmoe.server.settings import is_origin
 
 OPEN_PATH = "/health"
 
@@ -37,9 +38,7 @@ class AddressGuard:
             return "This server answers to the names of this computer only, such as 127.0.0.1."
         for origin in _headers(scope, b"origin"):
             if "*" not in self._origins and origin not in self._origins:
-                return (
-                    f"Pages of '{origin}' may not ask: start this server with --cors {origin} if they should."
-                )
+                return f"Pages of '{origin}' may not ask: start this server with {_letting_in(origin)}."
         return ""
 
 
@@ -71,6 +70,13 @@ class KeyGuard:
             return False
         digest = hashlib.sha256(words[0][1].strip().encode("latin-1")).digest()
         return hmac.compare_digest(digest, self._digest)
+
+
+def _letting_in(origin: str) -> str:
+    """The options that do so; what no option names, as a page's file has no address, any page may be."""
+    if is_origin(origin):
+        return f"--cors {origin} if they should"
+    return "--cors '*' and an --api-key if they should, or give them an address such as http://localhost:3000"
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:

@@ -41,7 +41,7 @@ class ServerSettings:
         if self.max_waiting < 0:
             raise ConfigError(f"{self.max_waiting} waiting requests are out of range: use 0 or more.")
         for origin in self.cors:
-            if origin != "*" and not _is_origin(origin):
+            if origin != "*" and not is_origin(origin):
                 raise ConfigError(
                     f"'{origin}' is no origin of a page: write it as http://localhost:3000, without a path."
                 )
@@ -49,7 +49,8 @@ class ServerSettings:
             raise ConfigError("--cors '*' lets every page of the web ask: give an --api-key too.")
 
 
-def _is_origin(text: str) -> bool:
+def is_origin(text: str) -> bool:
+    """Whether `cors` may name it."""
     if text == "null":  # pages of files and of sandboxes, whoever wrote them
         return False
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import time
 
 import pytest
@@ -156,6 +157,22 @@ def test_other_names_and_pages_of_other_origins_are_refused(api: Api) -> None:
         assert "--cors" in str(refusal(get("/v1/models", headers={"origin": origin}), 403)["message"])
     preflight = {"origin": "http://a.example", "access-control-request-method": "POST"}
     assert api.client.options(CHAT, headers=preflight).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["null", "file://", "http://localhost:3000", "app://obsidian.md"])
+def test_what_a_refused_page_is_told_to_start_the_server_with_lets_it_in(
+    origin: str, api: Api, engine: ScriptedEngine
+) -> None:
+    """Pages of files and of sandboxes have no origin that --cors could name."""
+    told = refusal(api.client.get("/v1/models", headers={"origin": origin}), 403)["message"]
+    assert told is not None
+    wanted = re.findall(r"--cors '?([^ ']+)", told)
+    settings = ServerSettings("key" if "--api-key" in told else None, tuple(wanted))
+    with running(engine, settings) as other:
+        headers = {"origin": origin, "authorization": "Bearer key"}
+        answer = other.client.get("/v1/models", headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] in ("*", origin)
 
 
 def test_a_key_and_the_origins_of_pages_are_what_lets_in(engine: ScriptedEngine) -> None:
