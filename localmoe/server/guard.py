@@ -35,7 +35,11 @@ class AddressGuard:
     def _refusal(self, scope: Scope) -> str:
         hosts = [host.lower() for host in _headers(scope, b"host")]
         if self._hosts is not None and (len(hosts) != 1 or hosts[0] not in self._hosts):
-            return "This server answers to the names of this computer only, such as 127.0.0.1."
+            asked = f"'{hosts[0]}'" if len(hosts) == 1 else "none or several"
+            return (
+                f"This server answers to the names of this computer only, such as {min(self._hosts)}, and "
+                f"this request has {asked}: where it comes by a tunnel, give that the same port at both ends."
+            )
         for origin in _headers(scope, b"origin"):
             if "*" not in self._origins and origin not in self._origins:
                 return f"Pages of '{origin}' may not ask: start this server with {_letting_in(origin)}."

@@ -159,6 +159,14 @@ def test_other_names_and_pages_of_other_origins_are_refused(api: Api) -> None:
     assert api.client.options(CHAT, headers=preflight).status_code == 403
 
 
+def test_who_comes_through_a_tunnel_from_another_port_is_told_which_one_it_takes(api: Api) -> None:
+    """As by ssh -L 9000:127.0.0.1:8080."""
+    told = refusal(api.client.get("/v1/models", headers={"host": "127.0.0.1:9"}), 403)["message"]
+    assert told is not None and "'127.0.0.1:9'" in told and "tunnel" in told
+    named = told.partition("such as ")[2].partition(",")[0]
+    assert api.client.get("/v1/models", headers={"host": named}).status_code == 200
+
+
 @pytest.mark.parametrize("origin", ["null", "file://", "http://localhost:3000", "app://obsidian.md"])
 def test_what_a_refused_page_is_told_to_start_the_server_with_lets_it_in(
     origin: str, api: Api, engine: ScriptedEngine
