@@ -5,12 +5,13 @@ Which, the runner knows (model.pass_kinds).
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 
 import torch
 
 from localmoe.core.config import SamplingConfig
 from localmoe.engine.loading import Runner
-from localmoe.engine.log_lines import log_not_captured
+from localmoe.engine.log_lines import log_no_captures, log_not_captured
 from localmoe.engine.turns import Turns
 
 
@@ -37,11 +38,19 @@ class Captures:
         """
         with self._lock:
             self._sampling, self._wanted = sampling, True
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="captures", daemon=True).start()
+            if self._runs:
+                return
+        try:
+            # Thread.start would wait for ever for one that has too little memory to say that it has begun
+            start_new_thread(self._run, ())
+        except RuntimeError:  # the next call may get one
+            log_no_captures()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._runs:  # another one was faster
+                return
+            self._runs = True
         while True:
             with self._lock:
                 if not self._wanted:

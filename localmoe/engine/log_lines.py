@@ -59,6 +59,11 @@ def log_not_captured() -> None:
     _LOG.warning("the GPU's memory does not suffice to capture passes ahead, as other programs use it too")
 
 
+def log_no_captures() -> None:
+    """The same where the system has no thread to give."""
+    _LOG.warning("no thread can begin that captures passes ahead: answers capture what they need")
+
+
 def log_draft_moved(reason: str, *, aside: bool) -> None:
     """Experts have the draft's memory now, or gave it back. reason: the rates that were measured, if any."""
     _LOG.info(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from localmoe.core.config import SamplingConfig
+from localmoe.engine import captures as captures_module
 from localmoe.engine.captures import Captures
 from localmoe.engine.improver import _Stop
 from localmoe.engine.turns import Turns
@@ -148,5 +149,43 @@ def test_memory_that_others_took_is_told_and_the_next_time_it_is_tried_again(
         wait_for(lambda: caplog.records)
     assert "memory" in caplog.records[0].message and passes.left == 1
     passes.error = None
+    captures.begin()
+    wait_for(lambda: not passes.left)
+
+
+def _no_thread(*_: object, **__: object) -> int:
+    raise RuntimeError("can't start new thread")
+
+
+def _thread_that_never_begins(*_: object, **__: object) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("start", [_no_thread, _thread_that_never_begins])
+def test_where_no_thread_can_begin_nobody_is_held_up_and_the_next_time_it_is_tried_again(
+    start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, go = Passes(2), threading.Event()
+    captures, _ = made(passes)
+    asked: list[Exception | None] = []
+
+    def ask() -> None:
+        go.wait(10)
+        try:
+            captures.begin()
+        except Exception as error:
+            asked.append(error)
+        else:
+            asked.append(None)
+
+    caller = threading.Thread(target=ask, daemon=True)
+    caller.start()
+    with monkeypatch.context() as patch:
+        for module in (threading, captures_module):  # by whatever way it would begin
+            for name in ("_start_new_thread", "_start_joinable_thread", "start_new_thread"):
+                patch.setattr(module, name, start, raising=False)
+        go.set()
+        caller.join(1)
+    assert asked == [None] and passes.left == 2
     captures.begin()
     wait_for(lambda: not passes.left)
