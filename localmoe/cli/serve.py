@@ -22,7 +22,7 @@ _KEY_VARIABLE = "LOCALMOE_API_KEY"
 
 
 def run_serve(args: argparse.Namespace) -> None:
-    """Bind, load, serve until Ctrl+C or SIGTERM.
+    """Bind, load, serve until Ctrl+C, SIGTERM or the end of the terminal.
 
     Raises:
         LocalMoeError: for one sentence to the user.
@@ -40,6 +40,7 @@ def run_serve(args: argparse.Namespace) -> None:
     with bind(args.host, args.port) as sock:  # before the load, which may take minutes
         check_reach(sock, settings)
         signal.signal(signal.SIGTERM, _end)
+        _end_with_terminal()
         with ProgressBars() as progress:
             engine = Engine.load(args.model, config, progress=progress)
         with engine:
@@ -66,3 +67,10 @@ def _announce(engine: Engine, sock: socket.socket, shown_key: str) -> None:
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)  # so that everything open is closed in order
+
+
+def _end_with_terminal() -> None:
+    """A closed terminal is a wish for the same end, but not where nohup or the like has it ignored."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        signal.signal(hangup, lambda number, frame: signal.raise_signal(signal.SIGTERM))

@@ -18,6 +18,8 @@ import openai
 import pytest
 
 from localmoe.cli.main import main
+from localmoe.core.errors import ConfigError
+from localmoe.engine import Engine
 
 
 def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -47,6 +49,31 @@ def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
     assert "API key" in refused(capsys, "--api-key", "")
     assert "--api-key" in refused(capsys, "--cors", "*")
     assert "Temperature" in refused(capsys, "--temperature", "-1")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_ends_it_in_order_unless_nohup_started_it(
+    ignored: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: object, **__: object) -> Engine:
+        signal.raise_signal(signal.SIGHUP)
+        raise ConfigError("It goes on.")
+
+    monkeypatch.setattr(Engine, "load", load)
+    signals = (signal.SIGHUP, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: None) for number in signals]
+    try:
+        if ignored:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            assert main(["serve", "demo", "--port", "0"]) == 1 and "It goes on." in capsys.readouterr().err
+        else:
+            with pytest.raises(SystemExit) as end:
+                main(["serve", "demo", "--port", "0"])
+            assert end.value.code == 0
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
