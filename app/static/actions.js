@@ -1,9 +1,7 @@
-// Clicks on buttons with data-act become the event 'act'. The lists are drawn anew while a pointer is down or a
-// button has the focus, so a press counts for the button with the same act and key, and the focus is put back.
+// Clicks on buttons with data-act become the event 'act'. The lists are drawn anew while a pointer is down (presses.js) or a
+// button has the focus, which is put back on the one with the same act and key.
 const same = (button) => button && `${button.dataset.act} ${button.dataset.key}`;
 const find = (id) => [...element.querySelectorAll('button[data-act]')].find((button) => same(button) === id);
-let pressed = null;
-let twice = false; // a double click is one press: it neither answers the question that it asks nor resumes what it pauses
 let focused = null;
 let sure = null;
 
@@ -33,19 +31,9 @@ const mark = () => {
   }
 };
 
-element.addEventListener('pointerdown', (event) => {
-  pressed = event.button === 0 ? same(event.target.closest('button[data-act]')) : null;
-  twice = false;
-});
-element.addEventListener('mousedown', (event) => { twice = event.detail > 1; });
-element.addEventListener('pointerup', (event) => {
-  const button = event.target.closest('button[data-act]');
-  if (pressed && !twice && same(button) === pressed) act(button);
-  pressed = null;
-});
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
-  if (button && event.detail === 0) act(button); // by key or by a screen reader: a pointer's is counted above
+  if (button && event.detail < 2) act(button); // a double click neither answers the question that it asks nor resumes what it pauses
 });
 element.addEventListener('focusin', (event) => { focused = same(event.target.closest('button[data-act]')); });
 element.addEventListener('focusout', (event) => { if (event.target.isConnected && event.relatedTarget) focused = null; });

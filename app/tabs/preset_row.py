@@ -49,10 +49,10 @@ def create_preset_row(kind: Kind, label: str) -> PresetRow:
     return PresetRow(kind, name, save, delete, said)
 
 
-def preset_values(row: PresetRow, service: ChatService, chosen: str | None = None) -> Updates:
-    """The names that there are."""
+def preset_values(row: PresetRow, service: ChatService, **shown: str | None) -> Updates:
+    """The names that there are. shown: `value`, where the field is to show another one."""
     names: Sequence[str] = service.presets.names(row.kind)
-    return {row.name: gr.Dropdown(choices=list(names), value=chosen)}
+    return {row.name: gr.Dropdown(choices=list(names), **shown)}
 
 
 def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None:

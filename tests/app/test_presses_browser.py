@@ -200,3 +200,48 @@ def test_a_form_shows_what_holds_whichever_answer_comes_first(page: PageDriver, 
         wait_for(lambda: kept() == "0.5", what="the third temperature")
     page.page.wait_for_timeout(1500)
     assert page.value("lm-temperature") == kept()
+
+
+def press_slowly(page: PageDriver, selector: str, meanwhile: str) -> None:
+    """A press of the mouse, in the middle of which a script changes the page."""
+    page.page.locator(selector).scroll_into_view_if_needed()
+    box = page.page.locator(selector).bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.page.mouse.down()
+    page.evaluate(meanwhile)
+    page.page.wait_for_timeout(50)  # for the layout
+    page.page.mouse.up()
+
+
+def test_a_press_counts_for_the_button_that_moves_from_under_the_pointer(page: PageDriver) -> None:
+    page.settings()
+    page.page.fill("#lm-budget textarea", "rubbish")
+    taller = "document.querySelector('#lm-preview').style.paddingTop = '90px'"
+    press_slowly(page, "#lm-apply", taller)  # as the lines do that say what the typed budget buys
+    page.wait_text("#lm-applied", "rubbish")
+    page.page.fill("#lm-budget textarea", "auto")
+    page.page.click("#lm-apply")
+    page.wait_text("#lm-applied", "Applied")
+
+
+def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: HubServer) -> None:
+    page.start_again()
+    page.send("drawn anew")
+    page.wait_idle()
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    again = """document.querySelectorAll('#lm-chats ul, #lm-queue ul').forEach((list) => {
+        list.outerHTML = `<p style="height: 70px"></p>${list.outerHTML}`;
+    })"""
+    press_slowly(page, ".lm-open[title='drawn anew']", again)
+    page.wait_questions(["drawn anew"])
+    page.open_tab("models")
+    page.fill("lm-query", "org/")
+    page.page.click("#lm-search-button")
+    page.page.click(f"#lm-results [data-model='{MOE}'] [data-act=get]")
+    page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+    press_slowly(page, f"{QUEUED} [data-act=pause]", again)
+    page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")
+    page.page.click(f"{QUEUED} [data-act=cancel]")
+    page.page.click(f"{QUEUED} [data-act=cancel]")
+    page.page.wait_for_selector(QUEUED, state="detached")
