@@ -49,7 +49,7 @@ def create_preset_row(kind: Kind, label: str) -> PresetRow:
     return PresetRow(kind, name, save, delete, said)
 
 
-def preset_values(row: PresetRow, service: ChatService, **shown: str | None) -> Updates:
+def preset_values(row: PresetRow, service: ChatService, **shown: Any) -> Updates:
     """The names that there are. shown: `value`, where the field is to show another one."""
     names: Sequence[str] = service.presets.names(row.kind)
     return {row.name: gr.Dropdown(choices=list(names), **shown)}
@@ -105,7 +105,9 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             return "The preset is saved."
 
         said = _said(view, save)
-        return {**said, **(preset_values(row, service, kept[0]) if kept else {})}
+        # the next name may be there already: it stays, unless this one was kept as another
+        other = {"value": kept[0]} if kept and kept[0] != name else {}
+        return {**said, **(preset_values(row, service, **other) if kept else {})}
 
     def handle_delete(view: View, name: str | None) -> Updates:
         done: list[bool] = []
@@ -116,7 +118,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             return "The preset is deleted."
 
         said = _said(view, delete)
-        return {**said, **(preset_values(row, service) if done else {})}
+        return {**said, **(preset_values(row, service, value=None) if done else {})}
 
     def _said(view: View, act: Any) -> Updates:
         try:
@@ -133,5 +135,10 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
         handle_filled, [screen.view, form.memory, *form.fields()], [row.said], trigger_mode="multiple",
         **quiet,
     )  # fmt: skip
-    row.save.click(handle_save, [screen.view, row.name, *form.fields()], [row.said, row.name], **quiet)
-    row.delete.click(handle_delete, [screen.view, row.name], [row.said, row.name], **quiet)
+    for event, handler, inputs in (
+        (row.save.click, handle_save, form.fields()),
+        (row.delete.click, handle_delete, []),
+    ):
+        event(
+            handler, [screen.view, row.name, *inputs], [row.said, row.name], trigger_mode="multiple", **quiet
+        )  # fmt: skip

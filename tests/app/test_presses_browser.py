@@ -245,3 +245,17 @@ def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: Hu
     page.page.click(f"{QUEUED} [data-act=cancel]")
     page.page.click(f"{QUEUED} [data-act=cancel]")
     page.page.wait_for_selector(QUEUED, state="detached")
+
+
+def test_a_second_preset_is_saved_while_the_answer_to_the_first_is_on_its_way(
+    page: PageDriver, server: Server
+) -> None:
+    kept = server.home / "presets.json"
+    page.settings()
+    with answer_held(page, ".lm-presets", "click"):
+        for name in ("an earlier one", "a later one"):
+            page.fill("lm-preset-prompt", name)
+            page.page.click("#lm-save-prompt")
+            wait_for(lambda name=name: kept.exists() and f'"{name}"' in kept.read_text(), 10, name)
+    page.page.wait_for_timeout(300)
+    assert page.value("lm-preset-prompt") == "a later one"
