@@ -64,7 +64,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
     ) -> Updates:
         preset = service.presets.values(row.kind, name or "")
         if preset is None:
-            return {row.said: gr.skip()}  # a new name, to be saved
+            return {row.said: gr.skip()}  # a new name, to be saved, or a field that was only left
         if row.kind == "sampling":
             preset["own_sampling"] = False
         memory = memory or FormMemory(Shown.of(service.answers))
@@ -127,10 +127,11 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             text, good = str(error), False
         return {row.said: message_html(texts_for(view.language)(text), good)}
 
+    chosen = f"(view, name, ...form) => [view, window.localmoeChosen('{row.kind}', name), ...form]"
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     row.name.input(
         handle_choose, [screen.view, row.name, form.memory, *form.fields()],
-        [row.said, form.memory, *plain.values()], trigger_mode="always_last", **quiet,
+        [row.said, form.memory, *plain.values()], js=chosen, trigger_mode="always_last", **quiet,
     ).then(
         handle_filled, [screen.view, form.memory, *form.fields()], [row.said], trigger_mode="multiple",
         **quiet,

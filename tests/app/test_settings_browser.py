@@ -147,3 +147,33 @@ def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDrive
     page.page.click("#lm-header [data-act=of-an-older-page]")
     page.wait_text("#lm-said", "This button is of an older page")
     assert page.page.is_visible("#lm-said .lm-alert")
+
+
+def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(page: PageDriver) -> None:
+    field, prompt = "#lm-preset-prompt input", "#lm-system textarea"
+    page.settings()
+    page.fill("lm-system", "Translate.")
+    page.page.fill(field, "German translator")
+    page.page.keyboard.press("Enter")
+    page.page.click("#lm-save-prompt")
+    page.wait_text("#lm-said-prompt", "saved")
+    page.fill("lm-system", "Be brief.")
+    page.page.focus(field)
+    page.page.keyboard.press("Tab")  # past it
+    page.page.fill(field, "")
+    page.page.keyboard.type("German")  # the name of a new one, which the other one's holds
+    page.page.keyboard.press("Enter")
+    page.page.click("#lm-save-prompt")
+    page.page.click(field)
+    page.page.wait_for_selector("#lm-preset-prompt [role=option] >> nth=1")
+    assert (page.page.input_value(field), page.page.input_value(prompt)) == ("German", "Be brief.")
+    for chosen in ("German translator", "German"):
+        page.page.click(field)
+        page.page.click(f"#lm-preset-prompt [role=option][aria-label='{chosen}']")
+        expected = "Translate." if "translator" in chosen else "Be brief."
+        wait_for(lambda text=expected: page.page.input_value(prompt) == text, 10, expected)
+    page.fill("lm-system", "Be very brief.")
+    page.page.click(field)
+    page.page.keyboard.press("Enter")  # the same once more
+    wait_for(lambda: page.page.input_value(prompt) == "Be brief.", 10, "the preset's prompt")
+    page.fill("lm-system", "")
