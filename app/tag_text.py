@@ -1,38 +1,50 @@
 """Tags in a message as text: Markdown takes what looks like HTML for HTML, so that of "put List<String> into
-a <div>" the page would show "put List into a", and nothing at all behind a <textarea>. Code and formulas
-stay as they are: there Markdown does the same."""
+a <div>" the page would show "put List into a", and nothing at all behind a <textarea>. Nor does it show
+"[INFO]: Ready", which is the address of a link to it, and "&nbsp;". Code and formulas stay as they are: there
+Markdown does the same."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-LESS = "&#0060;"  # a "<" that is shown; as nobody writes it in this way, it can be taken back (copying.js)
+# "<", "[" and "&" that are shown; as nobody writes them in this way, they can be taken back (copying.js)
+LESS, BRACKET, AND = "&#0060;", "&#0091;", "&#0038;"
 _FORMULAS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))  # in the order in which the Chatbot takes them
 _FENCE = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])\s+)*(`{3,}(?=[^`]*$)|~{3,})")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")  # of a list
 _TICKS = re.compile(r"`+")
 _LAYOUT = r"<(sub|sup|kbd|b|i|u|s|em|strong|small|mark)>[^<\n]*</\1>|<br ?/?>"
-_TAG = re.compile(r"<(?:https?://|mailto:)[^\s<>]*>|(?<!\\)<(?=[A-Za-z/!?])")
+_LABEL = r"\[(?=((?:[^\[\]\\]|\\.){1,999})\]:)"
+_ADDRESS = re.compile(rf"^((?:[ \t>]|[-*+][ \t]|\d{{1,9}}[.)][ \t])*){_LABEL}", re.MULTILINE)
+_REFERENCE = re.compile(r"\[((?:[^\[\]\\]|\\.){1,999})\](?!:)")
+_ENTITY = r"&(?=(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});)"
+_TAG = re.compile(rf"<(?:https?://|mailto:)[^\s<>]*>|(?<!\\)<(?=[A-Za-z/!?])|(?<!\\){_ENTITY}")
 _TAG_OR_LAYOUT = re.compile(rf"<(?:https?://|mailto:)[^\s<>]*>|{_LAYOUT}|(?<!\\)<(?=[A-Za-z/!?])")
 
 
 def tags_as_text(text: str, *, layout: bool = False) -> str:
-    """For a Chatbot. layout: what models use within a line, such as <br> and H<sub>2</sub>O, stays HTML."""
-    if "<" not in text:
+    """For a Chatbot. layout: what models use within a line, such as <br>, &nbsp; and H<sub>2</sub>O, stays
+    HTML, and the addresses of links that are there stay what they are."""
+    if not any(sign in text for sign in ("<", "]:", *(() if layout else ("&",)))):
         return text
     text = text.replace("\0", "")
     hidden: list[str] = []
     for left, right in _FORMULAS:
         text = _hide(text, left, right, hidden)
     tag = _TAG_OR_LAYOUT if layout else _TAG
-    parts = (part if code else _outside_spans(part, tag) for part, code in _parts(text))
+    links = {label.casefold() for label in _REFERENCE.findall(text)} if layout and "]:" in text else set()
+
+    def shown(part: str) -> str:
+        return _ADDRESS.sub(lambda found: _address(found, links), tag.sub(_shown, part))
+
+    parts = (part if code else _outside_spans(part, shown) for part, code in _parts(text))
     return _back("\n".join(parts), hidden)
 
 
 def written(shown: str) -> str:
     """The other way."""
-    return shown.replace(LESS, "<")
+    return shown.replace(LESS, "<").replace(BRACKET, "[").replace(AND, "&")
 
 
 def _hide(text: str, left: str, right: str, hidden: list[str]) -> str:
@@ -79,7 +91,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
         yield "\n".join(paragraph), False
 
 
-def _outside_spans(text: str, tag: re.Pattern[str]) -> str:
+def _outside_spans(text: str, shown: Callable[[str], str]) -> str:
     """A paragraph whose spans of code stay: from a row of backticks to the next one of the same length."""
     rows = [found.span() for found in _TICKS.finditer(text)]
     ends: list[int | None] = []
@@ -92,10 +104,15 @@ def _outside_spans(text: str, tag: re.Pattern[str]) -> str:
         escaped = begin > 0 and text[begin - 1] == "\\"
         if close is None or begin < place or escaped:
             continue
-        parts += [tag.sub(_shown, text[place:begin]), text[begin:close]]
+        parts += [shown(text[place:begin]), text[begin:close]]
         place = close
-    return "".join([*parts, tag.sub(_shown, text[place:])])
+    return "".join([*parts, shown(text[place:])])
 
 
 def _shown(found: re.Match[str]) -> str:
-    return LESS if found[0] == "<" else found[0]
+    return {"<": LESS, "&": AND}.get(found[0], found[0])
+
+
+def _address(found: re.Match[str], links: set[str]) -> str:
+    """links: the labels that addresses are asked for by."""
+    return found[0] if found[2].casefold() in links else f"{found[1]}{BRACKET}"

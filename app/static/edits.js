@@ -29,7 +29,7 @@ scroll.addEventListener('focusin', ({ target }) => {
   target.setAttribute('aria-label', element.querySelector('[data-name]')?.dataset.name ?? '');
   const row = target.closest('.message-row'), list = row.closest('.lm-turns').id.replace('lm-', '');
   const refused = sent?.list === list && sent.shown === begun[list] && sent.place === placeOf(row);
-  const text = refused ? sent.text : target.value.replaceAll('&#0060;', '<');
+  const text = refused ? sent.text : window.localmoeWritten(target.value);
   if (refused) sent = null;
   if (target.value === text) return;
   Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(target, text);

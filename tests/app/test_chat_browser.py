@@ -220,6 +220,13 @@ def test_tags_are_shown_copied_and_edited_as_they_were_written(page: PageDriver)
     page.wait_text("#lm-turn .lm-branch", "2 / 2")
     page.wait_idle()
     assert page.questions() == [shown] and page.answer() == answer_to(shown)
+    log = "[INFO]: &nbsp;Ready"  # as Markdown an address that nothing leads to
+    page.send(log)
+    page.wait_idle()
+    assert page.questions()[-1] == log
+    page.page.click("#lm-turn button[aria-label='Edit']")
+    wait_for(lambda: page.page.input_value("#lm-turn textarea") == log, 10, "the line of a log")
+    page.press("Cancel", "#lm-turn")
 
 
 def test_names_in_the_html_of_a_message_are_not_taken_for_the_page_s_own(page: PageDriver) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from app.tag_text import LESS, tags_as_text, written
+from app.tag_text import AND, BRACKET, LESS, tags_as_text, written
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,14 @@ from app.tag_text import LESS, tags_as_text, written
         ("<https://localhost/x> <mailto:a@b.c> <a@b>", "<https://localhost/x> <mailto:a@b.c> «a@b>"),
         (r"\<b>", r"\<b>"),  # a tag no more
         ("H<sub>2</sub>O<br>", "H«sub>2«/sub>O«br>"),
+        ("[INFO]: Ready\n- [WARN]: Slow\n\n`[a]: b` [c]", "§INFO]: Ready\n- §WARN]: Slow\n\n`[a]: b` [c]"),
+        ("> 1. [a]: b\n\n    [c]: d\n\n[e][a] [f]:\n[ ]", "> 1. §a]: b\n\n    [c]: d\n\n[e][a] [f]:\n[ ]"),
+        ("a&nbsp;b &lt;i> `&lt;` &#0060; R&D; AT&T & x", "a¤nbsp;b ¤lt;i> `&lt;` ¤#0060; R&D; AT&T & x"),
     ],
 )  # fmt: skip
 def test_tags_are_text(text: str, shown: str) -> None:
     found = tags_as_text(text)
-    assert found == shown.replace("«", LESS)
+    assert found == shown.replace("«", LESS).replace("§", BRACKET).replace("¤", AND)
     assert written(found) == text
 
 
@@ -44,8 +47,23 @@ def test_answers_keep_the_layout_of_a_line() -> None:
     assert found.count(LESS) == 5 and written(found) == text
 
 
+def test_addresses_of_links_in_answers_stay_where_there_are_such_links() -> None:
+    text = "[Docs][1] say so.&nbsp;\n\n[1]: https://x.y/1\n[2]: https://x.y/2"
+    assert tags_as_text(text, layout=True) == text.replace("[2]", f"{BRACKET}2]")
+
+
 def test_long_texts_take_no_time() -> None:
-    hostile = (r"\(" * 200_000, "``` ` <b> `` " * 40_000, "<b>" * 100_000, "- " * 100_000, "`\\" * 100_000)
+    hostile = (
+        r"\(" * 200_000,
+        "``` ` <b> `` " * 40_000,
+        "<b>" * 100_000,
+        "- " * 100_000,
+        "`\\" * 100_000,
+        "[a" * 100_000 + "]:",
+        "[\\" * 100_000,
+        "\n- 1. [" * 50_000,
+        "&a" * 100_000,
+    )
     began = time.process_time()
     for text in hostile:
         tags_as_text(f"{text}<i>", layout=True)
