@@ -120,6 +120,36 @@ def test_a_character_that_never_ends_comes_out_as_a_replacement_at_the_end() -> 
     assert "".join(pieces) == decode(tokenizer, tokens)
 
 
+class Measured:
+    """A tokenizer that remembers how many tokens it decoded at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.most = tokenizer, 0
+
+    def decode(self, tokens: Sequence[int], **options: bool) -> str:
+        self.most = max(self.most, len(tokens))
+        return str(self._tokenizer.decode(tokens, **options))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("again", ["<0xFF>", "a space", "the end"])
+def test_a_token_that_comes_again_and_again_is_shown_soon_and_costs_what_the_first_one_did(
+    kind: str, again: str
+) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    (word,) = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    (space,) = tokenizer("a ", add_special_tokens=False)["input_ids"][-1:]
+    byte = single_byte_token(0xFF)[0] if kind == "byte level" else tokenizer.convert_tokens_to_ids("<0xFF>")
+    token = {"<0xFF>": byte, "a space": space, "the end": tokenizer.eos_token_id}[again]
+    tokens = [word, *[token] * 300, word, space, word]
+    measured = Measured(tokenizer)
+    pieces = stream(measured, cut(tokens, []))
+    assert "".join(pieces) == decode(tokenizer, tokens)
+    assert measured.most < 40
+    if again != "the end":
+        assert len("".join(pieces[:200])) > 180
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_special_tokens_are_silent_and_do_not_disturb_what_follows(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]()
