@@ -47,9 +47,11 @@ def as_parts(content: str) -> list[dict[str, str]]:
 
 def knows_tools(tokenizer: Any) -> bool:
     """Whether its template tells the model of tools."""
-    return _shows(tokenizer, "", [Tool(_PROBE, json.dumps({"name": _PROBE, "description": "", **_NOTHING}))])
+    offered = [Tool(_PROBE, json.dumps({"name": _PROBE, "description": "", **_NOTHING}))]
+    return any(_shows(tokenizer, content, offered) for content in (_SAID, as_parts(_SAID)))
 
 
+_SAID = "?"  # something: some templates refuse a message that says nothing
 _NOTHING = {"parameters": {"type": "object", "properties": {}}}
 
 

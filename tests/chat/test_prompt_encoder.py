@@ -59,6 +59,20 @@ def test_tools_and_calls_are_told_as_the_template_wants_them(
     assert encoder.tokenizer.decode(without) == rest
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{% if not m.content %}{{ raise_exception('Say something.') }}{% endif %}{{ m.content }}",
+        "{% if m.content is string %}{{ raise_exception('Use parts.') }}{% endif %}{{ m.content[0].text }}",
+    ],
+)
+def test_tools_are_told_where_a_template_is_particular_about_messages(said: str, tmp_path: Path) -> None:
+    told = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    encoder = with_template(tmp_path, f"{told}{{% for m in messages %}}{said}{{% endfor %}}")
+    ids = encoder.encode(GenerationRequest(messages=CALLED[:1], tools=TOOLS), 4096)
+    assert encoder.tokenizer.decode(ids) == "now when?"
+
+
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
 def test_tools_for_a_model_that_knows_none_are_refused(template: str | None, tmp_path: Path) -> None:
     encoder = with_template(tmp_path, template)
