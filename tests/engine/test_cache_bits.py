@@ -17,6 +17,7 @@ from torch import Tensor
 from localmoe.core.config import GenerationRequest
 from localmoe.engine import Engine
 
+TWO_OF_THREE = ("deepseek_v2", "lfm2_moe", "hybrid nemotron_h", "kimi_linear")  # layers have experts
 ON_CPU = ("qwen3_moe", "deepseek_v2", "gpt_oss")
 CASES = [
     *(("cpu", name) for name in ON_CPU),
@@ -52,7 +53,7 @@ def test_drafts_leave_nothing_in_the_cache(
 ) -> None:
     chance = random.Random(architecture)
     model = tiny(architecture)[0] if device == "cpu" else tiny16(architecture)
-    all_of_them = 16 if architecture in ("deepseek_v2", "lfm2_moe", "hybrid nemotron_h") else 24
+    all_of_them = 16 if architecture in TWO_OF_THREE else 24
     for slots in (5, all_of_them):
         with load_with_slots(model, slots, device=device, context=256, strict=True) as engine:
             wanted = left_by(engine, draft_length=0)
