@@ -149,7 +149,9 @@ def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDrive
     assert page.page.is_visible("#lm-said .lm-alert")
 
 
-def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(page: PageDriver) -> None:
+def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(
+    page: PageDriver, server: Server
+) -> None:
     field, prompt = "#lm-preset-prompt input", "#lm-system textarea"
     page.settings()
     page.fill("lm-system", "Translate.")
@@ -164,8 +166,8 @@ def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(page: PageD
     page.page.keyboard.type("German")  # the name of a new one, which the other one's holds
     page.page.keyboard.press("Enter")
     page.page.click("#lm-save-prompt")
-    page.page.click(field)
-    page.page.wait_for_selector("#lm-preset-prompt [role=option] >> nth=1")
+    presets = server.home / "presets.json"
+    wait_for(lambda: '"German"' in presets.read_text(), 10, "the second preset")
     assert (page.page.input_value(field), page.page.input_value(prompt)) == ("German", "Be brief.")
     for chosen in ("German translator", "German"):
         page.page.click(field)
