@@ -318,3 +318,18 @@ def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: S
     page.wait_text("#lm-said-prompt", "The preset is deleted.")
     page.fill("lm-system", "")
     wait_for(lambda: prompt_kept(""), 10, "no system prompt")
+
+
+def test_a_button_that_goes_away_when_it_is_pressed_by_key_leaves_the_focus_to_the_message(
+    page: PageDriver,
+) -> None:
+    in_box = "document.activeElement === document.querySelector('#lm-message textarea')"
+    page.page.fill("#lm-message textarea", "a long story")
+    for button in ("#lm-send", "#lm-stop", "#lm-continue", "#lm-stop", "#lm-turn button[aria-label='Retry']"):
+        page.page.wait_for_selector(button)
+        if button == "#lm-stop":
+            page.wait_answer(20)
+        page.page.focus(button)
+        page.page.keyboard.press("Enter")
+        page.page.wait_for_function(in_box)
+    page.stop(escape=True)
