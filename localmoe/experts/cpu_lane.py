@@ -83,7 +83,6 @@ class CpuLane:
         self._control = np.zeros(control.CONTROL_WORDS, dtype=np.int64)
         self._dense = np.zeros(control.DENSE_WORDS, dtype=np.int64)
         self._attention = LaneAttention() if caller_works else None
-        self._posting = threading.Lock()
         self._control[control.FETCHED] = NOBODY
         self._ticks_per_s = _ticks_per_second()
         # a caller that works along is promised that a token's sum does not depend on the tokens beside it
@@ -92,10 +91,9 @@ class CpuLane:
             store, activation, self._biases, self.mailbox, self._dtype, threads, self._control, self._dense,
             self._attention, matrix_unit=self.has_matrix_unit,
         )  # fmt: skip
-        self._condition = threading.Condition()
-        self._parked = 0
+        self._posting, self._condition = threading.Lock(), threading.Condition()
+        self._parked, self._stopped = 0, False
         self.failure = ""  # one sentence, once a thread has failed
-        self._stopped = False
         self._compile()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"cpu-lane-{i}", daemon=True)
@@ -158,10 +156,8 @@ class CpuLane:
 
     def counters(self) -> LaneCounters:
         """Totals."""
-        jobs, busy, num_bytes, ahead_bytes = (
-            int(self._control[at])
-            for at in (control.JOBS, control.BUSY_TICKS, control.DONE_BYTES, control.AHEAD_BYTES)
-        )
+        places = [control.JOBS, control.BUSY_TICKS, control.DONE_BYTES, control.AHEAD_BYTES]
+        jobs, busy, num_bytes, ahead_bytes = self._control[places].tolist()
         return LaneCounters(jobs, num_bytes, busy / self._ticks_per_s, ahead_bytes)
 
     # -- jobs of the host itself
@@ -255,6 +251,10 @@ class CpuLane:
                 self._work_along(job)
             else:
                 self._wait_for(job)
+        except KeyboardInterrupt:  # it may have come before this caller worked
+            if self._caller_works:
+                self._work_along(job)  # nobody may be at its memory once that goes, or is the next one's
+            raise
         finally:
             self.rest()
 

@@ -257,6 +257,26 @@ def test_no_thread_is_at_a_jobs_memory_when_its_caller_goes_on() -> None:
         assert not any(thread.is_alive() for thread in made.lane._threads)
 
 
+def test_a_job_is_over_when_the_interrupt_of_its_caller_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl+C between making a job known to other threads and working along."""
+    with rig(threads=2, compute=torch.float32, caller_works=True) as made:
+        x, weight, box = torch.randn(TOKENS, 2048), torch.randn(2048, 2048).bfloat16(), made.lane.mailbox
+        run, interrupts = cpu_lane.worker.run, [KeyboardInterrupt()]
+
+        def interrupted(me: int, *arguments: object) -> int:
+            if interrupts and me == made.lane.num_threads - 1:
+                raise interrupts.pop()
+            return run(me, *arguments)
+
+        made.lane.dense(x, weight, None)
+        monkeypatch.setattr(cpu_lane.worker, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.lane.dense(x, weight, None)
+        assert box.answered[0] == box.posted[0], "other threads are at it"
+        exact = x.double() @ weight.double().T
+        assert (made.lane.dense(x, weight, None) - exact).norm() < 1e-5 * exact.norm()
+
+
 def test_jobs_with_and_without_other_threads_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_lane, "PARK_S", 0.01)
     chance = np.random.default_rng(3)
