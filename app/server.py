@@ -27,6 +27,7 @@ from app.page import build_page
 from app.service import ChatService
 from app.theme import FAVICON, first_script, make_theme, page_css, page_head
 from localmoe import __version__
+from localmoe.server.out_of_files import BACKLOG, say_it_seldom
 from localmoe.server.quiet_end import leave_out_cancelled
 
 _QUEUE_REST_S = 60.0
@@ -81,10 +82,11 @@ class PageServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False,
-                timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP_ALIVE_S, backlog=BACKLOG,
             )
         )  # fmt: skip
         leave_out_cancelled()
+        say_it_seldom()
         self._on_started = on_started
         self._mounted = [route.app for route in app.routes if isinstance(route, Mount)]
 

@@ -13,6 +13,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine
 from localmoe.server.address import is_loopback, own_hosts, port_taken
 from localmoe.server.desk import AnswerDesk
+from localmoe.server.out_of_files import BACKLOG, say_it_seldom
 from localmoe.server.quiet_end import leave_out_cancelled
 from localmoe.server.routes import ServedModel, make_app
 from localmoe.server.settings import ServerSettings
@@ -28,10 +29,11 @@ class ApiServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False, lifespan="off",
-                timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_KEEP_ALIVE_S, backlog=BACKLOG,
             )
         )  # fmt: skip
         leave_out_cancelled()
+        say_it_seldom()
         self._desk, self._on_started = desk, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -86,7 +88,7 @@ def serve(
         KeyboardInterrupt: the user ended it.
     """
     try:
-        sock.listen(128)
+        sock.listen(BACKLOG)
     except OSError:
         raise port_taken(sock.getsockname()[1]) from None
     server, desk = make_server(engine, sock, settings, on_started)
