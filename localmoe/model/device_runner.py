@@ -26,6 +26,7 @@ from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.device_prompt_passes import PromptPasses
 from localmoe.model.pass_counts import count_window
+from localmoe.model.side_stream import join_forked
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
 
@@ -261,6 +262,7 @@ class DeviceRunner:
     def rewind(self, length: int) -> None:
         """After interrupted passes: go back to `length` tokens, or to none where some layers' state may have
         gone on; slots that they may have filled are emptied."""
+        join_forked()  # copies beside may still write to slots
         self.passes.memory.abandon_pass()
         if self.passes.lane is not None:
             self.passes.lane.abandon_pass()

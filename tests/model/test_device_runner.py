@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,10 @@ from localmoe.core.events import (
 )
 from localmoe.core.timeline import Timeline
 from localmoe.experts.copy_times import CopyTimes
+from localmoe.model import side_stream
+from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.prompt_ways import WINDOW
+from localmoe.model.side_stream import SideStream
 from localmoe.model.step_graphs import PassOutput
 from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 from localmoe.prefetch.policies.on_demand import OnDemandPolicy
@@ -291,3 +296,20 @@ def test_a_short_prompt_runs_as_a_window_and_logits_are_float32_rows() -> None:
         assert rig.runner.run([1], "prefill", last_only=True).shape == (1, 4)
     assert rig.passes.issued == ["window", "window"] and rig.cache.length == 4
     assert rig.state.counters.hits + rig.state.counters.misses == 0  # prompts are not counted
+
+
+def test_what_a_failed_pass_began_beside_is_waited_for_before_its_slots_are_free() -> None:
+    order: list[str] = []
+
+    class Copies(SideStream):
+        def join(self) -> None:
+            order.append("joined")
+            side_stream._forked.sides.discard(self)
+
+    side_stream._forked.sides.add(Copies(torch.device("cpu")))
+    runner: Any = SimpleNamespace(
+        passes=SimpleNamespace(memory=SimpleNamespace(abandon_pass=lambda: order.append("free")), lane=None),
+        sequence=SimpleNamespace(states=None, length=7, truncate=lambda length: order.append(str(length))),
+    )
+    DeviceRunner.rewind(runner, 5)
+    assert order == ["joined", "free", "5"]
