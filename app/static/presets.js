@@ -20,7 +20,9 @@
     if (['ArrowDown', 'ArrowUp'].includes(key)) use.moved = true; // to a preset of the list
     if (key !== 'Enter') return;
     use.chose = true;
-    if (!use.moved && target.value) target.blur(); // takes the name as it is
+    if (use.moved || !target.value) return;
+    target.addEventListener('keydown', (same) => same.stopPropagation(), { once: true }); // Gradio does not hear of it
+    target.blur(); // takes the name as it is
   }, true);
 
   // The listener's: the preset that was chosen, or none.
