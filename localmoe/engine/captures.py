@@ -4,6 +4,7 @@ Which, the runner knows (model.pass_kinds).
 
 from __future__ import annotations
 
+import sys
 import threading
 from _thread import start_new_thread
 
@@ -42,9 +43,15 @@ class Captures:
                 return
         try:
             # Thread.start would wait for ever for one that has too little memory to say that it has begun
-            start_new_thread(self._run, ())
+            start_new_thread(self._run_apart, ())
         except RuntimeError:  # the next call may get one
             log_no_captures()
+
+    def _run_apart(self) -> None:
+        try:
+            self._run()
+        except BaseException:  # told as of any thread
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
     def _run(self) -> None:
         with self._lock:

@@ -153,6 +153,21 @@ def test_memory_that_others_took_is_told_and_the_next_time_it_is_tried_again(
     wait_for(lambda: not passes.left)
 
 
+def test_any_other_error_is_told_as_of_any_thread_and_ends_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    passes = Passes(1)
+    passes.error = RuntimeError("broken")
+    captures, _ = made(passes)
+    captures.begin()
+    wait_for(lambda: told)
+    assert told[0].exc_value is passes.error
+    passes.error = None
+    captures.begin()
+    time.sleep(0.05)
+    assert passes.left == 1
+
+
 def _no_thread(*_: object, **__: object) -> int:
     raise RuntimeError("can't start new thread")
 

@@ -75,10 +75,6 @@ def test_a_text_that_grows_finds_its_passes_captured() -> None:
         assert runner.capture_s == waited
 
 
-def capturing() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "captures"]
-
-
 def test_answers_that_come_while_passes_are_captured_are_not_refused_and_right() -> None:
     """In a thread, as an app has it done; memory is divided anew meanwhile, and the engine closed."""
     with load("qwen1.5-moe-a2.7b") as plain:
@@ -92,7 +88,7 @@ def test_answers_that_come_while_passes_are_captured_are_not_refused_and_right()
         for number, question in enumerate(questions):
             engine.captures.begin(SAMPLINGS[(number + number // 3) % 3])
             time.sleep(0.03 * number)
-            began_beside += bool(capturing())
+            began_beside += engine.captures._runs
             assert tokens_of(engine, question) == expected[number]
             engine.captures.begin()
             if number == 3:
@@ -101,9 +97,10 @@ def test_answers_that_come_while_passes_are_captured_are_not_refused_and_right()
                 engine.reset()
         engine.captures.begin(SAMPLINGS[1])
     assert began_beside > 0
-    for thread in capturing():
-        thread.join(10)
-        assert not thread.is_alive()
+    deadline = time.monotonic() + 10
+    while engine.captures._runs:
+        assert time.monotonic() < deadline, "the thread goes on"
+        time.sleep(0.01)
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() < 64 << 20
 
