@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from localmoe.chat.templates import as_parts, takes_parts
 from localmoe.core.config import Thinking
 
 _LEVELS: tuple[Thinking, ...] = ("low", "medium", "high")
@@ -59,9 +60,10 @@ def find_ways(tokenizer: Any) -> ThinkingWays:
     """Of a tokenizer's chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return NO_WAYS
-    switch = _rendered(tokenizer, _OFF) != _rendered(tokenizer, _ON)
+    said = as_parts("?") if takes_parts(tokenizer) else "?"
+    switch = _rendered(tokenizer, said, _OFF) != _rendered(tokenizer, said, _ON)
     levels: tuple[str, ...] = ("none", *_LEVELS)
-    texts = {level: _rendered(tokenizer, {"reasoning_effort": level}) for level in levels}
+    texts = {level: _rendered(tokenizer, said, {"reasoning_effort": level}) for level in levels}
     taken: list[str] = [level for level in _LEVELS if texts[level] is not None]
     if "low" not in taken and texts["none"] is not None:  # else any word is written into the prompt as it is
         taken = ["none", *taken]
@@ -69,8 +71,8 @@ def find_ways(tokenizer: Any) -> ThinkingWays:
     return ThinkingWays(switch, tuple(taken) if differ else ())
 
 
-def _rendered(tokenizer: Any, variables: dict[str, Any]) -> str | None:
-    turns = [{"role": "user", "content": "?"}]
+def _rendered(tokenizer: Any, said: object, variables: dict[str, Any]) -> str | None:
+    turns = [{"role": "user", "content": said}]
     try:
         text: str = tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True, **variables

@@ -22,6 +22,10 @@ TWO = (
     "{% set e = reasoning_effort | default('none') %}{% if e not in ['none', 'high'] %}"
     "{{ raise_exception('none or high') }}{% endif %}[{{ e }}]" + PLAIN
 )
+PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ raise_exception('parts') }}{% endif %}"
+    "{{ m.content[0].text }}{% endfor %}" + SWITCH.removeprefix(PLAIN)
+)
 BOTH = WORDS + "{{ '' if enable_thinking | default(true) else '</think>' }}"
 
 
@@ -47,6 +51,7 @@ def prompts(made: PromptEncoder) -> dict[str, str]:
         (None, (), dict.fromkeys(THINKING, "a")),
         (PLAIN, (), dict.fromkeys(THINKING, "a")),
         (SWITCH, ("off", "on"), {**dict.fromkeys(THINKING, "a"), "off": "a<think></think>"}),
+        (PARTS, ("off", "on"), {**dict.fromkeys(THINKING, "a"), "off": "a<think></think>"}),
         (OTHER, ("off", "on"), {**dict.fromkeys(THINKING, "a<think>"), "off": "a", "auto": "a"}),
         (WORDS, ("low", "medium", "high"),
          {"auto": "Reasoning: medium a", "off": "Reasoning: low a", "on": "Reasoning: medium a",
@@ -57,7 +62,7 @@ def prompts(made: PromptEncoder) -> dict[str, str]:
          {"auto": "Reasoning: medium a", "off": "Reasoning: medium a</think>", "on": "Reasoning: medium a",
           "low": "Reasoning: low a", "medium": "Reasoning: medium a", "high": "Reasoning: high a"}),
     ],
-    ids=["none", "plain", "switch", "other", "words", "two", "both"],
+    ids=["none", "plain", "switch", "parts", "other", "words", "two", "both"],
 )  # fmt: skip
 def test_what_a_template_lets_one_choose_is_found_and_told(
     template: str | None, choices: tuple[str, ...], told: dict[str, str], tmp_path: Path
