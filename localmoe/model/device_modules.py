@@ -60,12 +60,10 @@ def install(model: Any, context: int, stop: threading.Event | None = None) -> Ke
         elif "Router" in name or name.endswith("Gate"):
             trials.append(router_trial(module, model.dtype) or scaled_router_trial(module))
         trials += rope_trials(module)
-        linears = _projections(module)
-        if len({linear.bias is None for linear in linears}) == 1:
-            mode.fuse(linears)
         net = recurrent_net(module)
-        if net is not None and len(net.projections) > 1:
-            mode.fuse(net.projections)
+        linears = _projections(module) if net is None else net.projections
+        if len(linears) > 1 and len({linear.bias is None for linear in linears}) == 1:
+            mode.fuse(linears)
         replace_gated_mlp(module, mode)
         if packed_weight_of(module) is not None:
             _replace_packed(module, mode)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from engine.test_more_architectures import ANSWERING
-from support.tiny_models import UNGATED_ARCHITECTURE, tiny_config, tiny_model
+from support.tiny_models import (
+    CHANNEL_ARCHITECTURE,
+    STATEFUL_ARCHITECTURES,
+    UNGATED_ARCHITECTURE,
+    tiny_config,
+    tiny_model,
+)
 from torch import Tensor, nn
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
@@ -30,6 +36,7 @@ TWO_LAYERS = (
     "lfm2_moe",
     "granitemoehybrid",
     "gemma4_text",
+    CHANNEL_ARCHITECTURE,
 )  # or all would have no experts, or be alike
 NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
 REPLACED = {
@@ -76,6 +83,9 @@ def tiny(architecture: str) -> Any:
     if architecture == "granitemoehybrid":
         changes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
         changes["residual_multiplier"] = 0.22
+    if architecture == CHANNEL_ARCHITECTURE:
+        changes["layer_types"] = ["linear_attention", "full_attention"]
+        changes["mlp_layer_types"] = ["dense", "sparse"]
     if architecture == UNGATED_ARCHITECTURE:
         changes["layers_block_type"] = ["moe", "full_attention"]
     return tiny_model(architecture, dtype=DTYPE, **changes).to(DEVICE)
@@ -163,12 +173,15 @@ def test_one_row_of_a_draft_is_nearly_the_same() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("architecture", ["qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_moe", "qwen3_moe", *({CHANNEL_ARCHITECTURE} & {*STATEFUL_ARCHITECTURES})],
+)
 def test_no_weight_is_held_twice(architecture: str) -> None:
     model = tiny(architecture)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     mode = install(model, CONTEXT)
-    tensors = [*model.parameters(), *(group.weight for group, _ in mode._fused.values())]
+    tensors = [*model.parameters(), *mode.joined, *(group.weight for group, _ in mode._fused.values())]
     tensors += [group.bias for group, _ in mode._fused.values() if group.bias is not None]
     for module in model.modules():  # and what the functions in place of a forward hold on to
         cells = getattr(vars(module).get("forward"), "__closure__", None) or ()
