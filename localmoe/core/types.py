@@ -44,6 +44,7 @@ class ModelFootprint:
         can_rollback: whether the last tokens can be dropped again: of keys and values always, of recurrent
             state where steps run whole on a GPU, if the kernels know it.
         state_bytes: of a model with such recurrent state, what it takes there, for one sequence.
+        state_row_bytes: of such a model, what a recurrent layer needs for a token of a prompt there.
         mxfp4_expert_bytes: of a model that is published in MXFP4, one expert kept so; 0 of others.
         bf12_expert_bytes: of a model whose experts are bfloat16, one that is packed into twelve bits a
             weight, without loss; 0 of others.
@@ -78,6 +79,7 @@ class ModelFootprint:
     vocab_size: int
     can_rollback: bool
     state_bytes: int = 0
+    state_row_bytes: int = 0
     mxfp4_expert_bytes: int = 0
     bf12_expert_bytes: int = 0
     expert_form: str = "plain"

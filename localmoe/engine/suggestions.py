@@ -29,9 +29,9 @@ def _suggestion(
     repo_id: str, about: str, licence: str, architecture: str, *, layers: int, experts: int, top: int,
     expert_params: int, shared_params: int, kv_bytes: int, draft_expert_bytes: int, context: int, hidden: int,
     vocabulary: int, linear_params: int, tied: bool = False, file_bytes: int | None = None,
-    mxfp4_expert_bytes: int = 0, state_bytes: int = 0, unused_params: int = 0,
-    gated: bool = True, wide_params: int = 0, text_alone: bool = False, angles: int = 256,
-    sliding_kv_bytes: int = 0, window: int = 0,
+    mxfp4_expert_bytes: int = 0, state_bytes: int = 0, state_row_bytes: int = 0,
+    unused_params: int = 0, gated: bool = True, wide_params: int = 0, text_alone: bool = False,
+    angles: int = 256, sliding_kv_bytes: int = 0, window: int = 0,
 ) -> Suggestion:  # fmt: skip
     """16-bit weights throughout. tied: the head is the input embedding. file_bytes: of an expert as it is
     published; None: as those. unused_params: that the files hold beside: for images, and to predict further
@@ -49,6 +49,7 @@ def _suggestion(
         kv_bytes_per_token=kv_bytes, draft_expert_bytes=draft_expert_bytes, max_context=context,
         hidden_size=hidden,
         vocab_size=vocabulary, can_rollback=not state_bytes, state_bytes=state_bytes,
+        state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=mxfp4_expert_bytes,
         bf12_expert_bytes=packed, linear_params=linear_params,
         embedding_params=0 if tied else vocabulary * hidden,
@@ -117,8 +118,8 @@ SUGGESTIONS = (
         "nvidia-open-model-license", "nemotron_h",
         layers=23, experts=128, top=6, expert_params=9_977_856, shared_params=2_203_129_280, kv_bytes=6_144,
         draft_expert_bytes=5_392_128, context=262_144, hidden=2688, vocabulary=131_072,
-        linear_params=1_841_946_624, state_bytes=240_418_816, gated=False, wide_params=7_913_472,
-        angles=0,
+        linear_params=1_841_946_624, state_bytes=240_418_816, state_row_bytes=41_728,
+        gated=False, wide_params=7_913_472, angles=0,
     ),
     _suggestion(
         "Qwen/Qwen3-30B-A3B", "strong, many languages", "apache-2.0", "qwen3_moe",
@@ -130,8 +131,8 @@ SUGGESTIONS = (
         "Qwen/Qwen3.6-35B-A3B", "thinks before it answers", "apache-2.0", "qwen3_5_moe",
         layers=40, experts=256, top=8, expert_params=3_145_728, shared_params=2_448_355_968, kv_bytes=20_480,
         draft_expert_bytes=1_671_168, context=262_144, hidden=2048, vocabulary=248_320,
-        linear_params=1_917_665_280, state_bytes=353_771_520, unused_params=1_298_000_000,
-        text_alone=True,
+        linear_params=1_917_665_280, state_bytes=353_771_520, state_row_bytes=49_664,
+        unused_params=1_298_000_000, text_alone=True,
         angles=128,
     ),
     _suggestion(

@@ -173,11 +173,14 @@ def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:
 
 
 def _kernel_bytes(footprint: ModelFootprint, tokens: int) -> int:
-    """A layer's activations in 16 bits, some sixteen tensors of the hidden size; what all routers chose; and
-    what experts compute, but for a pass longer than DEVICE_PREFILL_CHUNK, whose experts compute in slots."""
+    """A layer's activations in 16 bits: some sixteen tensors of the hidden size, or, if that is more, what a
+    recurrent layer needs beside its input and the residual. What all routers chose; and what experts compute,
+    but for a pass longer than DEVICE_PREFILL_CHUNK, whose experts compute in slots."""
     routers = footprint.num_layers * footprint.experts_per_token * _ROUTER_BYTES
     routed = min(tokens, DEVICE_PREFILL_CHUNK) * expert_row_bytes(footprint)
-    return tokens * (16 * footprint.hidden_size * _HALF_BYTES + routers) + routed
+    hidden = footprint.hidden_size * _HALF_BYTES
+    layer = max(16 * hidden, 2 * hidden + footprint.state_row_bytes)
+    return tokens * (layer + routers) + routed
 
 
 def expert_row_bytes(footprint: ModelFootprint) -> int:

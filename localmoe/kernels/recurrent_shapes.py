@@ -80,6 +80,14 @@ class ScanShape:
         """Of one layer's state."""
         return self.value_heads * self.value_dim * self.key_dim
 
+    def row_bytes(self, element_bytes: int) -> int:
+        """What a layer needs at once for a row of a prompt, beside the row itself: its projections (to what
+        is convolved, to gates, to rates), what is convolved, norms and rates, and what comes out."""
+        elements = 2 * self.channels + 2 * self.values + 2 * self.value_heads
+        if self.by_channel:  # channels are projected apart and joined, and decays through a narrow product
+            elements += self.channels + (self.value_heads + 2) * self.key_dim
+        return elements * element_bytes + (self.norms + self.rates) * _FLOAT_BYTES
+
     def layer_bytes(self, rows: int, element_bytes: int) -> int:
         """What a layer keeps so that any of a window's `rows` tokens can be dropped, for a draft that goes
         ahead, and to begin again before an answer: three states, twice the window's rows, and for the
@@ -102,6 +110,10 @@ class ConvShape:
     def fits(self) -> bool:
         """Whether the kernel can run it."""
         return self.channels % _GRANULE == 0 and 2 <= self.taps <= _MOST_TAPS
+
+    def row_bytes(self, element_bytes: int) -> int:
+        """As of ScanShape: three projections, and what comes out."""
+        return 4 * self.channels * element_bytes
 
     def layer_bytes(self, rows: int, element_bytes: int) -> int:
         """As of ScanShape."""

@@ -65,9 +65,15 @@ class ChannelDeltaNet:
         flat: Tensor = self.module.forget_gate.A_log.view(-1)
         return flat
 
-    def decays_and_gates(self, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """(T, heads * dim) each, of the last two projections."""
-        return self.module.forget_gate.f_b_proj(parts[4]), self.module.g_b_proj(parts[5])
+    def decays(self, parts: list[Tensor]) -> Tensor:
+        """(T, heads * dim), what each channel's decay is made of; parts: of the projections."""
+        found: Tensor = self.module.forget_gate.f_b_proj(parts[4])
+        return found
+
+    def gates(self, parts: list[Tensor]) -> Tensor:
+        """(T, heads * dim) of the norm; parts: of the projections."""
+        found: Tensor = self.module.g_b_proj(parts[5])
+        return found
 
     def small_sizes(self) -> dict[str, Any]:
         """Of a configuration that makes a small one."""
@@ -81,7 +87,9 @@ class ChannelDeltaNet:
         """(T, H) -> (T, H) of a text that begins with it."""
         module, shape = self.module, self.shape
         parts = [linear(hidden) for linear in self.projections]
-        decays, gates = (part.unflatten(1, (shape.value_heads, -1)) for part in self.decays_and_gates(parts))
+        decays, gates = (
+            found.unflatten(1, (shape.value_heads, -1)) for found in (self.decays(parts), self.gates(parts))
+        )
         x = torch.cat(parts[:3], dim=1)
         before = x.new_zeros(shape.taps - 1, shape.channels)
         bias = module.forget_gate.dt_bias.view(shape.value_heads, -1)

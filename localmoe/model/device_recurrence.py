@@ -59,13 +59,13 @@ def _delta(net: DeltaNet, parts: list[Tensor], stand: Stand) -> Tensor:
 
 def _channel_delta(net: ChannelDeltaNet, parts: list[Tensor], stand: Stand) -> Tensor:
     module, shape, norm = net.module, net.shape, net.module.o_norm
-    decays, gates = net.decays_and_gates(parts)
     keys, dim = shape.key_heads * shape.key_dim, shape.key_dim
     x, b = torch.cat(parts[:3], dim=1), parts[3]
-    projected = Projected(x, decays, b, (0, dim), (keys, dim), (2 * keys, dim), rate_stride=1)
+    projected = Projected(x, net.decays(parts), b, (0, dim), (keys, dim), (2 * keys, dim), rate_stride=1)
     channels, bias = (0, keys, 2 * keys), module.forget_gate.dt_bias
     weights = ScanWeights(module.conv1d.weight[:, 0], None, channels, net.a_log, bias)
     out = _scanned(projected, weights, None, shape, stand)
+    gates = net.gates(parts)  # now, as a prompt's take much memory
     return gated_norm(out, gates, (0, dim), 1, norm.weight, norm.variance_epsilon, sigmoid=True)
 
 

@@ -43,6 +43,7 @@ def measure_footprint(
     text = skeleton.text_config
     kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
     sliding = [layer for layer in kept if layer.window is not None]
+    state_bytes, state_row_bytes = _state_bytes(skeleton, weight_bytes)
     return ModelFootprint(
         name=name,
         architecture=skeleton.config.model_type,
@@ -61,7 +62,8 @@ def measure_footprint(
         hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         can_rollback=skeleton.can_rollback,
-        state_bytes=0 if skeleton.can_rollback else _state_bytes(skeleton, weight_bytes),
+        state_bytes=state_bytes,
+        state_row_bytes=state_row_bytes,
         mxfp4_expert_bytes=layout.mxfp4_bytes if can_keep_mxfp4(skeleton, stored) else 0,
         bf12_expert_bytes=layout.bf12_bytes if can_pack(skeleton, stored) else 0,
         expert_form=layout.form.value,
@@ -76,12 +78,13 @@ def measure_footprint(
     )
 
 
-def _state_bytes(skeleton: Skeleton, element_bytes: int) -> int:
-    """Of all layers, if its recurrent state is of a known form."""
-    if not keeps_known_state(skeleton):
-        return 0
-    nets = recurrent_nets(skeleton.model).values()
-    return sum(net.shape.layer_bytes(PASS_PADDING, element_bytes) for net in nets)
+def _state_bytes(skeleton: Skeleton, element_bytes: int) -> tuple[int, int]:
+    """Of all layers, and what one needs for a row, if its recurrent state is of a known form."""
+    if skeleton.can_rollback or not keeps_known_state(skeleton):
+        return 0, 0
+    shapes = [net.shape for net in recurrent_nets(skeleton.model).values()]
+    kept = sum(shape.layer_bytes(PASS_PADDING, element_bytes) for shape in shapes)
+    return kept, max(shape.row_bytes(element_bytes) for shape in shapes)
 
 
 def _wide_params(model: Any) -> int:

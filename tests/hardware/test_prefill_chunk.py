@@ -3,6 +3,7 @@ it spares copies."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from localmoe.core.errors import BudgetError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
-from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, expert_row_bytes
+from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, device_needs, expert_row_bytes
 from localmoe.hardware.plan import plan_memory
 from localmoe.hardware.prefill_chunk import MOST_ROWS, choose_chunk, chunk_for
 
@@ -76,3 +77,15 @@ def test_a_pass_is_lent_a_quarter_of_the_slots_at_most_and_fewer_than_experts_ar
         assert -(-rows * row // slot) <= min(slots // 4, missing)
     if rows < most:
         assert (rows + DEVICE_PREFILL_CHUNK) * row > min(slots // 4, missing) * slot
+
+
+def test_a_recurrent_layer_that_needs_more_for_a_row_than_others_has_room_for_it() -> None:
+    options = {**OPTIONS, "prefill_chunk": 2 * DEVICE_PREFILL_CHUNK, "context": 16_384}
+    usual, wide = 16 * 2 * QWEN.hidden_size, 60 * 2 * QWEN.hidden_size
+    workspaces = [
+        device_needs(replace(QWEN, state_row_bytes=size), **options).workspace_bytes
+        for size in (0, usual // 2, wide)
+    ]
+    assert workspaces[0] == workspaces[1]
+    rows = 2 * DEVICE_PREFILL_CHUNK
+    assert workspaces[2] - workspaces[0] == rows * (wide + 2 * 2 * QWEN.hidden_size - usual)

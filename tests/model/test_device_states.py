@@ -3,6 +3,7 @@ verified with it or dropped, and the text can go back to before an answer. In Tr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from support.tiny_models import STATEFUL_ARCHITECTURES, tiny_model, write_model
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 pytest.importorskip("triton")
 
@@ -22,7 +24,9 @@ from localmoe.engine.loading import assemble
 from localmoe.engine.planning import prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.hardware.needs import PASS_PADDING
+from localmoe.model import device_states
 from localmoe.model.device_cache import DeviceKVCache
+from localmoe.model.device_recurrence import run_recurrent
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.prompt_ways import BEFORE_THE_END, WINDOW
@@ -188,3 +192,26 @@ def test_a_prompts_pass_shorter_than_an_ending_keeps_the_state_of_where_it_begin
     assert kept == [50 - BEFORE_THE_END, 0]
     assert cache.keepable(49) == 0, "nothing of before the last pass is kept"
     assert cache.keepable(55) == 50
+
+
+def test_a_prompt_needs_no_more_in_a_layer_than_is_planned_for_its_rows(
+    model: Any, runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks: list[int] = []
+
+    def measured(*given: Any) -> Tensor:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            out = run_recurrent(*given)
+        events = found.profiler.kineto_results.events()  # type: ignore[union-attr]
+        peaks.append(max(itertools.accumulate(one.nbytes() for one in events if one.name() == "[memory]")))
+        return out
+
+    monkeypatch.setattr(device_states, "run_recurrent", measured)
+    states = runner.sequence.states
+    assert states is not None
+    runner.sequence.truncate(0)
+    run(runner, [9] * PROMPT, "prefill")
+    planned = states.shape.row_bytes(2)
+    # the interpreter holds on to what a kernel was given until the next ones have run: a norm and a product
+    held = 2 * (getattr(states.shape, "values", 0) + model.config.hidden_size)
+    assert 0.7 * planned < max(peaks) / PROMPT <= planned + held
