@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from localmoe.model.routing_trace import RoutingRecorder
 
 INTERNAL_ERROR = "Something went wrong inside localmoe; the terminal window shows the details."
+NO_THREAD = (
+    "The answer could not begin, as the system has no memory or thread to give: "
+    "close other programs and try again."
+)
 
 
 class LiveLike(Protocol):

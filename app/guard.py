@@ -28,7 +28,7 @@ class LocalOnly:
     """ASGI middleware around everything. `port` is the one that the server is bound to."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
-        self._app = app
+        self._app, self._port = app, port
         self._hosts = {f"{name}:{port}" for name in LOOPBACK} | (set(LOOPBACK) if port == 80 else set())
         self._origins = {f"http://{host}" for host in self._hosts}
 
@@ -52,7 +52,10 @@ class LocalOnly:
         sites = [value for name, value in headers if name == b"sec-fetch-site"]
         modes = [value for name, value in headers if name == b"sec-fetch-mode"]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return "This server answers to its own address on this computer only."
+            return (
+                "This server answers to its own address on this computer only, "
+                f"http://127.0.0.1:{self._port}: a tunnel to it needs the same port at both ends."
+            )
         if any(origin not in self._origins for origin in origins):
             return "This server answers to its own page only."
         if b"cross-site" in sites and modes != [b"navigate"]:

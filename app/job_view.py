@@ -41,3 +41,8 @@ class JobView:
     thought_s: float = 0.0
     runs: tuple[int, ...] = ()
     draft_length: float | None = None
+
+    def last_draft_length(self, stats: GenerationStats) -> float | None:
+        """Tokens drafted a step since this view was made; its own if no step has ended since."""
+        steps, drafted = (self.stats.steps, self.stats.drafted) if self.stats is not None else (0, 0)
+        return (stats.drafted - drafted) / (stats.steps - steps) if stats.steps > steps else self.draft_length

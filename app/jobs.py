@@ -12,12 +12,13 @@ from typing import Any
 
 from app.answer_text import AnswerText
 from app.chats import AnswerUnsavedError, ChatError, ChatMessage, ChatStore
-from app.engine_status import INTERNAL_ERROR, EngineLike
+from app.engine_status import INTERNAL_ERROR, NO_THREAD, EngineLike
 from app.job_view import JobView, Place
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.stats import GenerationStats
 from localmoe.core.stream import StreamEvent
+from localmoe.core.threads import begin_thread
 
 _LOG = logging.getLogger(__name__)
 __all__ = ["GenerationJob", "JobRunner", "JobRunningError", "JobView", "Place"]
@@ -65,7 +66,7 @@ class GenerationJob:
         self._speeds: list[float] = []
         self._mark = (0.0, 1)  # decode seconds and tokens at the last point of the speed line
         self._next_save = self._next_step = 0.0
-        self._saver: threading.Thread | None = None  # of the last safety copy
+        self._saver_runs = False  # writes a safety copy
         self._place = place
         self._view = JobView(
             place.chat_id, self._created, 0, self._text.text(), None, "", None, (), self._text.thought_s,
@@ -79,7 +80,12 @@ class GenerationJob:
 
     def start(self, after: GenerationJob | None = None) -> None:
         """Begin, once the job before has let go of the engine."""
-        threading.Thread(target=self._run, args=(after,), name="answer", daemon=True).start()
+        try:
+            begin_thread("answer", lambda: self._run(after))
+        except RuntimeError:
+            _LOG.error("an answer could not begin: the system gives no thread")
+            self._finish("error", NO_THREAD)
+            self._ended.set()
 
     def stop(self) -> None:
         """End the answer now and keep its text, even if the step under way takes longer."""
@@ -142,7 +148,7 @@ class GenerationJob:
             self._view = replace(
                 view, revision=view.revision + 1, text=self._text.text(), stats=event.stats,
                 speeds=tuple(self._speeds), thought_s=self._text.thought_s, runs=self._text.runs(),
-                draft_length=_last_draft_length(view, event.stats),
+                draft_length=view.last_draft_length(event.stats),
             )  # fmt: skip
         return True
 
@@ -168,18 +174,24 @@ class GenerationJob:
 
     def _begin_safety_copy(self) -> None:
         """In a thread of its own, as the answer need not wait for the disk. One at a time."""
-        if self._saver is None or not self._saver.is_alive():
-            self._saver = threading.Thread(target=self._save_safety_copy, name="save", daemon=True)
-            self._saver.start()
+        if not self._saver_runs:
+            self._saver_runs = True
+            try:
+                begin_thread("save", self._save_safety_copy)
+            except RuntimeError:  # the answer waits
+                self._save_safety_copy()
 
     def _save_safety_copy(self) -> None:
-        with self._saving:
+        try:
+            with self._saving:
+                with self._lock:
+                    view, frozen = self._view, self._frozen
+                note = "" if frozen else self._save(view)
             with self._lock:
-                view, frozen = self._view, self._frozen
-            note = "" if frozen else self._save(view)
-        with self._lock:
-            if not self._frozen:
-                self._view = replace(self._view, error=note)
+                if not self._frozen:
+                    self._view = replace(self._view, error=note)
+        finally:
+            self._saver_runs = False
 
     def _save(self, view: JobView) -> str:
         """Write the answer to the disk; a sentence if that failed. A deleted chat ends the answer."""
@@ -286,9 +298,3 @@ class JobRunner:
         if job is not None:
             job.stop()
             job.join()
-
-
-def _last_draft_length(view: JobView, stats: GenerationStats) -> float | None:
-    """Tokens drafted a step since the view was made; the view's own if no step has ended since."""
-    steps, drafted = (view.stats.steps, view.stats.drafted) if view.stats is not None else (0, 0)
-    return (stats.drafted - drafted) / (stats.steps - steps) if stats.steps > steps else view.draft_length

@@ -112,6 +112,8 @@ CHAT = {
     "Something went wrong inside localmoe; the terminal window shows the details.": (
         "localmoe 内部出错；详情见终端窗口。"
     ),
+    "The answer could not begin, as the system has no memory or thread to give: close other programs and try "
+    "again.": "无法开始回答，因为系统没有可用的内存或线程：请关闭其他程序后重试。",
     "Language": "语言",
     "Theme": "主题",
     "Live": "实时",

@@ -4,13 +4,12 @@ Which, the runner knows (model.pass_kinds).
 
 from __future__ import annotations
 
-import sys
 import threading
-from _thread import start_new_thread
 
 import torch
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.threads import begin_thread
 from localmoe.engine.loading import Runner
 from localmoe.engine.log_lines import log_no_captures, log_not_captured
 from localmoe.engine.turns import Turns
@@ -42,16 +41,9 @@ class Captures:
             if self._runs:
                 return
         try:
-            # Thread.start would wait for ever for one that has too little memory to say that it has begun
-            start_new_thread(self._run_apart, ())
+            begin_thread("captures", self._run)
         except RuntimeError:  # the next call may get one
             log_no_captures()
-
-    def _run_apart(self) -> None:
-        try:
-            self._run()
-        except BaseException:  # told as of any thread
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
     def _run(self) -> None:
         with self._lock:

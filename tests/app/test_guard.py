@@ -53,6 +53,7 @@ def test_its_own_addresses_are_answered(client: TestClient, host: str) -> None:
 def test_any_other_host_is_refused_on_every_route(client: TestClient, host: str, path: str) -> None:
     answer = client.get(path, headers={"host": host})
     assert answer.status_code == 403
+    assert f"http://127.0.0.1:{PORT}: a tunnel to it needs the same port" in answer.text
     assert "\n" not in answer.text and "Content-Security-Policy" not in answer.headers
 
 

@@ -67,12 +67,21 @@ def answer_held(page: PageDriver, part: str, event: str = "pointerup") -> Iterat
         page.evaluate("() => { window.restore(); window.letGo(); }")
 
 
-def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
+def get_model(page: PageDriver) -> None:
+    """Until something has arrived: before, Cancel of a paused row asks nothing."""
     page.open_tab("models")
     page.fill("lm-query", "org/")
     page.page.click("#lm-search-button")
     page.page.click(f"#lm-results [data-model='{MOE}'] [data-act=get]")
     page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+    page.page.wait_for_function(
+        "(amount) => /[1-9][0-9.]* \\S+ of /.test(document.querySelector(amount)?.textContent ?? '')",
+        arg=f"{QUEUED} .lm-amount",
+    )
+
+
+def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
+    get_model(page)
     with answer_held(page, "#lm-queue"):
         page.page.click(f"{QUEUED} [data-act=pause]")
         page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")  # the timer shows it
@@ -235,11 +244,7 @@ def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: Hu
     })"""
     press_slowly(page, ".lm-open[title='drawn anew']", again)
     page.wait_questions(["drawn anew"])
-    page.open_tab("models")
-    page.fill("lm-query", "org/")
-    page.page.click("#lm-search-button")
-    page.page.click(f"#lm-results [data-model='{MOE}'] [data-act=get]")
-    page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+    get_model(page)
     press_slowly(page, f"{QUEUED} [data-act=pause]", again)
     page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")
     page.page.click(f"{QUEUED} [data-act=cancel]")

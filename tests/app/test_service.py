@@ -22,6 +22,7 @@ from app.requests import request_messages
 from app.service import ChatService
 from app.settings import LoadSettings, SettingsStore
 from app.status_html import header_html
+from localmoe.core import threads
 from localmoe.core.config import SamplingConfig
 from localmoe.core.errors import BudgetError, ConfigError, EngineClosedError, LocalMoeError
 from localmoe.core.types import Message
@@ -326,6 +327,24 @@ def test_an_engine_error_is_shown_and_the_text_before_it_is_kept(service: ChatSe
     answer = service.chats.get(chat_id).messages[1]
     assert answer.finish == "error" and answer.error == "A copy to the device failed: try again."
     assert answer.content and answer_to("please fail").startswith(answer.content)
+
+
+def test_an_answer_for_which_there_is_no_thread_says_so_and_the_next_one_may_begin(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **__: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        for module in (threading, threads):  # by whatever way it would begin
+            for name in ("_start_new_thread", "_start_joinable_thread", "start_new_thread"):
+                patch.setattr(module, name, no_thread, raising=False)
+        chat_id = service.send(None, "hello")
+    answer = service.chats.get(chat_id).messages[1]
+    assert answer.finish == "error" and "no memory or thread to give" in answer.error
+    service.retry(chat_id)
+    finish(service)
+    assert service.chats.get(chat_id).messages[1].content == answer_to("hello")
 
 
 def test_deleting_a_chat_ends_its_answer_and_leaves_no_file(service: ChatService, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from localmoe.core import threads
 from localmoe.core.config import SamplingConfig
-from localmoe.engine import captures as captures_module
 from localmoe.engine.captures import Captures
 from localmoe.engine.improver import _Stop
 from localmoe.engine.turns import Turns
@@ -196,7 +196,7 @@ def test_where_no_thread_can_begin_nobody_is_held_up_and_the_next_time_it_is_tri
     caller = threading.Thread(target=ask, daemon=True)
     caller.start()
     with monkeypatch.context() as patch:
-        for module in (threading, captures_module):  # by whatever way it would begin
+        for module in (threading, threads):  # by whatever way it would begin
             for name in ("_start_new_thread", "_start_joinable_thread", "start_new_thread"):
                 patch.setattr(module, name, start, raising=False)
         go.set()
