@@ -10,6 +10,7 @@ from typing import Any
 from app.service import ChatService
 from app.settings import SAMPLING_NUMBERS, AnswerSettings, check_answers
 from app.tabs.sampling_row import HELD_NAMES, Held, held_of
+from localmoe.core.errors import LocalMoeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,36 @@ def keep(
     kept = check_answers({**asdict(shown.kept), **changed})
     sentence = service.set_answers(changed)
     return replace(shown, kept=kept), sentence
+
+
+def keep_sound(service: ChatService, said: Mapping[str, Any], shown: Shown) -> tuple[Shown, str, str]:
+    """The same, where one that is out of range keeps none of the others back: what the page knows then, a
+    sentence of what was kept, and one of the first that was not.
+
+    Raises:
+        LocalMoeError: the disk refuses; nothing is kept.
+    """
+    sound, refusal = _sound(edited(said, shown.kept))
+    if not sound and refusal:
+        return shown, "", refusal
+    known, sentence = keep(service, {**as_shown(shown.kept), **sound}, shown)
+    return known, sentence, refusal
+
+
+def _sound(changed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Those that can be used, and what is said of the first that cannot. The switch of the numbers stays as
+    it is where none of those that were changed can be used."""
+    sound, refusals = {}, {}
+    for name, value in changed.items():
+        try:
+            check_answers({name: value})
+            sound[name] = value
+        except LocalMoeError as error:
+            refusals[name] = str(error)
+    numbers = set(SAMPLING_NUMBERS)
+    if numbers & refusals.keys() and not numbers & sound.keys():
+        sound.pop("own_sampling", None)
+    return sound, next(iter(refusals.values()), "")
 
 
 def changed_elsewhere(said: Mapping[str, Any], kept: AnswerSettings, now: AnswerSettings) -> list[str]:

@@ -12,7 +12,7 @@ import gradio as gr
 from app.service import ChatService
 from app.settings import AnswerSettings
 from app.status_html import message_html
-from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, keep
+from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, keep_sound
 from app.tabs.form_memory import FormMemory
 from app.tabs.preset_row import PresetRow, connect_preset_row, create_preset_row, preset_values
 from app.tabs.sampling_row import SamplingRow, create_sampling_row, held_of, settle
@@ -184,12 +184,12 @@ def connect_answer_form(form: AnswerForm, screen: Screen) -> None:
             wanted = settle(said, memory.known.held)
             memory.known = replace(memory.known, held=held_of(wanted))
             try:
-                (memory.known, message), good = keep(service, wanted, memory.known), True
+                memory.known, message, refusal = keep_sound(service, wanted, memory.known)
             except LocalMoeError as error:
-                message, good = str(error), False
+                message, refusal = "", str(error)
         switch = gr.skip() if wanted["own_sampling"] == said["own_sampling"] else wanted["own_sampling"]
         return {
-            form.saved: message_html(texts_for(view.language)(message), good),
+            form.saved: message_html(texts_for(view.language)(refusal or message), not refusal),
             form.draft_length: gr.Number(visible=in_sight(mode == "fixed")),
             form.sampling.own_sampling: switch,
             form.memory: memory,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.service import ChatService
 from app.settings import AnswerSettings, SettingsStore
-from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, edited, keep
+from app.tabs.answer_edits import Shown, as_shown, changed_elsewhere, edited, keep, keep_sound
 from app.tabs.sampling_row import settle
 from localmoe.core.errors import LocalMoeError
 
@@ -38,6 +38,21 @@ def test_a_refused_edit_stays_one_until_it_is_mended(service: ChatService) -> No
     assert service.answers == USUAL
     keep(service, {**said, "max_new_tokens": 5, "seed": "7"}, shown)
     assert service.answers == replace(USUAL, max_new_tokens=5, seed=7)
+
+
+def test_an_edit_that_is_refused_keeps_no_other_one_back(service: ChatService) -> None:
+    shown = Shown.of(service.answers)
+    said = settle({**as_shown(shown.kept), "temperature": 99.0}, shown.held)
+    shown, _, refusal = keep_sound(service, said, shown)
+    assert "Temperature" in refusal and service.answers == USUAL, "the makers' numbers are still used"
+    shown, _, refusal = keep_sound(service, {**said, "seed": "7", "max_new_tokens": 0}, shown)
+    assert "Temperature" in refusal and service.answers == replace(USUAL, seed=7)
+    shown, _, refusal = keep_sound(service, {**said, "seed": "7", "top_k": 5}, shown)
+    assert "Temperature" in refusal
+    assert service.answers == replace(USUAL, seed=7, top_k=5, own_sampling=False)
+    shown, sentence, refusal = keep_sound(service, {**said, "seed": "7", "top_k": 5, "temperature": 1}, shown)
+    assert not refusal and sentence
+    assert service.answers == replace(USUAL, seed=7, top_k=5, own_sampling=False, temperature=1.0)
 
 
 def test_a_number_is_used_though_another_window_switched_the_models_own_on() -> None:
