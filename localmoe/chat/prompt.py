@@ -13,6 +13,7 @@ import transformers
 
 from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
+from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
 from localmoe.chat.tokenizer_errors import reading_tokenizer
@@ -82,6 +83,7 @@ class PromptEncoder:
         adopt_template(self.tokenizer, folder)
         self._parts = self.has_template and takes_parts(self.tokenizer)
         self._knows_tools: bool | None = None  # not looked at yet
+        self._said = SaidText(self.tokenizer)
         self.thinking = find_ways(self.tokenizer)
 
     @property
@@ -125,9 +127,13 @@ class PromptEncoder:
     def _raw(self, prompt: str, context: int) -> list[int]:
         return self._tokens(prompt, context)
 
-    def _tokens(self, text: str, context: int | None, **options: bool) -> list[int]:
+    def _tokens(self, text: str, context: int | None, mark: str = "", **options: bool) -> list[int]:
         """Any text's ids, unless it is plain that they do not fit into the context. Tokenizers take no lone
-        surrogates, which stand for bytes that are no UTF-8 and for halves of a pair in JSON."""
+        surrogates, which stand for bytes that are no UTF-8 and for halves of a pair in JSON.
+
+        Args:
+            mark: where control tokens' names are broken (SaidText).
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -138,7 +144,7 @@ class PromptEncoder:
             begun = len(self._ids(text[: _LOOKED_AT * context], options))
             if begun >= 2 * context:  # twice: where a text is cut, its tokens may be others
                 raise _too_long(begun, context, self._max_context, counted=False)
-        return self._ids(text, options)
+        return piece_ids(text, mark, lambda piece: self._ids(piece, options))
 
     def _ids(self, text: str, options: Mapping[str, bool]) -> list[int]:
         with reading_tokenizer(self._folder):
@@ -166,11 +172,12 @@ class PromptEncoder:
             self._check_tools()
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
+        messages, answer, mark = self._said.marked(messages, answer)
         text = self._rendered(messages, request.tools, self.thinking.variables(request.thinking))
         if answer:
             channels = harmony_marks(self.tokenizer)
             text = text + as_messages(answer) if channels else resumed(text, answer)
-        return self._tokens(text, context, add_special_tokens=False)
+        return self._tokens(text, context, mark, add_special_tokens=False)
 
     def _check_tools(self) -> None:
         if self._knows_tools is None:
