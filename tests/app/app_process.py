@@ -16,6 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
+LOOKING = {
+    "LOOK_AT_MACHINE": "1"
+}  # of the fake one: what fits, and predictions; seconds of every module's app
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "condition") -> None:

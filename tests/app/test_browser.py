@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from app_process import AppStart, Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -28,7 +28,7 @@ def _write_long_chat(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def app_start() -> AppStart:
-    return AppStart(prepare=lambda home: _write_long_chat(home / "chats"))
+    return AppStart(environment=LOOKING, prepare=lambda home: _write_long_chat(home / "chats"))
 
 
 def test_a_message_is_answered_with_rendered_markdown_and_a_line_of_figures(page: PageDriver) -> None:

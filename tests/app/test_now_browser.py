@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from app_process import AppStart, Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -24,7 +24,7 @@ PREDICT = "**/gradio_api/run/predict*"
 
 @pytest.fixture(scope="module")
 def app_start() -> AppStart:
-    return AppStart(environment={"FAKE_STEP_S": "0.06"})
+    return AppStart(environment={**LOOKING, "FAKE_STEP_S": "0.06"})
 
 
 def asked(page: PageDriver, address: str) -> int:

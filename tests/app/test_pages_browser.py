@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import axe_playwright_python
 import pytest
-from app_process import Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver, open_browser
 
 from app.page import TABS
@@ -29,6 +29,11 @@ PIXELS = """async ([picture, places]) => {
         .map((part) => part.toString(16).padStart(2, '0')).join('');
     return [image.width, image.height, ...places.map(at)];
 }"""
+
+
+@pytest.fixture(scope="module")
+def app_start() -> AppStart:
+    return AppStart(environment=LOOKING)
 
 
 def check_picture(page: PageDriver) -> None:

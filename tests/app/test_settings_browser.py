@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+
+
+@pytest.fixture(scope="module")
+def app_start() -> AppStart:
+    return AppStart(environment=LOOKING)
 
 
 def kept(server: Server, kind: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,10 @@ from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 BEFORE, PROMPT, LONGEST_WINDOW = 5, 19, 8  # tokens
+TWO_LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"]},
+}
 TEXT = [(7 * i + i * i) % 250 for i in range(BEFORE + PROMPT)]
 
 
@@ -32,7 +37,8 @@ TEXT = [(7 * i + i * i) % 250 for i in range(BEFORE + PROMPT)]
 def assembled(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineParts]:
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
     monkeypatch.setattr(device_prompt_passes, "WINDOW", LONGEST_WINDOW)
-    prepared = prepared_for_kernels(folder, architecture)
+    kinds = TWO_LAYERS.get(architecture, {})
+    prepared = prepared_for_kernels(folder, architecture, num_hidden_layers=2, **kinds)
     parts = assemble(prepared, PLAIN, progress=None, cancel=None)
     try:
         yield parts

@@ -22,10 +22,10 @@ from localmoe.model.device_runner import DeviceRunner
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 TOKENS = [5, 17, 5, 40, 61, 7, 9]
-FEW = {"num_hidden_layers": 4}
+FEW = {"num_hidden_layers": 2}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": FEW, "deepseek_v2": FEW, "glm4_moe_lite": {**FEW, "q_lora_rank": 64}, "gpt_oss": {},
-    "qwen3_next": {}, "gemma4_text": ANSWERING["gemma4_text"],
+    "qwen3_next": {**FEW, "layer_types": ["linear_attention", "full_attention"]}, "gemma4_text": ANSWERING["gemma4_text"],
 }  # fmt: skip
 
 
@@ -57,6 +57,6 @@ def test_passes_have_the_same_bits(
         finally:
             parts.close()
     assert all(map(torch.equal, *found))
-    assert views >= 12 and len(old) > 20
+    assert views >= 6 and len(old) > 20
     kept = sum(num_bytes for storage, num_bytes in old if not storage.expired())
     assert kept <= 512  # frequencies of angles
