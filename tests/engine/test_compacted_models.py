@@ -25,7 +25,8 @@ TOKENS = [5, 17, 5, 40, 61, 7, 9]
 FEW = {"num_hidden_layers": 2}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": FEW, "deepseek_v2": FEW, "glm4_moe_lite": {**FEW, "q_lora_rank": 64}, "gpt_oss": {},
-    "qwen3_next": {**FEW, "layer_types": ["linear_attention", "full_attention"]}, "gemma4_text": ANSWERING["gemma4_text"],
+    "qwen3_next": {**FEW, "layer_types": ["linear_attention", "full_attention"]},
+    "gemma4_text": ANSWERING["gemma4_text"],
 }  # fmt: skip
 
 
