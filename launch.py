@@ -256,9 +256,16 @@ class Setup:
         code = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
         return output_of([str(self.python), "-I", "-c", code])
 
+    def read_stamp(self) -> dict:  # type: ignore[type-arg]
+        """What the last set-up wrote down; empty when there is nothing of that kind."""
+        stamp = read_json(self.stamp)
+        lists = [stamp.get(name, []) for name in ("extras", "packages")]
+        texts = all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in lists)
+        return stamp if texts else {}
+
     def why_not_ready(self) -> str:
         """Why an installation is needed; empty when everything is in place. Asks nothing of the network."""
-        stamp = read_json(self.stamp)
+        stamp = self.read_stamp()
         if not stamp:
             return "the last set-up was not finished" if self.venv.exists() else "first start"
         if self.is_moved(stamp):
@@ -312,7 +319,7 @@ class Setup:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("", encoding="utf-8")
         self.check_space(self.torch)
-        stamp = read_json(self.stamp)
+        stamp = self.read_stamp()
         self.extras |= set(stamp.get("extras", []))
         if self.is_moved(stamp) and self.python.exists():
             self.python.unlink()  # so that .venv is made anew, by a later start too if this one is broken off

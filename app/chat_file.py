@@ -28,6 +28,10 @@ _BREAKS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters that no text needs
 
 
+class NewerChatError(Exception):
+    """A newer version of localmoe wrote it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation with all its branches. Times are seconds since 1970."""
@@ -77,9 +81,13 @@ def chat_from_json(data: dict[str, Any], chat_id: str, mend: Mend = whole_unicod
     """The chat of schema 1 or 2, under this id; `mend` is what its texts go through.
 
     Raises:
+        NewerChatError: it is of a later schema.
         ValueError, KeyError, TypeError, AttributeError, OverflowError: it is none.
     """
-    schema, items = data["schema"], data["messages"]
+    schema = data["schema"]
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise NewerChatError(f"schema {schema}")
+    items = data["messages"]
     if schema not in (1, SCHEMA) or isinstance(schema, bool) or not isinstance(items, list):
         raise ValueError("unknown schema")
     messages = tuple(_message(item, mend) for item in items)

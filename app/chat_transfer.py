@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from app.chat_file import Chat, chat_from_json, chat_to_json, clean_text
+from app.chat_file import Chat, NewerChatError, chat_from_json, chat_to_json, clean_text
 from app.chat_markdown import read_markdown
 from app.chats import ChatError
 from localmoe.core.units import format_bytes
@@ -43,6 +43,10 @@ def import_chat(data: bytes) -> Chat:
         found = json.loads(text) if text.lstrip().startswith("{") else read_markdown(text, time.time())
         _check_size(found)
         chat = chat_from_json(found, secrets.token_hex(16), clean_text)
+    except NewerChatError as error:
+        raise ChatImportError(
+            "The file was exported by a newer version of localmoe: update this one to import it."
+        ) from error
     except _REFUSED as error:
         raise ChatImportError(
             "The file is no exported chat: choose a JSON or Markdown file that was exported here."

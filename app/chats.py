@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.chat_file import NEW_TITLE, SCHEMA, Chat, chat_from_json, chat_to_json, clean_title
+from app.chat_file import NEW_TITLE, Chat, NewerChatError, chat_from_json, chat_to_json, clean_title
 from app.chat_tree import ChatMessage, MessageTree
 from app.files import refused, set_aside, write_json
 from localmoe.core.errors import LocalMoeError
@@ -71,12 +71,11 @@ class ChatStore:
     def _read(self, path: Path) -> None:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] > SCHEMA:
-                self.reports.append(f"{path.name} was written by a newer version and is not shown.")
-                return
+            chat = chat_from_json(data, path.stem)
             if data["id"] != path.stem:
                 raise ValueError("a file of another chat")
-            chat = chat_from_json(data, path.stem)
+        except NewerChatError:
+            self.reports.append(f"{path.name} was written by a newer version and is not shown.")
         except _DAMAGED:
             kept = set_aside(path)
             self.reports.append(

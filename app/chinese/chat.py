@@ -91,6 +91,9 @@ CHAT = {
     "The file is no exported chat: choose a JSON or Markdown file that was exported here.": (
         "该文件不是导出的聊天：请选择在这里导出的 JSON 或 Markdown 文件。"
     ),
+    "The file was exported by a newer version of localmoe: update this one to import it.": (
+        "该文件由较新版本的 localmoe 导出：请更新后再导入。"
+    ),
     "You": "您",
     "Answer": "回答",
     "version {number} of {total}": "第 {number} 个版本，共 {total} 个",

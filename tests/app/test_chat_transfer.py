@@ -126,7 +126,7 @@ def file_with(**changed: object) -> bytes:
     "data",
     [
         b"", b"\xff\xfe", b"[]", b"null", b"[" * 100_000, b'{"a":' * 50_000, b"9" * 10_000, b'"text"',
-        file_with(schema=3), file_with(schema="2"), file_with(messages=5), file_with(messages={"a": 1}),
+        file_with(schema=0), file_with(schema="2"), file_with(messages=5), file_with(messages={"a": 1}),
         file_with(messages=[{**TURN, "parent": 5}]),
         file_with(messages=[{**TURN, "parent": -1, "role": "tool"}]),
         file_with(messages=[TURN]), file_with(messages=["x"]), file_with(created=1e300), file_with(shown=7),
@@ -139,6 +139,11 @@ def test_what_is_no_chat_is_refused_in_one_sentence(data: bytes) -> None:
     with pytest.raises(ChatImportError, match="no exported chat") as caught:
         import_chat(data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_chat_of_a_newer_version_is_refused_as_that() -> None:
+    with pytest.raises(ChatImportError, match="a newer version of localmoe"):
+        import_chat(file_with(schema=3))
 
 
 def test_what_is_too_large_is_refused() -> None:

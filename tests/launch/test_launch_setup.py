@@ -113,6 +113,17 @@ def test_a_move_is_told_from_another_way_to_the_same_folder(
     assert "moved or copied from" in launch.Setup(moved, ready.home, {"app"}, "cpu").why_not_ready()
 
 
+@pytest.mark.parametrize(
+    "damage", [{"extras": 5}, {"packages": "torch"}, {"packages": [7]}, {"extras": None}]
+)
+def test_a_stamp_that_is_none_counts_as_no_set_up(
+    ready: Checkout, launch: ModuleType, damage: dict[str, object]
+) -> None:
+    stamp = ready.root / ".venv" / "localmoe-setup.json"
+    stamp.write_text(json.dumps({**json.loads(stamp.read_text()), **damage}))
+    assert setup_of(launch, ready).why_not_ready() == "the last set-up was not finished"
+
+
 def test_a_new_set_up_after_a_move_that_was_broken_off_is_still_made(
     ready: Checkout, launch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
