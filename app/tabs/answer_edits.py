@@ -66,17 +66,19 @@ def keep(
     return replace(shown, kept=kept), sentence
 
 
-def keep_sound(service: ChatService, said: Mapping[str, Any], shown: Shown) -> tuple[Shown, str, str]:
+def keep_sound(
+    service: ChatService, said: Mapping[str, Any], shown: Shown, also: Sequence[str] = ()
+) -> tuple[Shown, str, str]:
     """The same, where one that is out of range keeps none of the others back: what the page knows then, a
-    sentence of what was kept, and one of the first that was not.
+    sentence of what was kept, and one of the first that was not; "" where there is none.
 
     Raises:
         LocalMoeError: the disk refuses; nothing is kept.
     """
-    sound, refusal = _sound(edited(said, shown.kept))
+    sound, refusal = _sound({**edited(said, shown.kept), **{name: said[name] for name in also}})
     if not sound and refusal:
         return shown, "", refusal
-    known, sentence = keep(service, {**as_shown(shown.kept), **sound}, shown)
+    known, sentence = keep(service, {**as_shown(shown.kept), **sound}, shown, [n for n in also if n in sound])
     return known, sentence, refusal
 
 

@@ -13,12 +13,12 @@ from app.presets import Kind
 from app.service import ChatService
 from app.settings import check_answers
 from app.status_html import message_html
-from app.tabs.answer_edits import Shown, edited, keep
+from app.tabs.answer_edits import Shown, edited, keep_sound
 from app.tabs.form_memory import FormMemory
 from app.tabs.sampling_row import held_of, settle
 from app.texts import texts_for
 from app.view import Updates, View
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import ConfigError, LocalMoeError
 
 if TYPE_CHECKING:
     from app.screen import Screen
@@ -70,7 +70,9 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
         memory = memory or FormMemory(Shown.of(service.answers))
 
         def choose() -> str:
-            memory.known, sentence = keep(service, wanted, memory.known, also=tuple(preset))
+            memory.known, sentence, refusal = keep_sound(service, wanted, memory.known, also=tuple(preset))
+            if not sentence:
+                raise ConfigError(refusal)
             return sentence
 
         with memory.lock:
@@ -91,7 +93,9 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             if not edited(wanted, memory.known.kept):
                 return {row.said: gr.skip()}
             try:
-                memory.known, _ = keep(service, wanted, memory.known)
+                memory.known, _, _ = keep_sound(
+                    service, wanted, memory.known
+                )  # the form says what is refused
             except LocalMoeError as error:
                 return {row.said: message_html(texts_for(view.language)(str(error)), False)}
         return {row.said: gr.skip()}

@@ -55,6 +55,16 @@ def test_an_edit_that_is_refused_keeps_no_other_one_back(service: ChatService) -
     assert service.answers == replace(USUAL, seed=7, top_k=5, own_sampling=False, temperature=1.0)
 
 
+def test_a_preset_is_kept_beside_an_edit_that_is_refused(service: ChatService) -> None:
+    shown = Shown.of(service.answers)
+    said = {**as_shown(shown.kept), "max_new_tokens": 0, "system_prompt": "Be brief."}
+    shown, sentence, refusal = keep_sound(service, said, shown, also=("system_prompt",))
+    assert sentence and "Max new tokens 0" in refusal
+    assert service.answers == replace(USUAL, system_prompt="Be brief.")
+    shown, sentence, refusal = keep_sound(service, {**said, "seed": "x"}, shown, also=("seed",))
+    assert not sentence and refusal and service.answers == replace(USUAL, system_prompt="Be brief.")
+
+
 def test_a_number_is_used_though_another_window_switched_the_models_own_on() -> None:
     off = replace(USUAL, own_sampling=False)
     said = {**as_shown(off), "temperature": 0.7}
