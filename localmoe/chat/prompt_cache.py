@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.model.runner import SequenceState
-from localmoe.model.sequence_copy import SequenceCopy
+from localmoe.model.sequence_copy import SequenceCopy, lacks_memory
 
 _LOG = logging.getLogger(__name__)
 # copying a text takes about as long as prefilling so many tokens, or such a share of its own
@@ -77,7 +77,7 @@ class PromptCache:
         try:
             self._texts.append(KeptText(tokens, state.copy_out(), exact))
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            if not lacks_memory(error):
                 raise
             _LOG.warning(
                 "a text of %d tokens is not kept: %d bytes of RAM are not to be had", len(tokens), wanted

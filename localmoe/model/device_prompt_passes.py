@@ -13,6 +13,7 @@ from torch import Tensor
 from localmoe.experts.lane_balance import LanePass
 from localmoe.model.device_experts import STREAM_ROWS
 from localmoe.model.prompt_ways import MOST_ASKED, WINDOW, PromptWays
+from localmoe.model.sequence_copy import lacks_memory
 
 if TYPE_CHECKING:
     from localmoe.model.device_runner import DeviceRunner
@@ -93,11 +94,16 @@ class PromptPasses:
         return logits
 
     def _ask(self, tokens: Sequence[int], start: int, kind: LanePass) -> Tensor | None:
-        """None: the CPU lane failed, and the text is as it was."""
+        """None: the CPU lane failed, or could not be left if it did; the text is as it was."""
         runner = self._runner
         runner.open_pass(kind=kind)
         lane = runner.passes.lane
-        before = runner.sequence.copy_states() if lane is not None and lane.on and start else None
+        try:
+            before = runner.sequence.copy_states() if lane is not None and lane.on and start else None
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            return None
         logits, report = runner.issue.ask(tokens, start)
         if runner.failed(report):
             if before is not None:

@@ -36,6 +36,11 @@ class SequenceCopy:
         return sum(part.nbytes for part in self.parts)
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether the host had no memory for a copy: PyTorch says so in a plain RuntimeError."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 def to_host(parts: Iterable[Tensor], length: int | None = None) -> list[Tensor]:
     """Copies of tensors; of keys or values (1, heads, capacity, dim) the first positions, where a length is
     given."""

@@ -106,3 +106,20 @@ def test_without_the_cpu_it_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     runner = Runner(BOTH, {"window": 0.05, "stream": STREAM_S, "alone": 0.1})
     runner.lane.may_be_on = False
     assert run(monkeypatch, runner, [900, 60, 200, 200]) == ["stream", "window", "alone", "alone"]
+
+
+def test_where_the_host_has_no_room_for_a_state_experts_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_states() -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    runner = Runner(BOTH, {"window": 0.05, "stream": STREAM_S, "PROMPT": 0.1, "UNIT": 0.1})
+    monkeypatch.setattr(runner.sequence, "copy_states", copy_states)
+    passes = PromptPasses(runner)  # type: ignore[arg-type]
+    passes.run([1] * 60, 0)
+    passes.run([1] * 200, 60)
+    assert runner.done == ["window", "stream"]
+    passes.run([1] * 200, 0)  # from the beginning on there is no state to go back to
+    assert runner.done[-1] in ("PROMPT", "UNIT")
+    monkeypatch.setattr(runner.sequence, "copy_states", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        passes.run([1] * 200, 60)
