@@ -1,7 +1,7 @@
 """Tags in a message as text: Markdown takes what looks like HTML for HTML, so that of "put List<String> into
 a <div>" the page would show "put List into a", and nothing at all behind a <textarea>. Nor does it show
 "[INFO]: Ready", which is the address of a link to it, and "&nbsp;". Code and formulas stay as they are: there
-Markdown does the same."""
+Markdown does the same; but what is a formula between single dollars is put into brackets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from collections.abc import Callable, Iterator
 # "<", "[" and "&" that are shown; as nobody writes them in this way, they can be taken back (copying.js)
 LESS, BRACKET, AND = "&#0060;", "&#0091;", "&#0038;"
 _FORMULAS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))  # in the order in which the Chatbot takes them
+# the Chatbot would take "$5 and $6" for one
+_DOLLARS = re.compile(
+    r"(?<![\\$\w])\$(?=[^\s$])((?:[^$\n\\`]|\\[^()\n]){0,299}?(?:[^$\s\\`]|\\[^()\n]))\$(?![\w$])"
+)
+_SET = r"\(\relax "  # which TeX makes nothing of: as LESS
+_IN_BRACKETS = re.compile(rf"{re.escape(_SET)}(.*?)\\\)")
+_COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
+_PROSE = re.compile(r"^[0-9].*?[A-Za-z]{3}|[A-Za-z]{3,}[ ,]+[A-Za-z]{2,}")
 _FENCE = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])\s+)*(`{3,}(?=[^`]*$)|~{3,})")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")  # of a list
 _TICKS = re.compile(r"`+")
@@ -26,7 +34,7 @@ _TAG_OR_LAYOUT = re.compile(rf"<(?:https?://|mailto:)[^\s<>]*>|{_LAYOUT}|(?<!\\)
 def tags_as_text(text: str, *, layout: bool = False) -> str:
     """For a Chatbot. layout: what models use within a line, such as <br>, &nbsp; and H<sub>2</sub>O, stays
     HTML, and the addresses of links that are there stay what they are."""
-    if not any(sign in text for sign in ("<", "]:", *(() if layout else ("&",)))):
+    if not any(sign in text for sign in ("<", "]:", "$", *(() if layout else ("&",)))):
         return text
     text = text.replace("\0", "")
     hidden: list[str] = []
@@ -35,7 +43,14 @@ def tags_as_text(text: str, *, layout: bool = False) -> str:
     tag = _TAG_OR_LAYOUT if layout else _TAG
     links = {label.casefold() for label in _REFERENCE.findall(text)} if layout and "]:" in text else set()
 
+    def formula(found: re.Match[str]) -> str:
+        if _PROSE.search(_COMMAND.sub("", found[1])):  # "$10 are less than 12$"
+            return found[0]
+        hidden.append(rf"{_SET}{_back(found[1], hidden)}\)")
+        return f"\0{len(hidden) - 1}\0"
+
     def shown(part: str) -> str:
+        part = _DOLLARS.sub(formula, part)
         return _ADDRESS.sub(lambda found: _address(found, links), tag.sub(_shown, part))
 
     parts = (part if code else _outside_spans(part, shown) for part, code in _parts(text))
@@ -44,6 +59,7 @@ def tags_as_text(text: str, *, layout: bool = False) -> str:
 
 def written(shown: str) -> str:
     """The other way."""
+    shown = _IN_BRACKETS.sub(lambda found: f"${found[1]}$", shown)
     return shown.replace(LESS, "<").replace(BRACKET, "[").replace(AND, "&")
 
 

@@ -2,7 +2,9 @@
 // and tags as they are made text for it.
 (() => {
   // As it was written (app/tag_text.py).
-  window.localmoeWritten = (text) => text.replaceAll('&#0060;', '<').replaceAll('&#0091;', '[').replaceAll('&#0038;', '&');
+  window.localmoeWritten = (text) => text
+    .replace(/\\\(\\relax (.*?)\\\)/g, (whole, formula) => `$${formula}$`)
+    .replaceAll('&#0060;', '<').replaceAll('&#0091;', '[').replaceAll('&#0038;', '&');
 
   const plain = (html) => {
     const box = document.createElement('textarea'); // decodes entities and makes nothing of tags

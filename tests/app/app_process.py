@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
-LOOKING = {
+# of the fake one: what fits is known, and a page that shows it asks no more
+LOOKING = {"LOOK_AT_MACHINE": "1"}
     "LOOK_AT_MACHINE": "1"
 }  # of the fake one: what fits, and predictions; seconds of every module's app
 

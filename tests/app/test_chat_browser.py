@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import AppStart, Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import MARKDOWN, THOUGHT, answer_to
 
@@ -39,7 +39,9 @@ def _write_long_chat(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def app_start() -> AppStart:
-    return AppStart(environment={"FAKE_LOAD_S": "0.1"}, prepare=lambda home: _write_long_chat(home / "chats"))
+    return AppStart(
+        environment={**LOOKING, "FAKE_LOAD_S": "0.1"}, prepare=lambda home: _write_long_chat(home / "chats")
+    )
 
 
 class MainThread:
@@ -191,6 +193,14 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
     page.wait_idle()
     assert page.page.locator("#lm-turn [data-testid=user] .katex").count() == 3
     assert page.page.locator("#lm-turn [data-testid=user] .katex-display").count() == 2
+    dollars = r"so $a_1 < b$, **$-x$** and $5 * y * z$, but $5 and $6, and `$e$`"
+    page.send(dollars)
+    page.wait_idle()
+    formulas = "[...document.querySelectorAll('#lm-turn [data-testid=user] .katex')]"
+    sources = f"{formulas}.map((one) => one.querySelector('annotation').textContent.trim())"
+    assert page.evaluate(sources) == [rf"\relax {one}" for one in ("a_1 < b", "-x", "5 * y * z")]
+    assert page.evaluate(f"{formulas}.every((one) => !one.querySelector('.katex-error'))")
+    assert copied(page) == answer_to(dollars)
     page.send(AS_CODE + HOSTILE)
     page.wait_idle()
     for link in page.page.locator("#lm-turn a").all():

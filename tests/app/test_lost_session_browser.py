@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from app_process import AppStart, Server, wait_for
+from app_process import LOOKING, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -19,7 +19,7 @@ CHATS = "document.querySelectorAll('li[data-chat]').length"
 
 @pytest.fixture(scope="module")
 def app_start() -> AppStart:
-    return AppStart(environment={"GRADIO_IS_E2E_TEST": "1"})  # an hour takes a second
+    return AppStart(environment={**LOOKING, "GRADIO_IS_E2E_TEST": "1"})  # an hour takes a second
 
 
 def lose_connections() -> None:

@@ -40,6 +40,36 @@ def test_tags_are_text(text: str, shown: str) -> None:
     assert written(found) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "so ⟦x^2⟧, ⟦a<b⟧ and ⟦\\frac{1}{2}⟧.", "(⟦n⟧) ⟦5 \\times 3⟧: ⟦2x⟧ ⟦-1⟧",
+        "⟦x \\text{ if and only if } y⟧", "**⟦a_1⟧** is ⟦a_2 * b_2 * c⟧", "a | ⟦O(n \\log n)⟧ | b",
+        "⟦loss⟧ `$x$` ⟦\\{1\\}⟧", "- ⟦x⟧\n\n    $y$",
+    ],
+)  # fmt: skip
+def test_formulas_between_single_dollars_are_set(text: str) -> None:
+    original = text.replace("⟦", "$").replace("⟧", "$")
+    if "    $y$" in text:  # of a list: no code
+        text = text.replace("$y$", "⟦y⟧")
+    for layout in (False, True):
+        found = tags_as_text(original, layout=layout)
+        assert found == text.replace("⟦", r"\(\relax ").replace("⟧", r"\)")
+        assert written(found) == original
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it costs $5 and $6", "$5/$6", "US$5 to CA$7", "$HOME/$USER:$PATH", "$10 (about 9€), or 12$.",
+        "$ x $", "$a$b", r"\$x$", "$x", "$$", "$10 are less than 12$", "a $ b $ c", "$x\ny$", "$one two$",
+        "`$a$`", "```sh\necho $a$\n```",
+    ],
+)  # fmt: skip
+def test_other_dollars_stay(text: str) -> None:
+    assert tags_as_text(text, layout=True) == text
+
+
 def test_answers_keep_the_layout_of_a_line() -> None:
     text = "H<sub>2</sub>O<br>10<sup>3</sup> <b>bold</b>, and <b> begins it: <b onclick=1>x</b><sub>\n</sub>"
     found = tags_as_text(text, layout=True)
@@ -57,6 +87,10 @@ def test_long_texts_take_no_time() -> None:
         r"\(" * 200_000,
         "``` ` <b> `` " * 40_000,
         "<b>" * 100_000,
+        "$x " * 100_000,
+        "$" * 200_000,
+        "$x$ " * 50_000,
+        "$\\" * 100_000,
         "- " * 100_000,
         "`\\" * 100_000,
         "[a" * 100_000 + "]:",
