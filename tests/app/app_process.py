@@ -18,8 +18,6 @@ FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
 # of the fake one: what fits is known, and a page that shows it asks no more
 LOOKING = {"LOOK_AT_MACHINE": "1"}
-    "LOOK_AT_MACHINE": "1"
-}  # of the fake one: what fits, and predictions; seconds of every module's app
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "condition") -> None:
