@@ -83,9 +83,9 @@ class GenerationJob:
         try:
             begin_thread("answer", lambda: self._run(after))
         except RuntimeError:
-            _LOG.error("an answer could not begin: the system gives no thread")
             self._finish("error", NO_THREAD)
-            self._ended.set()
+            self._stop.set()
+            self._run(after)  # to its end, which is at once
 
     def stop(self) -> None:
         """End the answer now and keep its text, even if the step under way takes longer."""

@@ -93,9 +93,7 @@ def connect_preset_row(row: PresetRow, form: AnswerForm, screen: Screen) -> None
             if not edited(wanted, memory.known.kept):
                 return {row.said: gr.skip()}
             try:
-                memory.known, _, _ = keep_sound(
-                    service, wanted, memory.known
-                )  # the form says what is refused
+                memory.known = keep_sound(service, wanted, memory.known)[0]  # the form says what is refused
             except LocalMoeError as error:
                 return {row.said: message_html(texts_for(view.language)(str(error)), False)}
         return {row.said: gr.skip()}
