@@ -1,8 +1,12 @@
 // Clicks on buttons with data-act become the event 'act'. The lists are drawn anew while a pointer is down (presses.js) or a
-// button has the focus, which is put back on the one with the same act and key.
+// button has the focus. That goes back to the one with the same act and key, or without one to its row's first that asks nothing:
+// Gradio may make another button of the one that has it, of Unload Delete.
 const same = (button) => button && `${button.dataset.act} ${button.dataset.key}`;
 const find = (id) => [...element.querySelectorAll('button[data-act]')].find((button) => same(button) === id);
+const harmless = 'button[data-act]:not([data-sure])';
+const firstOfRow = (model) => model && element.querySelector(`[data-model="${CSS.escape(model)}"] ${harmless}`);
 let focused = null;
+let row = null; // of the focused one
 let sure = null;
 
 const ask = (id) => {
@@ -35,9 +39,16 @@ element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
   if (button && event.detail < 2) act(button); // a double click neither answers the question that it asks nor resumes what it pauses
 });
-element.addEventListener('focusin', (event) => { focused = same(event.target.closest('button[data-act]')); });
+element.addEventListener('focusin', ({ target }) => {
+  focused = same(target.closest('button[data-act]'));
+  row = target.closest('[data-model]')?.dataset.model;
+});
 element.addEventListener('focusout', (event) => { if (event.target.isConnected && event.relatedTarget) focused = null; });
 new MutationObserver(() => {
   mark();
-  if (focused && document.activeElement === document.body) find(focused)?.focus({ preventScroll: true });
+  const { activeElement } = document;
+  const another = element.contains(activeElement) && same(activeElement.closest('button[data-act]')) !== focused;
+  if (focused && (another || activeElement === document.body)) {
+    (find(focused) ?? firstOfRow(row))?.focus({ preventScroll: true });
+  }
 }).observe(element, { childList: true, subtree: true });

@@ -1,7 +1,9 @@
-// A button of the chat that goes away once it is pressed by key, as Send, Stop, Continue and Retry do, leaves the focus to
-// nobody. The message box has it then. Who presses by pointer sees no keyboard come up on a touch screen.
+// A button that goes away once it is pressed by key, as Send, Stop, Continue and Retry do, Show earlier messages, and Chat in a
+// list of models, leaves the focus to nobody. The message box has it then. Who presses by pointer sees no keyboard come up on a
+// touch screen.
 (() => {
   const PATIENCE_MS = 3000, LOOK_MS = 50;
+  const BUTTONS = '#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button, #lm-earlier, [data-act=chat]';
   const edits = () => document.querySelector('.lm-turns textarea') !== null;
 
   const watch = (button, until) => {
@@ -13,7 +15,7 @@
   };
 
   document.addEventListener('click', (event) => {
-    const button = event.target.closest?.('#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button');
+    const button = event.target.closest?.(BUTTONS);
     if (button && event.isTrusted && event.detail === 0 && document.activeElement === button) {
       watch(button, performance.now() + PATIENCE_MS);
     }

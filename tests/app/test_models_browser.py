@@ -283,12 +283,16 @@ def test_a_model_of_the_hub_is_got_loaded_and_answers(
 
 def test_a_model_gives_its_memory_back_and_is_loaded_again(page: PageDriver, server: Server) -> None:
     open_models(page)
-    press(page, "shelf", "unload", MOE)
+    page.page.focus(f"#lm-shelf [data-model='{MOE}'] [data-act=unload]")
+    page.page.keyboard.press("Enter")
     page.wait_text("#lm-header", "its memory is free for other programs")
     wait_for(lambda: "Unload" not in card(page, "shelf", MOE), 15, "no model that is loaded")
-    press(page, "shelf", "chat", MOE)
+    wait_for(lambda: page.evaluate("document.activeElement.dataset.act") == "chat", 15, "the focus in its row")
+    page.page.keyboard.press("Enter")
     server.wait("ready", 60)
     page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")
+    in_box = "document.activeElement === document.querySelector('#lm-message textarea')"
+    wait_for(lambda: page.evaluate(in_box), 15, "the focus on the message")
     page.wait_text("#lm-header", "ready")
 
 
