@@ -287,7 +287,9 @@ def test_a_model_gives_its_memory_back_and_is_loaded_again(page: PageDriver, ser
     page.page.keyboard.press("Enter")
     page.wait_text("#lm-header", "its memory is free for other programs")
     wait_for(lambda: "Unload" not in card(page, "shelf", MOE), 15, "no model that is loaded")
-    wait_for(lambda: page.evaluate("document.activeElement.dataset.act") == "chat", 15, "the focus in its row")
+    wait_for(
+        lambda: page.evaluate("document.activeElement.dataset.act") == "chat", 15, "the focus in its row"
+    )
     page.page.keyboard.press("Enter")
     server.wait("ready", 60)
     page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")
