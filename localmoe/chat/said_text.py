@@ -15,8 +15,8 @@ from localmoe.core.types import Message
 
 # Unicode keeps these out of texts, for uses such as this one
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-# how names begin that are broken; others are for users to type, such as "/nothink"
-_FRAME = re.compile(r"[<\[]")
+# how names begin that are for users to type, such as "/nothink"
+_TYPED = re.compile(r"[/\w\s]")
 Ids = Callable[[str], list[int]]
 
 
@@ -31,7 +31,9 @@ class SaidText:
         kept = {OPEN, CLOSE}  # in what the model wrote: its template may look for them
         if notation := find_format(tokenizer):
             kept |= format_of(notation).special()
-        self._names = frozenset(name for name in names if len(name) > 1 and _FRAME.match(name))
+        self._names = frozenset(name for name in names if len(name) > 1 and not _TYPED.match(name))
+        first = re.escape("".join(sorted({name[0] for name in self._names})))
+        self._begins = re.compile(f"[{first}]" if first else "(?!)")
         self._names_in_answers = self._names - kept
 
     def marked(self, messages: Sequence[Message], answer: str) -> tuple[list[Message], str, str]:
@@ -59,7 +61,7 @@ class SaidText:
         """Where names begin, also of those that overlap."""
         names = self._names_in_answers if role == "assistant" else self._names
         lengths = {len(name) for name in names}
-        begins = (one.start() for one in _FRAME.finditer(text))
+        begins = (one.start() for one in self._begins.finditer(text))
         return [at for at in begins if any(text[at : at + length] in names for length in lengths)]
 
 

@@ -3,6 +3,7 @@ characters, and the template's own tokens frame every turn."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
+from tokenizers import AddedToken
 
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.chat.said_text import SaidText, piece_ids
@@ -105,6 +107,18 @@ def test_whatever_is_typed_none_of_it_is_a_control_token_and_all_of_it_is_there(
     )
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+@pytest.mark.parametrize("name", ["]~b]", "[e~[", "]~!b[", "|eot|", "^-", "{{end}}"])
+def test_names_may_begin_with_any_sign(name: str) -> None:
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False)], special_tokens=True)
+    (message,), _, mark = SaidText(tokenizer).marked([Message("user", f"a{name}{name}b <s>")], "")
+    ids = piece_ids(
+        message.content, mark, lambda piece: tokenizer(piece, add_special_tokens=False)["input_ids"]
+    )
+    assert tokenizer.convert_tokens_to_ids(name) not in ids
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == f"a{name}{name}b <s>"
 
 
 def test_a_text_that_has_every_mark_loses_one() -> None:
