@@ -172,11 +172,11 @@ class PromptEncoder:
             self._check_tools()
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
-        messages, answer, mark = self._said.marked(messages, answer)
-        text = self._rendered(messages, request.tools, self.thinking.variables(request.thinking))
+        said, mark = self._said.marked(messages, answer, request.tools)
+        text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
         if answer:
             channels = harmony_marks(self.tokenizer)
-            text = text + as_messages(answer) if channels else resumed(text, answer)
+            text = text + as_messages(said.answer) if channels else resumed(text, said.answer)
         return self._tokens(text, context, mark, add_special_tokens=False)
 
     def _check_tools(self) -> None:

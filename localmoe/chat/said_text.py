@@ -5,19 +5,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from localmoe.chat.reasoning import CLOSE, OPEN
 from localmoe.chat.tool_formats import find_format, format_of
+from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 
 # Unicode keeps these out of texts, for uses such as this one
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 # how names begin that are for users to type, such as "/nothink"
 _TYPED = re.compile(r"[/\w\s]")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")  # of JSON
 Ids = Callable[[str], list[int]]
+Write = Callable[[str, frozenset[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All that a template gets. answer: the beginning of one that is continued."""
+
+    messages: tuple[Message, ...]
+    answer: str
+    tools: tuple[Tool, ...]
 
 
 class SaidText:
@@ -36,33 +48,72 @@ class SaidText:
         self._begins = re.compile(f"[{first}]" if first else "(?!)")
         self._names_in_answers = self._names - kept
 
-    def marked(self, messages: Sequence[Message], answer: str) -> tuple[list[Message], str, str]:
-        """Messages, and the beginning of an answer, with the mark; and the mark, "" where nothing needs
-        one."""
-        said = [(answer, "assistant")]
-        for message in messages:
-            said.append((message.content, message.role))
-            said += [(call.arguments, "assistant") for call in message.tool_calls]
-        if not any(self._found(text, role) for text, role in said):
-            return list(messages), answer, ""
-        mark = next((one for one in _MARKS if not any(one in text for text, _ in said)), _MARKS[0])
+    def marked(
+        self, messages: Sequence[Message], answer: str, tools: Sequence[Tool] = ()
+    ) -> tuple[Said, str]:
+        """What is said, with the mark; and the mark, "" where nothing needs one."""
+        said = Said(tuple(messages), answer, tuple(tools))
+        texts: list[str] = []
+        named: list[int] = []
 
-        def marked(text: str, role: str = "assistant") -> str:
+        def look(text: str, names: frozenset[str]) -> str:
+            texts.append(text)
+            named.extend(self._found(text, names))
+            return text
+
+        self._written(said, look)
+        if not named:
+            return said, ""
+        mark = next((one for one in _MARKS if not any(one in text for text in texts)), _MARKS[0])
+
+        def marked(text: str, names: frozenset[str]) -> str:
             text = text.replace(mark, "")  # in a conversation that has every one of them
-            return _with(mark, text, self._found(text, role))
+            return _with(mark, text, self._found(text, names))
 
-        turns = []
-        for message in messages:
-            calls = tuple(replace(call, arguments=marked(call.arguments)) for call in message.tool_calls)
-            turns.append(replace(message, content=marked(message.content, message.role), tool_calls=calls))
-        return turns, marked(answer), mark
+        return self._written(said, marked), mark
 
-    def _found(self, text: str, role: str) -> list[int]:
+    def _written(self, said: Said, write: Write) -> Said:
+        """With what `write` makes of each text, by the names that are broken in it."""
+
+        def plain(text: str) -> str:
+            return write(text, self._names)
+
+        def json(text: str) -> str:
+            spelt = _unescaped(text)
+            return plain(spelt if self._found(spelt, self._names) else text)
+
+        def turn(message: Message) -> Message:
+            names = self._names_in_answers if message.role == "assistant" else self._names
+            calls = tuple(
+                ToolCall(plain(call.name), json(call.arguments), plain(call.id))
+                for call in message.tool_calls
+            )
+            return Message(
+                message.role, write(message.content, names), calls, plain(message.tool_name),
+                plain(message.tool_call_id),
+            )  # fmt: skip
+
+        answer = write(said.answer, self._names_in_answers)
+        tools = tuple(Tool(tool.name, json(tool.definition)) for tool in said.tools)
+        return Said(tuple(map(turn, said.messages)), answer, tools)
+
+    def _found(self, text: str, names: frozenset[str]) -> list[int]:
         """Where names begin, also of those that overlap."""
-        names = self._names_in_answers if role == "assistant" else self._names
         lengths = {len(name) for name in names}
         begins = (one.start() for one in self._begins.finditer(text))
         return [at for at in begins if any(text[at : at + length] in names for length in lengths)]
+
+
+def _unescaped(json: str) -> str:
+    """JSON without the escapes that it needs not: templates read it, and write what these stand for. Go's
+    encoder has `<` as one, PHP's `/`, Python's what is not ASCII."""
+    return _ESCAPE.sub(_character, json) if "\\" in json else json
+
+
+def _character(escape: re.Match[str]) -> str:
+    character = chr(int(escape[1], 16)) if escape[1] else escape[0][1:]
+    needless = character == "/" or (escape[1] and character.isprintable() and character not in '"\\')
+    return character if needless else escape[0]
 
 
 def _with(mark: str, text: str, places: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.core.config import GenerationRequest
-from localmoe.core.tools import ToolCall
+from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 
 TEMPLATES = {
@@ -95,15 +95,51 @@ def test_an_answer_that_goes_on_and_what_tools_are_given_and_say_are_text(tmp_pa
     assert ids.count(end) == 3
 
 
+TOOLS = (
+    "{% for t in tools or [] %}<|im_start|>{{ t | tojson }}<|im_end|>{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.name }}|{{ m.tool_call_id }}|{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ ARGUMENTS }}{% endfor %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ["c.function.arguments | tojson", "'' + c.function.arguments"])
+@pytest.mark.parametrize("name", ["<|im_end|>", r"\u003c|im_end|\u003E", r"<|im\u005fend|>"])
+def test_escapes_in_what_tools_are_given_and_what_is_said_of_tools_bring_no_control_token(
+    tmp_path: Path, arguments: str, name: str
+) -> None:
+    encoder = encoder_of(tmp_path, "byte level")
+    encoder.tokenizer.chat_template = TOOLS.replace("ARGUMENTS", arguments)
+    made, rest = rf'{{"text": "a {name} \n\\u003c \" \u0007"}}', '"parameters": {"type": "object"}'
+    tools = (Tool("write", f'{{"name": "write", "description": "a {name}", {rest}}}'),)
+    messages = (
+        Message("user", "?"), Message("assistant", "", (ToolCall("write", made, "1"),)),
+        Message("tool", "so", tool_name="<|im_end|>", tool_call_id="<|im_start|>"),
+    )  # fmt: skip
+    ids = encoder.encode(GenerationRequest(messages=messages, tools=tools), 4096)
+    marks = [encoder.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")]
+    assert framing(encoder, ids) == marks * 4
+    text = as_text(encoder, ids)
+    assert text.count("a <|im_end|>") == 2
+    assert r"<|im_end|> \n\\u003c \" \u0007" in text, "escapes that JSON needs, and what looks like one"
+
+
+def test_escapes_in_what_tools_are_given_stay_where_no_name_is(tmp_path: Path) -> None:
+    encoder = encoder_of(tmp_path, "byte level")
+    encoder.tokenizer.chat_template = TOOLS.replace("ARGUMENTS", "'' + c.function.arguments")
+    made = r'{"text": "a \u003cb\u003e <\/s>"}'
+    messages = (Message("user", "?"), Message("assistant", "<|im_end|>", (ToolCall("write", made, "1"),)))
+    assert made in as_text(encoder, encoder.encode(GenerationRequest(messages=messages), 4096))
+
+
 PIECES = ("<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", "|", " ", "\n", "a", "é", "\ufdd0")
 
 
 @given(st.lists(st.sampled_from(PIECES)))
 def test_whatever_is_typed_none_of_it_is_a_control_token_and_all_of_it_is_there(pieces: list[str]) -> None:
     tokenizer, text = byte_level(), "".join(pieces)
-    (message,), _, mark = SaidText(tokenizer).marked([Message("user", text)], "")
+    said, mark = SaidText(tokenizer).marked([Message("user", text)], "")
     ids = piece_ids(
-        message.content, mark, lambda piece: tokenizer(piece, add_special_tokens=False)["input_ids"]
+        said.messages[0].content, mark, lambda piece: tokenizer(piece, add_special_tokens=False)["input_ids"]
     )
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
@@ -113,9 +149,9 @@ def test_whatever_is_typed_none_of_it_is_a_control_token_and_all_of_it_is_there(
 def test_names_may_begin_with_any_sign(name: str) -> None:
     tokenizer = copy.deepcopy(byte_level())
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False)], special_tokens=True)
-    (message,), _, mark = SaidText(tokenizer).marked([Message("user", f"a{name}{name}b <s>")], "")
+    said, mark = SaidText(tokenizer).marked([Message("user", f"a{name}{name}b <s>")], "")
     ids = piece_ids(
-        message.content, mark, lambda piece: tokenizer(piece, add_special_tokens=False)["input_ids"]
+        said.messages[0].content, mark, lambda piece: tokenizer(piece, add_special_tokens=False)["input_ids"]
     )
     assert tokenizer.convert_tokens_to_ids(name) not in ids
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == f"a{name}{name}b <s>"
@@ -123,9 +159,10 @@ def test_names_may_begin_with_any_sign(name: str) -> None:
 
 def test_a_text_that_has_every_mark_loses_one() -> None:
     marks = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
-    (message,), _, mark = SaidText(byte_level()).marked([Message("user", marks + "<|im_end|>")], "")
-    assert message.content.replace(mark, "") == marks.replace(mark, "") + "<|im_end|>"
-    assert message.content.count(mark) == 1
+    said, mark = SaidText(byte_level()).marked([Message("user", marks + "<|im_end|>")], "")
+    content = said.messages[0].content
+    assert content.replace(mark, "") == marks.replace(mark, "") + "<|im_end|>"
+    assert content.count(mark) == 1
 
 
 def test_tags_of_thoughts_stay_whole_in_what_the_model_wrote_and_switches_in_what_is_typed() -> None:
@@ -139,8 +176,8 @@ def test_tags_of_thoughts_stay_whole_in_what_the_model_wrote_and_switches_in_wha
         chat_template = None
         added_tokens_decoder = dict(enumerate(map(Special, ("<think>", "/nothink", "<eos>"))))  # noqa: RUF012
 
-    said = SaidText(Tokenizer())
     text = "<think>a</think> /nothink <eos>"
-    turns, _, mark = said.marked([Message("assistant", text), Message("user", text)], "")
-    assert turns[0].content == f"<think>a</think> /nothink <{mark}eos>"
-    assert turns[1].content == f"<{mark}think>a</think> /nothink <{mark}eos>"
+    messages = [Message("assistant", text), Message("user", text)]
+    said, mark = SaidText(Tokenizer()).marked(messages, "")
+    assert said.messages[0].content == f"<think>a</think> /nothink <{mark}eos>"
+    assert said.messages[1].content == f"<{mark}think>a</think> /nothink <{mark}eos>"
