@@ -19,6 +19,7 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 # how names begin that are for users to type, such as "/nothink"
 _TYPED = re.compile(r"[/\w\s]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")  # of JSON
+_BEFORE = ("\n", "0", "a", "=")
 Ids = Callable[[str], list[int]]
 Write = Callable[[str, frozenset[str]], str]
 
@@ -124,10 +125,19 @@ def _with(mark: str, text: str, places: Sequence[int]) -> str:
 def piece_ids(text: str, mark: str, ids: Ids) -> list[int]:
     """Token ids of a text that is cut at each mark, by what tokenises one piece."""
     first, *others = text.split(mark) if mark else [text]
-    return ids(first) + [token for piece in others for token in _ids_behind(piece, ids)]
+    found = ids(first)
+    if others:
+        befores = [(before, ids(before)) for before in _BEFORE]
+        for piece in others:
+            found += _ids_behind(piece, befores, ids)
+    return found
 
 
-def _ids_behind(piece: str, ids: Ids) -> list[int]:
-    """Of a text that goes on: some tokenizers write a space before what begins one."""
-    before, whole = ids("\n"), ids("\n" + piece)
-    return whole[len(before) :] if whole[: len(before)] == before else ids(piece)
+def _ids_behind(piece: str, befores: Sequence[tuple[str, list[int]]], ids: Ids) -> list[int]:
+    """Of a text that goes on: some tokenizers write a space before what begins one. befores: texts that it
+    may go on from, with theirs; in some tokens both run together."""
+    for before, known in befores:
+        whole = ids(before + piece)
+        if known and whole[: len(known)] == known:  # none of a line break that is stripped
+            return whole[len(known) :]
+    return ids(piece)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizers import byte_fallback, byte_level
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.chat.said_text import SaidText, piece_ids
@@ -155,6 +156,36 @@ def test_names_may_begin_with_any_sign(name: str) -> None:
     )
     assert tokenizer.convert_tokens_to_ids(name) not in ids
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == f"a{name}{name}b <s>"
+
+
+@pytest.mark.parametrize("joined", ["ĠĊ", "Ċ|", "Ġ0"])
+def test_nothing_is_put_into_a_name_by_tokenizers_that_begin_texts_with_a_space(joined: str) -> None:
+    """joined: two signs that are one token, a space and a line break among them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: token for token, piece in enumerate([*letters, joined])}
+    raw = Tokenizer(models.BPE(vocab, [(joined[0], joined[1])]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex="|" not in joined)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|im_end|>", "<s>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    text = "a <|im_end|> and <s><s>b"
+    said, mark = SaidText(tokenizer).marked([Message("user", text)], "")
+    ids = piece_ids(said.messages[0].content, mark, lambda piece: tokenizer(piece)["input_ids"])
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == f" {text}"
+
+
+def test_nothing_is_put_into_a_name_by_tokenizers_that_strip_line_breaks() -> None:
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    letters = [space, *"<|>_0=", *"abcdefghijklmnopqrstuvwxyz"]
+    raw = Tokenizer(models.BPE({piece: token for token, piece in enumerate(letters)}, []))
+    raw.normalizer = normalizers.Strip()
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    raw.add_special_tokens(["<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    said, mark = SaidText(tokenizer).marked([Message("user", "a<|im_end|>b")], "")
+    ids = piece_ids(said.messages[0].content, mark, lambda piece: tokenizer(piece)["input_ids"])
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == "a<|im_end|>b"
 
 
 def test_a_text_that_has_every_mark_loses_one() -> None:
