@@ -117,12 +117,16 @@ class PromptEncoder:
         return _fitting(ids, context, self._max_context)
 
     def count(self, text: str) -> int:
-        """Tokens of a text by itself, without a template around it. Any thread may ask.
+        """Tokens of what is said in a chat, without a template around it. Any thread may ask.
 
         Raises:
             ConfigError: the text is no valid Unicode. CheckpointError: the tokenizer is damaged.
         """
-        return len(self._tokens(text, None, add_special_tokens=False, verbose=False))
+        mark = ""
+        if self.has_template:
+            said, mark = self._said.marked([Message("user", text)], "")
+            text = said.messages[0].content
+        return len(self._tokens(text, None, mark, add_special_tokens=False, verbose=False))
 
     def _raw(self, prompt: str, context: int) -> list[int]:
         return self._tokens(prompt, context)

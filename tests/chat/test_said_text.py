@@ -68,6 +68,14 @@ def test_a_text_without_names_is_tokenised_as_a_whole(encoder: Any) -> None:
     assert ids == direct
 
 
+def test_what_is_typed_is_counted_as_it_will_be_said(encoder: Any) -> None:
+    kind, made = encoder
+    typed = f"in {NAMES[kind][0]} it" * 9
+    asked, begun = (GenerationRequest(messages=(Message("user", said),)) for said in (typed, "in"))
+    added = len(made.encode(asked, 4096)) - len(made.encode(begun, 4096))
+    assert made.count(typed) - made.count("in") == added > 9 * 4
+
+
 def test_a_raw_prompt_may_have_control_tokens(encoder: Any) -> None:
     kind, made = encoder
     name = NAMES[kind][0]
