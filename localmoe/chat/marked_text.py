@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from localmoe.chat.detokenise import Detokeniser
@@ -20,9 +21,13 @@ def special_marks(tokenizer: Any, marks: Iterable[str]) -> dict[int, str]:
 class MarkedText:
     """As Detokeniser, but for its marks."""
 
-    def __init__(self, tokenizer: Any, marks: Mapping[int, str]) -> None:
-        self._tokenizer, self._marks = tokenizer, marks
+    def __init__(
+        self, tokenizer: Any, marks: Mapping[int, str], labels: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """labels: text that is left out where it follows a mark."""
+        self._tokenizer, self._marks, self._labels = tokenizer, marks, labels
         self._text = Detokeniser(tokenizer)
+        self._label = self._held = ""  # the label that may follow, and what there is of it
 
     def add(self, tokens: list[int]) -> str:
         """New text, possibly empty."""
@@ -31,11 +36,21 @@ class MarkedText:
     def _add(self, token: int) -> str:
         mark = self._marks.get(token)
         if mark is None:
-            return self._text.add([token])
-        text = self._text.finish()
+            return self._behind_label(self._text.add([token]))
+        text = self.finish()
         self._text = Detokeniser(self._tokenizer)
+        self._label, self._held = self._labels.get(token, ""), ""
         return text + mark
+
+    def _behind_label(self, text: str) -> str:
+        if not self._label:
+            return text
+        self._held += text
+        if len(self._held) < len(self._label) and self._label.startswith(self._held):
+            return ""
+        text, self._label = self._held.removeprefix(self._label), ""
+        return text
 
     def finish(self) -> str:
         """What was held back."""
-        return self._text.finish()
+        return self._behind_label(self._text.finish())

@@ -16,6 +16,7 @@ from localmoe.chat.reasoning import resumed
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
+from localmoe.chat.thought_marks import thought_marks
 from localmoe.chat.tokenizer_errors import reading_tokenizer
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, sentence_of
@@ -180,7 +181,8 @@ class PromptEncoder:
         text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
         if answer:
             channels = harmony_marks(self.tokenizer)
-            text = text + as_messages(said.answer) if channels else resumed(text, said.answer)
+            marks = thought_marks(self.tokenizer)
+            text = text + as_messages(said.answer) if channels else resumed(text, said.answer, marks)
         return self._tokens(text, context, mark, add_special_tokens=False)
 
     def _check_tools(self) -> None:

@@ -3,7 +3,7 @@ no tokenizer but to look at a prompt's end.
 
 Qwen3 and DeepSeek-R1 write `<think>thoughts</think>answer`; some chat templates have written the
 `<think>` already, so that such an answer begins inside. gpt-oss's channels are streamed in the same form
-(localmoe.chat.harmony).
+(localmoe.chat.harmony), and so are marks that are special tokens (localmoe.chat.thought_marks).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from localmoe.chat.thought_marks import ThoughtMarks, thought_marks
 
 OPEN, CLOSE = "<think>", "</think>"
 _OPENING = re.compile(rf"\s*+{OPEN}")
@@ -51,14 +53,33 @@ def _joined(thoughts: Sequence[str]) -> str:
 
 
 def opens_reasoning(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Whether the prompt ends with an opening tag, so that the answer begins with thoughts."""
+    """Whether the prompt ends with an opening tag, or the model's own mark, so that the answer begins with
+    thoughts."""
     tail: str = tokenizer.decode(
         list(prompt[-_TAIL:]), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
-    return tail.rstrip().endswith(OPEN)
+    marks = thought_marks(tokenizer)
+    return tail.rstrip().endswith((OPEN, marks.begun.rstrip()) if marks else OPEN)
 
 
-def resumed(opening: str, answer: str) -> str:
+def resumed(opening: str, answer: str, marks: ThoughtMarks | None = None) -> str:
     """The text of an unfinished answer as it goes after `opening`, the template's beginning of an answer,
-    which may hold the tag that the answer begins with."""
-    return opening + (answer.removeprefix(OPEN) if opening.rstrip().endswith(OPEN) else answer)
+    which may hold the tag that the answer begins with. marks: what the model writes in the place of tags."""
+    begun = OPEN
+    if marks is not None:
+        begun, answer = marks.begun, _in_marks(answer, marks)
+    return opening + (answer.removeprefix(begun) if opening.rstrip().endswith(begun.rstrip()) else answer)
+
+
+def _in_marks(answer: str, marks: ThoughtMarks) -> str:
+    parts: list[str] = []
+    at = 0
+    while opening := _OPENING.match(answer, at):
+        end = answer.find(CLOSE, opening.end())
+        thoughts = answer[opening.end() : end if end >= 0 else len(answer)]
+        parts += [answer[at : opening.end() - len(OPEN)], marks.begun, thoughts]
+        if end < 0:
+            return "".join(parts)
+        parts.append(marks.closing)
+        at = end + len(CLOSE)
+    return "".join([*parts, answer[at:]])

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, harmony_marks
 from localmoe.chat.marked_text import MarkedText, special_marks
+from localmoe.chat.reasoning import CLOSE, OPEN
+from localmoe.chat.thought_marks import thought_marks
 from localmoe.chat.tool_formats import format_of
 
 
@@ -31,4 +33,9 @@ def text_stream(tokenizer: Any, prompt: Sequence[int], tool_format: str = "") ->
     if channels:
         return HarmonyText(tokenizer, channels, prompt, calls=bool(tool_format))
     marks = special_marks(tokenizer, format_of(tool_format).special()) if tool_format else {}
-    return MarkedText(tokenizer, marks) if marks else Detokeniser(tokenizer)
+    labels: dict[int, str] = {}
+    if thoughts := thought_marks(tokenizer):
+        opening, closing = thoughts.tokens
+        marks |= {opening: OPEN, closing: CLOSE}
+        labels[opening] = thoughts.label
+    return MarkedText(tokenizer, marks, labels) if marks else Detokeniser(tokenizer)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_level, channels
+from tokenizers import AddedToken
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks
 from localmoe.chat.reasoning import Reasoning, opens_reasoning, resumed, split_reasoning
 from localmoe.chat.text_stream import text_stream
+from localmoe.chat.thought_marks import ThoughtMarks, thought_marks
 
 
 @pytest.mark.parametrize(
@@ -150,3 +154,50 @@ def test_a_text_of_nothing_but_thoughts_is_read_in_time_in_proportion_to_it() ->
     began = time.perf_counter()
     assert split_reasoning(text) == Reasoning("", "x", True)
     assert time.perf_counter() - began < 5, "copied at each block it would be minutes"
+
+
+def special(opening: str, closing: str) -> Any:
+    tokenizer = copy.deepcopy(byte_level())
+    marks = [AddedToken(mark, special=True, normalized=False) for mark in (opening, closing)]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    return tokenizer
+
+
+SPECIAL = [
+    ("<think>", "</think>", ""),
+    ("[THINK]", "[/THINK]", ""),
+    ("<|channel>", "<channel|>", "thought\n"),
+]
+
+
+@pytest.mark.parametrize(("opening", "closing", "label"), SPECIAL)
+@pytest.mark.parametrize("tool_format", ["", "json"])
+def test_marks_of_thoughts_that_decoding_drops_are_tags(
+    opening: str, closing: str, label: str, tool_format: str
+) -> None:
+    tokenizer = special(opening, closing)
+    begun = opening + label
+    for written, text in {
+        f"{begun}so é\n{closing}Yes.": "<think>so é\n</think>Yes.",
+        f"{begun}{closing}thought\n": "<think></think>thought\n",
+        f"{begun}a{closing}\n{begun}b": "<think>a</think>\n<think>b",
+        f"{begun}": "<think>", f"{opening}th": "<think>" + ("" if label else "th"),
+        f"{opening}other\n": "<think>other\n",
+        f"a{closing}b": "a</think>b", "thought\n": "thought\n",
+    }.items():  # fmt: skip
+        made = text_stream(tokenizer, [1], tool_format)
+        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+        assert "".join([*(made.add([token]) for token in ids), made.finish()]) == text
+
+
+@pytest.mark.parametrize(("opening", "closing", "label"), SPECIAL)
+def test_an_answer_goes_on_in_the_marks_that_the_model_wrote(opening: str, closing: str, label: str) -> None:
+    tokenizer, begun = special(opening, closing), opening + label
+    marks = thought_marks(tokenizer)
+    assert marks == ThoughtMarks(opening, closing, label)
+    assert resumed("A", "<think>so\n</think>Yes <think>", marks) == f"A{begun}so\n{closing}Yes <think>"
+    assert resumed("A", "<think>so", marks) == f"A{begun}so" == resumed(f"A{begun}", "<think>so", marks)
+    assert resumed("A", "Yes", marks) == "AYes"
+    ids = tokenizer(f"a{begun}", add_special_tokens=False)["input_ids"]
+    assert opens_reasoning(tokenizer, ids) and not opens_reasoning(tokenizer, ids[:1])
+    assert thought_marks(byte_level()) is None
