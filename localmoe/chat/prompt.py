@@ -146,15 +146,14 @@ class PromptEncoder:
                 f"The prompt holds {text[error.start]!a}, which is no valid Unicode: write it in UTF-8."
             ) from None
         if context is not None and len(text) > _LOOKED_AT * context:
-            begun = len(self._ids(text[: _LOOKED_AT * context], options))
+            begun = len(self._pieces(text[: _LOOKED_AT * context], mark, options))
             if begun >= 2 * context:  # twice: where a text is cut, its tokens may be others
                 raise _too_long(begun, context, self._max_context, counted=False)
-        return piece_ids(text, mark, lambda piece: self._ids(piece, options))
+        return self._pieces(text, mark, options)
 
-    def _ids(self, text: str, options: Mapping[str, bool]) -> list[int]:
+    def _pieces(self, text: str, mark: str, options: Mapping[str, bool]) -> list[int]:
         with reading_tokenizer(self._folder):
-            ids: list[int] = self.tokenizer(text, **options)["input_ids"]
-        return ids
+            return piece_ids(text, mark, lambda piece: list(self.tokenizer(piece, **options)["input_ids"]))
 
     def _max_context(self) -> int | None:
         """What the model was made for; None where its config does not say."""

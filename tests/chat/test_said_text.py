@@ -4,6 +4,7 @@ characters, and the template's own tokens frame every turn."""
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from localmoe.chat.prompt import PromptEncoder
 from localmoe.chat.said_text import SaidText, piece_ids
 from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import ContextLengthError
 from localmoe.core.tools import Tool, ToolCall
 from localmoe.core.types import Message
 
@@ -74,6 +76,17 @@ def test_what_is_typed_is_counted_as_it_will_be_said(encoder: Any) -> None:
     asked, begun = (GenerationRequest(messages=(Message("user", said),)) for said in (typed, "in"))
     added = len(made.encode(asked, 4096)) - len(made.encode(begun, 4096))
     assert made.count(typed) - made.count("in") == added > 9 * 4
+
+
+def test_a_text_that_is_far_too_long_is_said_to_have_no_more_tokens_than_it_has(encoder: Any) -> None:
+    kind, made = encoder
+    name, context = NAMES[kind][0], 64
+    count = 16 * context // (len(name) + 1) + 1  # just so long that its beginning is looked at
+    asked = GenerationRequest(messages=(Message("user", name * count),))
+    with pytest.raises(ContextLengthError) as refused:
+        made.encode(asked, context)
+    found = re.search("more than ([0-9]+) tokens", str(refused.value))
+    assert found and 2 * context <= int(found[1]) <= len(made.encode(asked, 1 << 20))
 
 
 def test_a_raw_prompt_may_have_control_tokens(encoder: Any) -> None:
