@@ -10,6 +10,7 @@ from typing import Any
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.schema_limits import check_multiples, check_texts
+from localmoe.chat.thought_marks import thought_marks
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
@@ -82,6 +83,8 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def _knows_thoughts(tokenizer: Any) -> bool:
+    if thought_marks(tokenizer):
+        return True
     template = getattr(tokenizer, "chat_template", None)
     return OPEN in getattr(tokenizer, "get_vocab", dict)() or OPEN in json.dumps(template or "")
 
@@ -89,6 +92,9 @@ def _knows_thoughts(tokenizer: Any) -> bool:
 def _thoughts(tokenizer: Any) -> str:
     """Rules of the opening mark, and of all up to the closing one. A token of its own, special or not, is no
     text to llguidance."""
+    if marks := thought_marks(tokenizer):
+        opening, closing = (f"<[{token}]>" for token in marks.tokens)
+        return f"open: {opening}\nthoughts: ANYTHING {closing}\n{_THOUGHTS}"
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     opening = f"<[{vocabulary[OPEN]}]>" if OPEN in vocabulary else f'"{OPEN}"'
     if CLOSE in vocabulary:

@@ -71,6 +71,15 @@ def thinking_marks(special: bool | None) -> Any:
     return made
 
 
+@cache
+def special_thoughts(opening: str, closing: str) -> Any:
+    """The demo model's with these marks of thoughts as special tokens."""
+    made = transformers.AutoTokenizer.from_pretrained(DEMO)
+    marks = [tokenizers.AddedToken(mark, special=True, normalized=False) for mark in (opening, closing)]
+    made.add_tokens(marks, special_tokens=True)
+    return made
+
+
 def copy_tokenizer(folder: Path) -> Path:
     """The demo model's tokenizer files in a folder of their own."""
     for name in TOKENIZER_FILES:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_tokenizers import byte_level, channels
-from tokenizers import AddedToken
+from small_tokenizers import byte_level, channels, special_thoughts
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks
@@ -156,13 +153,6 @@ def test_a_text_of_nothing_but_thoughts_is_read_in_time_in_proportion_to_it() ->
     assert time.perf_counter() - began < 5, "copied at each block it would be minutes"
 
 
-def special(opening: str, closing: str) -> Any:
-    tokenizer = copy.deepcopy(byte_level())
-    marks = [AddedToken(mark, special=True, normalized=False) for mark in (opening, closing)]
-    tokenizer.add_tokens(marks, special_tokens=True)
-    return tokenizer
-
-
 SPECIAL = [
     ("<think>", "</think>", ""),
     ("[THINK]", "[/THINK]", ""),
@@ -175,7 +165,7 @@ SPECIAL = [
 def test_marks_of_thoughts_that_decoding_drops_are_tags(
     opening: str, closing: str, label: str, tool_format: str
 ) -> None:
-    tokenizer = special(opening, closing)
+    tokenizer = special_thoughts(opening, closing)
     begun = opening + label
     for written, text in {
         f"{begun}so é\n{closing}Yes.": "<think>so é\n</think>Yes.",
@@ -192,7 +182,7 @@ def test_marks_of_thoughts_that_decoding_drops_are_tags(
 
 @pytest.mark.parametrize(("opening", "closing", "label"), SPECIAL)
 def test_an_answer_goes_on_in_the_marks_that_the_model_wrote(opening: str, closing: str, label: str) -> None:
-    tokenizer, begun = special(opening, closing), opening + label
+    tokenizer, begun = special_thoughts(opening, closing), opening + label
     marks = thought_marks(tokenizer)
     assert marks == ThoughtMarks(opening, closing, label)
     assert resumed("A", "<think>so\n</think>Yes <think>", marks) == f"A{begun}so\n{closing}Yes <think>"

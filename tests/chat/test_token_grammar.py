@@ -13,7 +13,7 @@ import tokenizers
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tokenizers import byte_fallback, byte_level, channels, thinking_marks
+from small_tokenizers import byte_fallback, byte_level, channels, special_thoughts, thinking_marks
 
 from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
 from localmoe.chat.reasoning import split_reasoning
@@ -196,6 +196,18 @@ def test_thoughts_are_free_and_the_answer_is_not(
     tokenizer: Any, prompt: str, text: str, expected: str
 ) -> None:
     assert accepted(tokenizer, prompt, text) == expected
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>")])
+def test_thoughts_are_free_in_marks_of_other_names(opening: str, closing: str) -> None:
+    tokenizer = special_thoughts(opening, closing)
+    begun = opening if opening == "[THINK]" else f"{opening}thought\n"
+    assert accepted(tokenizer, "hi", WHOLE) == WHOLE + "."
+    for prompt, text in ("hi", f"{begun}{THOUGHTS}{closing}"), (f"hi{begun}", f"{THOUGHTS}{closing}"):
+        assert accepted(tokenizer, prompt, f"{text}\n{WHOLE}") == f"{text}\n{WHOLE}."
+        assert accepted(tokenizer, prompt, f"{text}No") == text
+        assert accepted(tokenizer, prompt, text.removesuffix(closing)) == text.removesuffix(closing)
+    assert accepted(tokenizer, "hi", f"{begun}<think>a</think>b") == f"{begun}<think>a</think"
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["bytes", "fallback"])
