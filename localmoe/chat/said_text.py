@@ -45,8 +45,10 @@ class SaidText:
         if notation := find_format(tokenizer):
             kept |= format_of(notation).special()
         self._names = frozenset(name for name in names if len(name) > 1 and not _TYPED.match(name))
-        first = re.escape("".join(sorted({name[0] for name in self._names})))
-        self._begins = re.compile(f"[{first}]" if first else "(?!)")
+        pairs = sorted({name[:2] for name in self._names})  # of thousands of names, a few
+        begins = [rf"{re.escape(pair[0])}(?={re.escape(pair[1])})" for pair in pairs]
+        self._begins = re.compile("|".join(begins) or "(?!)")
+        self._lengths = {len(name) for name in self._names}
         self._names_in_answers = self._names - kept
 
     def marked(
@@ -100,9 +102,8 @@ class SaidText:
 
     def _found(self, text: str, names: frozenset[str]) -> list[int]:
         """Where names begin, also of those that overlap."""
-        lengths = {len(name) for name in names}
         begins = (one.start() for one in self._begins.finditer(text))
-        return [at for at in begins if any(text[at : at + length] in names for length in lengths)]
+        return [at for at in begins if any(text[at : at + length] in names for length in self._lengths)]
 
 
 def _unescaped(json: str) -> str:
