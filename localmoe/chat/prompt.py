@@ -26,6 +26,7 @@ from localmoe.core.types import Message
 _VOCABULARIES = {
     "tokenizer.json",
     "tokenizer.model",
+    "tiktoken.model",
     "vocab.json",
     "vocab.txt",
     "spiece.model",

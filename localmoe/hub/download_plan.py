@@ -15,8 +15,8 @@ from localmoe.hub.weight_files import CONFIG_NAME, INDEX_NAME, SINGLE_NAME
 _TEXT_FILES = frozenset(
     {
         CONFIG_NAME, INDEX_NAME, "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "tokenizer.model", "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-        "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+        "tokenizer.model", "tiktoken.model", "spiece.model", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
     }
 )  # fmt: skip
 # the same weights once more in their makers' own layout, which transformers does not read

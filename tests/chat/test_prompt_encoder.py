@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable
@@ -515,3 +516,22 @@ def test_a_model_may_come_with_a_sentencepiece_vocabulary_alone(tmp_path: Path) 
     encoder = PromptEncoder(tmp_path)
     ids = encoder.encode(GenerationRequest(prompt="the quick dog"), 4096)
     assert len(ids) < len("the quick dog") and text_of(encoder, ids).strip() == "the quick dog"
+
+
+def test_a_model_may_come_with_a_tiktoken_vocabulary_alone(tmp_path: Path) -> None:
+    """As Kimi Linear's, whose own class transformers does not have."""
+    pieces = [*(bytes([byte]) for byte in range(256)), b"he", b"ll", b"hell", b"hello"]
+    lines = [f"{base64.b64encode(piece).decode()} {rank}\n" for rank, piece in enumerate(pieces)]
+    (tmp_path / "tiktoken.model").write_text("".join(lines))
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_linear"}')
+    settings = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": {"260": {"content": "[EOS]", "special": True}},
+        "eos_token": "[EOS]",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    encoder = PromptEncoder(tmp_path)
+    ids = encoder.encode(GenerationRequest(prompt="hello wörld"), 4096)
+    assert ids[0] == 259 and text_of(encoder, ids) == "hello wörld"
+    assert encoder.tokenizer.eos_token_id == 260

@@ -43,6 +43,15 @@ def test_what_a_model_needs_lands_where_models_are_found_and_nothing_else(
     assert [path.name for path in folder.parent.iterdir()] == ["org--moe"]
 
 
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model", "vocab.json"])
+def test_the_vocabulary_comes_along_whatever_its_form(hub: HubServer, name: str) -> None:
+    """Kimi Linear has a tiktoken.model alone."""
+    files = small_model()
+    del files["tokenizer.json"]
+    hub.commit(REPO, {**files, name: b"a vocabulary"})
+    assert (pull() / name).read_bytes() == b"a vocabulary"
+
+
 def test_a_model_that_is_here_is_not_sent_again(hub: HubServer) -> None:
     hub.commit(REPO, small_model())
     pull()
