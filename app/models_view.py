@@ -155,7 +155,7 @@ def _unfinished(one: UnfinishedDownload, t: Texts) -> str:
     total = f" / {format_bytes(one.total_bytes)}" if one.total_bytes else ""
     facts = f"{escape(t('unfinished download'))}: {format_bytes(one.held_bytes)}{total}"
     sure = t("Delete and free {size}?", size=format_bytes(one.held_bytes))
-    buttons = button(t("Go on"), "get", one.repo_id, kind="primary", label=f"{t('Go on')} {one.repo_id}")
+    buttons = button(t("Go on"), "go-on", one.repo_id, kind="primary", label=f"{t('Go on')} {one.repo_id}")
     buttons += button(t("Delete"), "delete", one.repo_id, sure=sure, label=f"{t('Delete')} {one.repo_id}")
     return card(one.repo_id, facts, "", buttons)
 

@@ -119,6 +119,7 @@ MODELS = {
     ),
     "This is no model of the Hub.": "这不是 Hub 上的模型。",
     "This download is no longer in the queue.": "此下载已不在队列中。",
+    "This download is gone: it has ended, or was deleted.": "此下载已不存在：它已结束，或已被删除。",
     "This is no number.": "这不是数字。",
     "This button is of an older page: load the page again.": "此按钮属于旧页面：请重新加载页面。",
     "localmoe is ending.": "localmoe 正在结束。",

@@ -80,6 +80,15 @@ class ModelsService:
         self.queue.add(repo_id, revision, then_chat=then_chat, draft=draft)
         return ""
 
+    def go_on(self, repo_id: str) -> str:
+        """Take up an unfinished download: of the revision that it was begun for, as another one's files would
+        take the place of what has arrived."""
+        begun = {one.repo_id: one.revision for one in self.shelf.view().unfinished}
+        if repo_id not in begun:
+            raise ConfigError("This download is gone: it has ended, or was deleted.")
+        self.queue.add(repo_id, begun[repo_id])
+        return ""
+
     def draft_for(self, repo_id: str, draft: str) -> str:
         """The folder of a ready-made draft; one that is named by its repo is put in the queue, before the
         model."""

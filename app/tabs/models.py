@@ -217,6 +217,7 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
         "get-chat": lambda key, draft: models.get(key, then_chat=True, draft=draft),
         "get": lambda key, draft: models.get(key, then_chat=False, draft=draft),
         "chat": lambda key, draft: models.chat_with(key, models.draft_for(key, draft)),
+        "go-on": lambda key, draft: models.go_on(key),
         "pause": quiet(models.queue.pause),
         "resume": quiet(models.queue.resume),
         "cancel": quiet(models.queue.cancel),

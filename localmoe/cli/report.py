@@ -73,14 +73,21 @@ def run_models(args: argparse.Namespace) -> None:
     ]
     print_table("Models", ("name", "architecture", "size", "from", "drafts"), rows)
     if unfinished:
-        parts = [(one.repo_id, format_bytes(one.held_bytes), _whole(one)) for one in unfinished]
-        title = "Unfinished downloads ('localmoe pull' goes on with them, 'localmoe rm' deletes them)"
-        print_table(title, ("name", "on the disk", "of"), parts)
+        parts = [
+            (one.repo_id, one.revision or "-", format_bytes(one.held_bytes), _whole(one))
+            for one in unfinished
+        ]
+        title = (
+            "Unfinished downloads ('localmoe pull' goes on with them, with --revision where one is named; "
+            "'localmoe rm' deletes them)"
+        )
+        print_table(title, ("name", "revision", "on the disk", "of"), parts)
 
 
 def _as_json(download: UnfinishedDownload) -> dict[str, object]:
     return {
         "name": download.repo_id,
+        "revision": download.revision,
         "folder": str(download.folder),
         "bytes": download.held_bytes,
         "total_bytes": download.total_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 import time
@@ -21,16 +22,17 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.models_screen import ModelsScreen
-from app.models_view import token_html
+from app.models_view import shelf_html, token_html
 from app.service import ChatService
 from app.status_html import header_html, message_html
-from app.tabs.models import create_models_tab
+from app.tabs.models import _acts, create_models_tab
 from app.texts import ENGLISH, IN_CHINESE, texts_for
 from app.view import View
 from localmoe.core import errors
 from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
 from localmoe.core.model_facts import Fit
-from localmoe.hub.catalogue import LocalModel
+from localmoe.hub.catalogue import LocalModel, models_folder
+from localmoe.hub.unfinished import Pending
 
 EVIL = '<img src=x onerror="alert(1)">'
 
@@ -223,6 +225,24 @@ def test_what_is_loaded_is_not_deleted_and_a_waiting_one_is_cancelled(models: Mo
     assert [one.state for one in models.queue.view()] == ["cancelled"]
     with pytest.raises(ConfigError, match="no folder"):
         models.open_folder("/no/such/folder")
+
+
+@pytest.mark.parametrize("revision", ["v1", None])
+def test_an_unfinished_download_goes_on_with_the_revision_it_was_begun_for(
+    models: ModelsService, revision: str | None
+) -> None:
+    """Another one's files would take the place of what has arrived."""
+    folder = models_folder() / ".org--moe.download"
+    folder.mkdir(parents=True)
+    Pending("org/moe", revision, 100).write(folder)
+    models.shelf.refresh()
+    wait_for(lambda: models.shelf.view().unfinished != ())
+    button = re.search(r'data-act="([\w-]+)" data-key="org/moe"[^>]*>Go on', shelf_html(models, ENGLISH))
+    assert button is not None
+    _acts(models)[button[1]]("org/moe", BACKGROUND)
+    assert [(one.repo_id, one.revision) for one in models.queue.view()] == [("org/moe", revision)]
+    with pytest.raises(ConfigError, match="This download is gone"):
+        models.go_on("org/other")
 
 
 def test_a_token_of_the_environment_that_is_none_is_told_where_tokens_are(

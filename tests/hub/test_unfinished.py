@@ -56,8 +56,9 @@ def test_it_is_listed_gone_on_with_and_deleted(
         found.held_bytes,
         needed_bytes(files),
     )
+    assert entry["revision"] == commit
     assert main(["models"]) == 0
-    assert "Unfinished" in (shown := capsys.readouterr().out) and REPO in shown
+    assert "Unfinished" in (shown := capsys.readouterr().out) and REPO in shown and commit in shown
     freed = remove_model(REPO)
     assert freed == found.held_bytes and list_unfinished(tmp_path / "models") == []
     with pytest.raises(ModelNotFoundError):
