@@ -84,7 +84,9 @@ class Finder:
             self._found = replace(self._found, facts=facts, revision=self._found.revision + 1)
             generation = self._generation
             self._pending += 1
-        threading.Thread(target=self._look, args=(generation, repo_id, None), daemon=True).start()
+            named = find_repo(self._found.query)
+        revision = named[1] if named is not None and named[0] == repo_id else None
+        threading.Thread(target=self._look, args=(generation, repo_id, revision), daemon=True).start()
 
     def facts_of(self, repo_id: str) -> ModelFacts | None:
         """What the search learnt of a repo."""

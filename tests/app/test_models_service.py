@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import gradio as gr
 import pytest
 from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
+from hardware.example_models import QWEN
 
 from app.models.finder import Finder
 from app.models.queue_file import Download
@@ -29,9 +30,10 @@ from app.tabs.models import _acts, create_models_tab
 from app.texts import ENGLISH, IN_CHINESE, texts_for
 from app.view import View
 from localmoe.core import errors
-from localmoe.core.errors import BudgetError, ConfigError, LocalMoeError
-from localmoe.core.model_facts import Fit
+from localmoe.core.errors import BudgetError, ConfigError, GatedModelError, LocalMoeError
+from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.hub.catalogue import LocalModel, models_folder
+from localmoe.hub.search import SearchHit
 from localmoe.hub.unfinished import Pending
 
 EVIL = '<img src=x onerror="alert(1)">'
@@ -260,6 +262,33 @@ def test_a_token_tries_again_what_was_refused_without_one(models: ModelsService)
             models.queue._replace(models.queue.view()[-1].id, state="failed", error="x", error_kind=kind)
     models.set_token("hf_a_new_one")
     assert [one.state for one in models.queue.view()] == ["queued", "failed"]
+
+
+@pytest.mark.parametrize(
+    "pasted", ["org/moe@v1", "https://huggingface.co/org/moe/tree/v1", "org/moe", "some words"]
+)
+def test_who_tries_again_or_gives_a_token_is_told_of_the_revision_that_was_asked_for(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch, pasted: str
+) -> None:
+    asked: list[str | None] = []
+
+    def answer(action: str, given: dict[str, str | None]) -> object:
+        if action == "search":
+            return [asdict(SearchHit("org/moe", "", None, "", True, 0, ""))]
+        asked.append(given["revision"])
+        if len(asked) == 1:
+            raise GatedModelError("org/moe is gated.")
+        return ModelFacts(QWEN, 2, 1 << 30, revision=f"commit of {given['revision']}").as_dict()
+
+    monkeypatch.setattr(models.finder, "_call", answer)
+    revision = "v1" if "v1" in pasted else None
+    models.search(pasted)
+    wait_for(lambda: not models.moves())
+    models.set_token("hf_a_new_one")
+    wait_for(lambda: not models.moves())
+    assert asked == [revision, revision]
+    models.get("org/moe", then_chat=False)
+    assert [one.revision for one in models.queue.view()] == [f"commit of {revision}"]
 
 
 class Gate:
