@@ -169,7 +169,11 @@ def find_repo(text: str) -> tuple[str, str | None] | None:
 
 
 def _from_address(address: str) -> tuple[str, str | None]:
-    parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
+    try:
+        path = urlsplit(address).path
+    except ValueError:  # brackets, or letters that stand for others, in the host's place
+        path = ""
+    parts = [unquote(part) for part in path.split("/") if part]
     if parts and parts[0] == "models":
         parts = parts[1:]
     repo_id = "/".join(parts[:2])

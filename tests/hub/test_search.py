@@ -148,7 +148,15 @@ def test_a_pasted_repo_is_recognised(text: str, repo_id: str, revision: str | No
 
 @pytest.mark.parametrize(
     "address",
-    ["https://huggingface.co/", "https://huggingface.co/datasets/a/b", "https://x.y/../..", "http://a/b"],
+    [
+        "https://huggingface.co/",
+        "https://huggingface.co/datasets/a/b",
+        "https://x.y/../..",
+        "http://a/b",
+        "https://[huggingface.co/a/b",
+        "https://[a/b](https://huggingface.co/a/b)",
+        "https://\u2100/a/b",
+    ],
 )
 def test_an_address_of_no_model_is_refused(address: str) -> None:
     with pytest.raises(DownloadError, match="no address of a model"):
