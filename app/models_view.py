@@ -42,7 +42,8 @@ def suggestions_html(models: ModelsService, t: Texts) -> str:
     items = []
 
     def judge(facts: ModelFacts) -> Fit:
-        return models.fits.fit(facts, download_bytes=facts.num_bytes) or Fit(False)
+        left = models.download_bytes(facts.footprint.name, facts)
+        return models.fits.fit(facts, download_bytes=left) or Fit(False)
 
     for suggestion, fit in propose(judge):
         repo_id = suggestion.repo_id
@@ -84,8 +85,7 @@ def _ordered(found: Found) -> list[SearchHit]:
 def _hit(models: ModelsService, hit: SearchHit, found: Found, here: set[str], t: Texts) -> str:
     known = found.facts.get(hit.repo_id)
     if isinstance(known, ModelFacts):
-        left = models.download_bytes(hit.repo_id, known)
-        fit = models.fits.fit(known, download_bytes=0 if hit.repo_id in here else left)
+        fit = models.fits.fit(known, download_bytes=models.download_bytes(hit.repo_id, known))
         buttons = get_buttons(hit.repo_id, hit.repo_id in here, models.queue.find(hit.repo_id), t)
         return card(hit.repo_id, found_facts(known, t), fit_html(fit, t), buttons)
     parts = [hit.architecture] if hit.architecture else []

@@ -229,7 +229,10 @@ class ModelsService:
 
     def download_bytes(self, repo_id: str, facts: ModelFacts) -> int:
         """What is still to be written of a model."""
-        held = [one.held_bytes for one in self.shelf.view().unfinished if one.repo_id == repo_id]
+        view = self.shelf.view()
+        if any(model.name == repo_id for model in view.models):
+            return 0
+        held = [one.held_bytes for one in view.unfinished if one.repo_id == repo_id]
         return max(0, facts.num_bytes - sum(held))
 
     def first_start(self) -> bool:

@@ -10,7 +10,10 @@ from localmoe.core.errors import BudgetError
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.uninterrupted import ended_at_once
 from localmoe.core.units import format_bytes
+from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.downloads import discard_download
+from localmoe.hub.local_models import models_folder
+from localmoe.hub.unfinished import missing_bytes
 
 
 def run_pull(args: argparse.Namespace) -> None:
@@ -50,7 +53,8 @@ def _show_fit(repo_id: str, revision: str | None) -> None:
     rates = measured_rates(
         hardware, device="cuda" if hardware.gpus else "cpu", emulated_link_bytes_per_s=None
     )
-    fit = fit_model(facts, hardware, rates, download_bytes=facts.num_bytes)
+    missing = missing_bytes(models_folder(), DownloadRecord(repo_id, facts.revision), facts.num_bytes)
+    fit = fit_model(facts, hardware, rates, download_bytes=missing)
     print_pairs(f"{repo_id} ({facts.footprint.architecture})", [*_needs(facts), *_answer(fit)])
     if not fit.fits:
         raise BudgetError(fit.reason)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.hf_cache import folder_names
 from localmoe.hub.names import is_repo_id, repo_id_of, safe_name
 
@@ -74,6 +75,15 @@ def list_unfinished(models_folder: Path) -> list[UnfinishedDownload]:
         revision, total = (None, None) if pending is None else (pending.revision, pending.total_bytes)
         found.append(UnfinishedDownload(repo_id, revision, folder, _held_bytes(folder), total))
     return found
+
+
+def missing_bytes(models_folder: Path, source: DownloadRecord, num_bytes: int) -> int:
+    """What a download of so many bytes has still to write, by the sizes of what is here: nothing where this
+    very revision is."""
+    if DownloadRecord.read(models_folder / safe_name(source.repo_id)) == source:
+        return 0
+    found = list_unfinished(models_folder)
+    return max(0, num_bytes - sum(one.held_bytes for one in found if one.repo_id == source.repo_id))
 
 
 def _held_bytes(folder: Path) -> int:

@@ -23,7 +23,7 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.models_screen import ModelsScreen
-from app.models_view import shelf_html, token_html
+from app.models_view import shelf_html, suggestions_html, token_html
 from app.service import ChatService
 from app.status_html import header_html, message_html
 from app.tabs.models import _acts, create_models_tab
@@ -32,7 +32,10 @@ from app.view import View
 from localmoe.core import errors
 from localmoe.core.errors import BudgetError, ConfigError, GatedModelError, LocalMoeError
 from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.engine.suggestions import SUGGESTIONS
+from localmoe.hardware.probe import probe_hardware
 from localmoe.hub.catalogue import LocalModel, models_folder
+from localmoe.hub.names import safe_name
 from localmoe.hub.search import SearchHit
 from localmoe.hub.unfinished import Pending
 
@@ -245,6 +248,32 @@ def test_an_unfinished_download_goes_on_with_the_revision_it_was_begun_for(
     assert [(one.repo_id, one.revision) for one in models.queue.view()] == [("org/moe", revision)]
     with pytest.raises(ConfigError, match="This download is gone"):
         models.go_on("org/other")
+
+
+def test_a_model_that_is_here_is_proposed_however_full_the_disk_is(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, begun, absent = (one.facts for one in SUGGESTIONS[:3])
+    folder = models_folder() / safe_name(here.footprint.name)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "granitemoe", "num_local_experts": 32}')
+    (folder / "model.safetensors").touch()
+    unfinished = models_folder() / f".{safe_name(begun.footprint.name)}.download"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors.0.part").write_bytes(bytes(1000))
+    models.shelf.refresh()
+    wait_for(lambda: not models.shelf.moves())
+    written: dict[str, int] = {}
+
+    def fit(facts: ModelFacts, *, download_bytes: int = 0) -> Fit:
+        written[facts.footprint.name] = download_bytes
+        return Fit(True)
+
+    monkeypatch.setattr(models.fits, "hardware", probe_hardware)
+    monkeypatch.setattr(models.fits, "fit", fit)
+    suggestions_html(models, ENGLISH)
+    expected = (0, begun.num_bytes - 1000, absent.num_bytes)
+    assert tuple(written[facts.footprint.name] for facts in (here, begun, absent)) == expected
 
 
 def test_a_token_of_the_environment_that_is_none_is_told_where_tokens_are(

@@ -27,6 +27,7 @@ from localmoe.engine import Engine
 from localmoe.engine import fit as engine_fit
 from localmoe.engine.facts import repo_facts
 from localmoe.engine.pulling import pull_model
+from localmoe.hardware import probe
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.skeleton import build_skeleton
@@ -220,6 +221,27 @@ def test_whether_it_fits_is_said_before_anything_is_downloaded(
     assert "too little room for the download" in err and len(err.splitlines()) == 1
     assert run(capsys, "pull", REPO, "--plan", "--discard")[0] == 2
     assert "no model org/none" in refused(capsys, "pull", "org/none", "--plan")
+
+
+def test_what_is_here_already_needs_no_room_on_the_disk(
+    hub: HubServer,
+    tiny: Tiny,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = files_of(tiny("qwen2_moe")[0])
+    hub.commit(REPO, files)
+    assert run(capsys, "pull", REPO)[0] == 0
+    free = engine_fit.DISK_MARGIN_BYTES + 5_000  # for config and the like, and no weights
+    monkeypatch.setattr(probe, "disk_free_bytes", lambda folder: free)
+    assert run(capsys, "pull", REPO, "--plan")[0] == 0
+    hub.commit(REPO, {**files, "chat_template.jinja": b"new"})
+    code, _, err = run(capsys, "pull", REPO, "--plan")
+    assert code == 1 and "too little room for the download" in err
+    folder = tmp_path / "models" / "org--moe"
+    folder.rename(folder.with_name(".org--moe.download"))  # as where the last file has not arrived yet
+    assert run(capsys, "pull", REPO, "--plan")[0] == 0
 
 
 @pytest.mark.parametrize("stored", ["two values", "the head alone"])
