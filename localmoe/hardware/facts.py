@@ -39,7 +39,7 @@ class Hardware:
     Attributes:
         gpus: CUDA devices that torch can use; `gpu_note` says why there are none if the reason is known.
         cpu_flags: those of avx2, avx512f, avx512_bf16 and amx_tile that the CPU has.
-        disk_free_bytes: on the disk of localmoe's home.
+        disk_free_bytes: on the disk of localmoe's own models.
         memory_copy_bytes_per_s: measured bytes copied a second from RAM to RAM by torch with its own number
             of threads (each byte is read and written once); None if not measured.
     """

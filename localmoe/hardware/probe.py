@@ -7,7 +7,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from localmoe.core.home import localmoe_home
+from localmoe.core.home import models_home
 from localmoe.hardware.cpu import core_counts, cpu_name_and_flags, measure_memory_copy, ram_bytes
 from localmoe.hardware.cuda import probe_gpus
 from localmoe.hardware.facts import Gpu, Hardware
@@ -33,7 +33,7 @@ def probe_hardware(*, measure: bool = True) -> Hardware:
         cpu_flags=cpu_flags,
         ram_total_bytes=ram_total,
         ram_available_bytes=ram_available,
-        disk_free_bytes=disk_free_bytes(localmoe_home()),
+        disk_free_bytes=disk_free_bytes(models_home()),
         memory_copy_bytes_per_s=measure_memory_copy() if measure else None,
         platform=platform.platform(),
         python_version=platform.python_version(),

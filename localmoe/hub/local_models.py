@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from localmoe.core.errors import CheckpointError, LocalMoeError, ModelNotFoundError
-from localmoe.core.home import localmoe_home
+from localmoe.core.home import models_home
 from localmoe.hub.draft_places import DEMO_DRAFT_NAME, find_drafts
 from localmoe.hub.hf_cache import cached_repos, complete_snapshot, folder_names, repo_folder
 from localmoe.hub.model_folder import FolderFacts, read_folder
@@ -48,7 +48,7 @@ def demo_folder() -> Path:
 
 def models_folder() -> Path:
     """Where localmoe keeps models of its own: one folder each, named as `names.safe_name` does."""
-    return localmoe_home() / "models"
+    return models_home()
 
 
 def list_models() -> list[LocalModel]:

@@ -53,6 +53,20 @@ def test_free_disk_space_is_told_for_a_folder_that_does_not_exist_yet(tmp_path: 
     assert disk_free_bytes(tmp_path / "not" / "yet") > 0
 
 
+def test_the_disk_is_the_one_that_models_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "big disk"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "models").symlink_to(elsewhere)
+    monkeypatch.setenv("LOCALMOE_HOME", str(home))
+
+    def usage(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=5000 if folder.resolve() == elsewhere else 10)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    assert probe_hardware(measure=False).disk_free_bytes == 5000
+
+
 def test_only_the_cores_that_this_process_may_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
     assert core_counts() == (1, 1)
