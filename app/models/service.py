@@ -261,9 +261,9 @@ def typed_size(num_bytes: int) -> str:
     return f"{num_bytes >> 20}MiB" if num_bytes >= 64 << 20 else str(num_bytes)
 
 
-def _local_facts(folder: str) -> ModelFacts:
+def _local_facts(model: str) -> ModelFacts:
     """Imported in the shelf's thread, because torch takes seconds."""
     import_all()
     from localmoe.engine.facts import local_facts
 
-    return local_facts(folder)
+    return local_facts(model)

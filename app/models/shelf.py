@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.models.finder import Failure
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import LocalMoeError, UnsupportedModelError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.hub.catalogue import LocalModel, list_models, models_folder, remove_model
 from localmoe.hub.unfinished import UnfinishedDownload, list_unfinished
+from localmoe.hub.weight_files import CONFIG_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,12 @@ class Shelf:
     def __init__(
         self, facts: Callable[[str], ModelFacts], models: Callable[[], list[LocalModel]] = list_models
     ):
-        """facts: `engine.facts.local_facts`, which imports torch when it is called."""
+        """facts: `engine.facts.local_facts`, which imports torch when it is called; asked by name, as drafts
+        are kept by it."""
         self._facts, self._models = facts, models
         self._lock = threading.Lock()
         self._view = ShelfView()
-        self._known: dict[tuple[str, str, int], ModelFacts | Failure] = {}
+        self._known: dict[str, tuple[object, ModelFacts | Failure]] = {}  # by name, with `_state` then
         self._wanted = self._looking = self._closely = False
 
     def moves(self) -> bool:
@@ -91,24 +93,38 @@ class Shelf:
             models, unfinished = tuple(self._models()), tuple(list_unfinished(models_folder()))
             self._show(models, unfinished)
             for model in models if closely else ():
-                key = (model.name, str(model.folder), model.num_bytes)
-                if key not in self._known:
-                    self._known[key] = self._look_at(model)
+                state, (then, known) = _state(model), self._known.get(model.name, (None, None))
+                if then != state or _may_be_mended(known):
+                    self._known[model.name] = state, self._look_at(model)
                     self._show(models, unfinished)
 
     def _look_at(self, model: LocalModel) -> ModelFacts | Failure:
         try:
-            return self._facts(str(model.folder))
+            return self._facts(model.name)
         except LocalMoeError as error:
             return Failure(type(error).__name__, str(error))
 
     def _show(self, models: tuple[LocalModel, ...], unfinished: tuple[UnfinishedDownload, ...]) -> None:
         known = {
-            model.name: self._known[key]
+            model.name: self._known[model.name][1]
             for model in models
-            if (key := (model.name, str(model.folder), model.num_bytes)) in self._known
+            if self._known.get(model.name, (None,))[0] == _state(model)
         }
         new = ShelfView(models, unfinished, tuple(known.items()))
         with self._lock:
             if replace(self._view, revision=0) != new:
                 self._view = replace(new, revision=self._view.revision + 1)
+
+
+def _may_be_mended(known: ModelFacts | Failure | None) -> bool:
+    """Whether another look may find better: a damaged file is replaced by one of the same size."""
+    return isinstance(known, Failure) and known.kind != UnsupportedModelError.__name__
+
+
+def _state(model: LocalModel) -> object:
+    """Another one once its files, or their drafts, are others."""
+    try:
+        changed = (model.folder / CONFIG_NAME).stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return model, changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
 from hardware.example_models import QWEN
 
-from app.models.finder import Finder
+from app.models.finder import Failure, Finder
 from app.models.queue_file import Download
 from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
@@ -30,7 +31,14 @@ from app.tabs.models import _acts, create_models_tab
 from app.texts import ENGLISH, IN_CHINESE, texts_for
 from app.view import View
 from localmoe.core import errors
-from localmoe.core.errors import BudgetError, ConfigError, GatedModelError, LocalMoeError
+from localmoe.core.errors import (
+    BudgetError,
+    CheckpointError,
+    ConfigError,
+    GatedModelError,
+    LocalMoeError,
+    UnsupportedModelError,
+)
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.engine.suggestions import SUGGESTIONS
 from localmoe.hardware.probe import probe_hardware
@@ -405,6 +413,40 @@ def test_the_shelf_is_looked_at_by_one_thread_at_a_time_and_again_after_an_unfor
         time.sleep(0.0005 * (pause % 8))  # also just as a look ends
     wait_for(lambda: not shelf.moves(), what="the last look")
     assert most == 1 and looks > 5 and inside == 0
+
+
+def test_what_is_known_of_a_model_is_looked_at_again_once_its_files_or_drafts_are_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").touch()
+    here = LocalModel("org/moe", tmp_path, 100, "qwen2_moe", (), "huggingface")
+    answer: ModelFacts | LocalMoeError = CheckpointError("Weight file x is damaged.")
+    asked: list[str] = []
+
+    def facts(model: str) -> ModelFacts:
+        asked.append(model)
+        if isinstance(answer, LocalMoeError):
+            raise answer
+        return answer
+
+    shelf = Shelf(facts, lambda: [here])
+
+    def look() -> ModelFacts | Failure | None:
+        shelf.refresh(closely=True)
+        wait_for(lambda: not shelf.moves())
+        return shelf.view().facts_of("org/moe")
+
+    assert isinstance(look(), Failure)
+    answer = ModelFacts(QWEN, 2, 100)  # downloaded again, of the same size
+    assert look() == look() == answer and asked == ["org/moe"] * 2  # drafts are kept by name
+    answer = replace(answer, has_draft=True)
+    here = replace(here, drafts=(tmp_path / "int4-gptq-g128",))
+    assert look() == answer and len(asked) == 3
+    answer = replace(answer, footprint=replace(QWEN, max_context=5))
+    os.utime(tmp_path / "config.json", (1, 1))  # another revision, whose weights are of the same size
+    assert look() == answer and len(asked) == 4
+    answer, here = UnsupportedModelError("Its weights are quantised."), replace(here, num_bytes=7)
+    assert isinstance(look(), Failure) and look() is not None and len(asked) == 5
 
 
 def test_lists_escape_names_and_every_refusal_has_a_way_on() -> None:
