@@ -116,7 +116,7 @@ def shelf_html(models: ModelsService, t: Texts) -> str:
 
 def _local(models: ModelsService, model: LocalModel, known: ModelFacts | Failure | None, t: Texts) -> str:
     status = models.chats.holder.status()
-    current = status.model == model.name and status.phase in ("ready", "loading")
+    current = models.is_loaded(model.name, model.folder)
     badge = ""
     if current:
         badge = t("loaded") if status.phase == "ready" else t("loading")

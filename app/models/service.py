@@ -29,6 +29,7 @@ from localmoe.hub.search import find_repo
 from localmoe.hub.token import forget_token, hub_token, save_token
 
 _POLL_S = 0.25
+_HELD = ("loading", "ready")  # a model's phases in which its files are needed
 BACKGROUND, INSTANT = "background", "instant"  # else a draft is a folder
 
 
@@ -186,11 +187,19 @@ class ModelsService:
 
     # --- the rest -------------------------------------------------------------------------------------------
 
+    def is_loaded(self, name: str, *folders: Path) -> bool:
+        """Whether this model is loaded, or about to be, by its name or as one of these folders."""
+        status = self.chats.holder.status()
+        return status.phase in _HELD and status.model in (name, *map(str, folders))
+
     def delete(self, name: str) -> str:
         """Remove a model and say what that freed."""
-        status = self.chats.holder.status()
-        if status.model == name and status.phase in ("loading", "ready"):
+        folders = [model.folder for model in self.shelf.view().models if model.name == name]
+        if self.is_loaded(name, *folders):
             raise ConfigError(f"{name} is loaded: load another model first, then delete it.")
+        draft = self.chats.holder.config.draft_dir
+        if draft is not None and draft in folders and self.chats.holder.status().phase in _HELD:
+            raise ConfigError(f"{name} drafts for the loaded model: load that without it first.")
         waiting = self.queue.find(name)
         if waiting is not None:
             self.queue.cancel(waiting.id)

@@ -240,6 +240,29 @@ def test_what_is_loaded_is_not_deleted_and_a_waiting_one_is_cancelled(models: Mo
         models.open_folder("/no/such/folder")
 
 
+def test_what_is_loaded_by_its_folder_or_drafts_is_not_deleted_either(models: ModelsService) -> None:
+    for name in ("org--moe", "org--moe-gptq"):
+        folder = models_folder() / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"model_type": "qwen2_moe", "num_experts": 8}')
+        (folder / "model.safetensors").touch()
+    models.shelf.refresh()
+    wait_for(lambda: not models.shelf.moves())
+    loaded = str(models_folder() / "org--moe")
+    models.open_folder(loaded, str(models_folder() / "org--moe-gptq"))
+    wait_for(lambda: ready(models, loaded))
+    html = shelf_html(models, ENGLISH)
+    assert 'data-act="unload" data-key="org/moe"' in html
+    assert 'data-act="delete" data-key="org/moe"' not in html
+    with pytest.raises(ConfigError, match="org/moe is loaded"):
+        models.delete("org/moe")
+    with pytest.raises(ConfigError, match="org/moe-gptq drafts for the loaded model"):
+        models.delete("org/moe-gptq")
+    models.unload()
+    assert "Deleted org/moe-gptq" in models.delete("org/moe-gptq")
+    assert "Deleted org/moe" in models.delete("org/moe") and list(models_folder().iterdir()) == []
+
+
 @pytest.mark.parametrize("revision", ["v1", None])
 def test_an_unfinished_download_goes_on_with_the_revision_it_was_begun_for(
     models: ModelsService, revision: str | None
