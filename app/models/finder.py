@@ -4,6 +4,7 @@ does."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from localmoe.core.model_facts import ModelFacts
 from localmoe.hub.search import SearchHit, find_repo
 
 MAX_LOOKED_AT = 12  # models of a search whose config is read
+KNOWN_FOR_S = 300.0  # that a search does not ask again: the commit that it names is what would be got
 _PARALLEL = 3
 
 
@@ -43,12 +45,12 @@ class Found:
 class Finder:
     """One search at a time; a new one takes the old one's place."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        """call: `HubClient.call`."""
-        self._call = call
+    def __init__(self, call: Callable[..., Any], clock: Callable[[], float] = time.monotonic) -> None:
+        """call: `HubClient.call`. clock: seconds."""
+        self._call, self._clock = call, clock
         self._lock = threading.Lock()
         self._found = Found()
-        self._known: dict[tuple[str, str | None], ModelFacts] = {}  # what was learnt since the start
+        self._known: dict[tuple[str, str | None], tuple[float, ModelFacts]] = {}  # and when it was learnt
         self._generation = 0
         self._pending = 0  # models that are looked at now, or next
 
@@ -122,7 +124,9 @@ class Finder:
         with self._lock:
             if generation != self._generation:
                 return  # another search began
-            known = self._known.get((repo_id, revision))
+            learnt, known = self._known.get((repo_id, revision), (0.0, None))
+            if self._clock() - learnt > KNOWN_FOR_S:
+                known = None
         entry: ModelFacts | Failure
         try:
             given = {"repo_id": repo_id, "revision": revision}
@@ -130,8 +134,8 @@ class Finder:
         except LocalMoeError as error:
             entry = Failure(type(error).__name__, str(error))
         with self._lock:
-            if isinstance(entry, ModelFacts):
-                self._known[repo_id, revision] = entry
+            if isinstance(entry, ModelFacts) and entry is not known:
+                self._known[repo_id, revision] = self._clock(), entry
             if generation == self._generation:
                 facts = {**self._found.facts, repo_id: entry}
                 self._found = replace(self._found, facts=facts, revision=self._found.revision + 1)

@@ -18,7 +18,7 @@ from app_process import wait_for
 from fake_engine import MIB, SMALLEST, FakeLoader
 from hardware.example_models import QWEN
 
-from app.models.finder import Failure, Finder
+from app.models.finder import KNOWN_FOR_S, Failure, Finder
 from app.models.queue_file import Download
 from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
@@ -349,6 +349,30 @@ def test_who_tries_again_or_gives_a_token_is_told_of_the_revision_that_was_asked
     assert asked == [revision, revision]
     models.get("org/moe", then_chat=False)
     assert [one.revision for one in models.queue.view()] == [f"commit of {revision}"]
+
+
+def test_a_search_after_a_while_gets_what_the_hub_has_by_then() -> None:
+    now, asked = 1e6, 0
+
+    def answer(action: str, given: dict[str, str | None]) -> object:
+        nonlocal asked
+        asked += 1
+        return ModelFacts(QWEN, 2, 1 << 30, revision=f"commit {asked}").as_dict()
+
+    finder = Finder(answer, lambda: now)
+
+    def found() -> str:
+        finder.search("org/moe")
+        wait_for(lambda: not finder.moves())
+        facts = finder.facts_of("org/moe")
+        assert facts is not None
+        return facts.revision
+
+    assert found() == found() == "commit 1"  # a moment later
+    now += KNOWN_FOR_S / 2
+    assert found() == "commit 1"
+    now += KNOWN_FOR_S / 2 + 1
+    assert found() == found() == "commit 2"  # the page may be open for weeks
 
 
 class Gate:
