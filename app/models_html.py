@@ -102,7 +102,7 @@ def get_buttons(repo_id: str, here: bool, waiting: Download | None, t: Texts) ->
     """What can be done with a model of the Hub."""
     if here:
         return button(t("Chat"), "chat", repo_id, kind="primary", label=f"{t('Chat')} {repo_id}")
-    if waiting is not None:
+    if waiting is not None and waiting.state != "failed":  # which may be of a commit that is gone
         return f'<span class="lm-muted">{escape(t("in the download queue"))}</span>'
     chat = button(
         t("Get and chat"), "get-chat", repo_id, kind="primary", label=f"{t('Get and chat')} {repo_id}"

@@ -24,7 +24,7 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.models_screen import ModelsScreen
-from app.models_view import shelf_html, suggestions_html, token_html
+from app.models_view import results_html, shelf_html, suggestions_html, token_html
 from app.service import ChatService
 from app.status_html import header_html, message_html
 from app.tabs.models import _acts, create_models_tab
@@ -373,6 +373,23 @@ def test_a_search_after_a_while_gets_what_the_hub_has_by_then() -> None:
     assert found() == "commit 1"
     now += KNOWN_FOR_S / 2 + 1
     assert found() == found() == "commit 2"  # the page may be open for weeks
+
+
+def test_a_download_that_failed_goes_on_with_the_commit_that_a_search_finds(models: ModelsService) -> None:
+    """Its own may be squashed away; cancelling it would delete what has arrived."""
+    facts = ModelFacts(QWEN, 2, 1 << 30, revision="a commit that is here")
+    models.finder._call = lambda action, given: facts.as_dict()
+    models.search("org/moe")
+    wait_for(lambda: not models.moves())
+    models.queue.add("org/moe", "a commit that is gone")
+    assert 'data-act="get' not in results_html(models, ENGLISH)
+    with models.queue._changed:
+        failed = models.queue._replace(models.queue.view()[0].id, state="failed", error="x", done_bytes=7)
+    assert 'data-act="get-chat" data-key="org/moe"' in results_html(models, ENGLISH)
+    models.get("org/moe", then_chat=True)
+    (again,) = models.queue.view()
+    assert (again.id, again.state, again.done_bytes) == (failed.id, "queued", 7)
+    assert (again.revision, again.then_chat) == ("a commit that is here", True)
 
 
 class Gate:
