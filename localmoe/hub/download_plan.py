@@ -50,6 +50,8 @@ def choose_files(snapshot: RemoteSnapshot, index: Mapping[str, Any] | None) -> t
         DownloadError: the index names files that the repo lacks or that are not plain names.
     """
     texts = [file for file in snapshot.files if file.name in _TEXT_FILES]
+    if index is not None and _is_left_over(snapshot, index):
+        index, texts = None, [file for file in texts if file.name != INDEX_NAME]
     weights = _weights(snapshot) if index is None else _indexed(snapshot, index)
     if not weights:
         raise UnsupportedModelError(
@@ -57,6 +59,15 @@ def choose_files(snapshot: RemoteSnapshot, index: Mapping[str, Any] | None) -> t
             "run no code; look for a repo that has them."
         )
     return (*sorted(texts, key=lambda file: file.num_bytes), *sorted(weights, key=lambda file: file.name))
+
+
+def _is_left_over(snapshot: RemoteSnapshot, index: Mapping[str, Any]) -> bool:
+    """Whether it is of shards that a single file has replaced, which transformers reads too."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not _all_texts(weight_map):
+        return False
+    present = {file.name for file in snapshot.files}
+    return SINGLE_NAME in present and present.isdisjoint(weight_map.values())
 
 
 def _weights(snapshot: RemoteSnapshot) -> list[RemoteFile]:

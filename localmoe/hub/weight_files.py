@@ -114,6 +114,8 @@ def find_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     if os.path.lexists(folder / INDEX_NAME):
         index = _read_index(checked_file(folder, INDEX_NAME))
         names = sorted(set(index.values()))
+        if not any(os.path.lexists(folder / name) for name in names) and (folder / SINGLE_NAME).exists():
+            names, index = [SINGLE_NAME], {}  # left over from shards, which the single file has replaced
         return tuple(checked_file(folder, name) for name in names), index
     present = _names_in(folder)
     names = [name for name in present if name.endswith(".safetensors")]

@@ -9,10 +9,11 @@ import pytest
 from support.hub_home import NEEDED, QUICK, REPO, contents, hub_and_home, needed_bytes, pull, small_model
 from support.hub_server import TOKEN, Fault, HubServer
 
-from localmoe.core.errors import DownloadError, UnsupportedModelError
+from localmoe.core.errors import CheckpointError, DownloadError, UnsupportedModelError
 from localmoe.core.types import Progress
 from localmoe.hub import download_folder
 from localmoe.hub.catalogue import list_models, resolve_model
+from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_record import DownloadRecord
 from localmoe.hub.downloads import download_model
 
@@ -50,6 +51,21 @@ def test_the_vocabulary_comes_along_whatever_its_form(hub: HubServer, name: str)
     del files["tokenizer.json"]
     hub.commit(REPO, {**files, name: b"a vocabulary"})
     assert (pull() / name).read_bytes() == b"a vocabulary"
+
+
+def test_an_index_that_shards_left_beside_a_single_file_is_passed_over(hub: HubServer) -> None:
+    """As transformers does, which reads the single file where there is one."""
+    files = small_model()
+    single = files.pop(FIRST)
+    del files[SECOND]
+    hub.commit(REPO, {**files, "model.safetensors": single})
+    folder = pull()
+    assert sorted(Checkpoint.open(folder).tensors) == ["a"] and pull() == folder
+    (folder / "model.safetensors.index.json").write_bytes(files["model.safetensors.index.json"])
+    assert sorted(Checkpoint.open(folder).tensors) == ["a"]  # as other tools download it
+    (folder / SECOND).write_bytes(small_model()[SECOND])
+    with pytest.raises(CheckpointError, match=f"{FIRST} is missing"):  # shards that are not whole stay so
+        Checkpoint.open(folder)
 
 
 def test_a_model_that_is_here_is_not_sent_again(hub: HubServer) -> None:
