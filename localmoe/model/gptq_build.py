@@ -222,7 +222,7 @@ class GptqBuild:
                 if not bool(torch.isfinite(routed.hidden).all()):
                     raise DraftError(
                         f"No draft can be built of this model: what enters the experts of decoder layer "
-                        f"{decoder_layer} is not finite; download the model again."
+                        f"{decoder_layer} is not finite; delete the model and download it again."
                     )
                 held_out = max(1, self._tokens.shape[0] // HELD_OUT) * self._tokens.shape[1]
                 tokens = LayerTokens(routed.hidden, routed.index, routed.weights, held_out)

@@ -209,7 +209,7 @@ def _packed(
         except ValueError as error:
             raise DraftError(
                 f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
-                f"expert {expert}, {projection} projection, {error}; download the model again."
+                f"expert {expert}, {projection} projection, {error}; delete the model and download it again."
             ) from None
     return writer.pack(source.decoder_layer(layer), expert, tuple(found))
 
