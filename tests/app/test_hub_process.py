@@ -113,6 +113,7 @@ def test_errors_come_back_as_what_they_are_and_nothing_is_printed(
 def test_a_search_shows_hits_at_once_and_their_facts_when_they_come(
     hub: HubServer, client: HubClient, tiny16: Any
 ) -> None:
+    hub.commit(REPO, files_of(tiny16("qwen2_moe")))
     hub.commit("org/find-moe", files_of(tiny16("qwen2_moe")))
     hub.commit("org/find-dense", {**small_model(), "config.json": b'{"model_type": "llama"}'})
     hub.commit("org/find-locked", files_of(tiny16("qwen2_moe")))
