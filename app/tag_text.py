@@ -13,12 +13,14 @@ LESS, BRACKET, AND = "&#0060;", "&#0091;", "&#0038;"
 _FORMULAS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))  # in the order in which the Chatbot takes them
 # the Chatbot would take "$5 and $6" for one
 _DOLLARS = re.compile(
-    r"(?<![\\$\w])\$(?=[^\s$])((?:[^$\n\\`]|\\[^()\n]){0,299}?(?:[^$\s\\`]|\\[^()\n]))\$(?![\w$])"
+    r"(?<![\\$A-Za-z0-9_])\$(?=[^\s$])((?:[^$\n\\`]|\\[^()\n]){0,299}?(?:[^$\s\\`]|\\[^()\n]))\$(?![A-Za-z0-9_$])"
 )
 _SET = r"\(\relax "  # which TeX makes nothing of: as LESS
 _IN_BRACKETS = re.compile(rf"{re.escape(_SET)}(.*?)\\\)")
 _COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
-_PROSE = re.compile(r"^[0-9].*?[A-Za-z]{3}|[A-Za-z]{3,}[ ,]+[A-Za-z]{2,}")
+_PROSE = re.compile(  # of languages with spaces, and without
+    r"^[0-9].*?[^\W\d_]{3}|[^\W\d_]{3,}[ ,]+[^\W\d_]{2,}|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]"
+)
 _FENCE = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])\s+)*(`{3,}(?=[^`]*$)|~{3,})")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")  # of a list
 _TICKS = re.compile(r"`+")

@@ -46,6 +46,7 @@ def test_tags_are_text(text: str, shown: str) -> None:
         "so ⟦x^2⟧, ⟦a<b⟧ and ⟦\\frac{1}{2}⟧.", "(⟦n⟧) ⟦5 \\times 3⟧: ⟦2x⟧ ⟦-1⟧",
         "⟦x \\text{ if and only if } y⟧", "**⟦a_1⟧** is ⟦a_2 * b_2 * c⟧", "a | ⟦O(n \\log n)⟧ | b",
         "⟦loss⟧ `$x$` ⟦\\{1\\}⟧", "- ⟦x⟧\n\n    $y$",
+        "函数⟦f(x)⟧的导数是⟦f'(x) = 2x \\text{约}⟧。",
     ],
 )  # fmt: skip
 def test_formulas_between_single_dollars_are_set(text: str) -> None:
@@ -63,7 +64,8 @@ def test_formulas_between_single_dollars_are_set(text: str) -> None:
     [
         "it costs $5 and $6", "$5/$6", "US$5 to CA$7", "$HOME/$USER:$PATH", "$10 (about 9€), or 12$.",
         "$ x $", "$a$b", r"\$x$", "$x", "$$", "$10 are less than 12$", "a $ b $ c", "$x\ny$", "$one two$",
-        "`$a$`", "```sh\necho $a$\n```",
+        "`$a$`", "价格是$5。另一个是10$。", "从$5到10$之间", "цена $5 за штуку, или 10$.",
+        "```sh\necho $a$\n```",
     ],
 )  # fmt: skip
 def test_other_dollars_stay(text: str) -> None:
