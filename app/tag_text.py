@@ -13,7 +13,7 @@ LESS, BRACKET, AND = "&#0060;", "&#0091;", "&#0038;"
 _FORMULAS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))  # in the order in which the Chatbot takes them
 # the Chatbot would take "$5 and $6" for one
 _DOLLARS = re.compile(
-    r"(?<![\\$A-Za-z0-9_])\$(?=[^\s$])((?:[^$\n\\`]|\\[^()\n]){0,299}?(?:[^$\s\\`]|\\[^()\n]))\$(?![A-Za-z0-9_$])"
+    r"(?<![\\$A-Za-z0-9_])\$(?=[^\s$])((?:[^$\n\\`\0]|\\[^()\n]){0,299}?(?:[^$\s\\`\0]|\\[^()\n]))\$(?![A-Za-z0-9_$])"
 )
 _SET = r"\(\relax "  # which TeX makes nothing of: as LESS
 _IN_BRACKETS = re.compile(rf"{re.escape(_SET)}(.*?)\\\)")
@@ -48,7 +48,7 @@ def tags_as_text(text: str, *, layout: bool = False) -> str:
     def formula(found: re.Match[str]) -> str:
         if _PROSE.search(_COMMAND.sub("", found[1])):  # "$10 are less than 12$"
             return found[0]
-        hidden.append(rf"{_SET}{_back(found[1], hidden)}\)")
+        hidden.append(rf"{_SET}{found[1]}\)")
         return f"\0{len(hidden) - 1}\0"
 
     def shown(part: str) -> str:

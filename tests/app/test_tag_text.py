@@ -64,8 +64,8 @@ def test_formulas_between_single_dollars_are_set(text: str) -> None:
     [
         "it costs $5 and $6", "$5/$6", "US$5 to CA$7", "$HOME/$USER:$PATH", "$10 (about 9€), or 12$.",
         "$ x $", "$a$b", r"\$x$", "$x", "$$", "$10 are less than 12$", "a $ b $ c", "$x\ny$", "$one two$",
-        "`$a$`", "价格是$5。另一个是10$。", "从$5到10$之间", "цена $5 за штуку, или 10$.",
-        "```sh\necho $a$\n```",
+        r"$a \(b\) c$", "$a $$b$$ c$", "`$a$`", "价格是$5。另一个是10$。", "从$5到10$之间",
+        "цена $5 за штуку, или 10$.", "```sh\necho $a$\n```",
     ],
 )  # fmt: skip
 def test_other_dollars_stay(text: str) -> None:
