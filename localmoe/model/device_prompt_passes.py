@@ -94,16 +94,18 @@ class PromptPasses:
         return logits
 
     def _ask(self, tokens: Sequence[int], start: int, kind: LanePass) -> Tensor | None:
-        """None: the CPU lane failed, or could not be left if it did; the text is as it was."""
-        runner = self._runner
+        """None: the CPU lane failed, or there is no room for what would mend that; the text is as it was."""
+        runner, lane = self._runner, self._runner.passes.lane
+        before = None
+        if lane is not None and start:
+            lane.settle(runner.passes.memory)
+            try:
+                before = runner.sequence.copy_states() if lane.on else None
+            except (MemoryError, RuntimeError) as error:
+                if not lacks_memory(error):
+                    raise
+                return None  # no pass is open yet
         runner.open_pass(kind=kind)
-        lane = runner.passes.lane
-        try:
-            before = runner.sequence.copy_states() if lane is not None and lane.on and start else None
-        except (MemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            return None
         logits, report = runner.issue.ask(tokens, start)
         if runner.failed(report):
             if before is not None:

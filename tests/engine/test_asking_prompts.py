@@ -19,7 +19,6 @@ pytest.importorskip("triton")
 
 from localmoe.engine.loading import EngineParts, assemble
 from localmoe.experts.cpu_lane import CpuLane
-from localmoe.experts.lane_balance import LanePass
 from localmoe.kernels.cpu import control
 from localmoe.model import device_prompt_passes
 from localmoe.model.device_runner import DeviceRunner
@@ -110,14 +109,17 @@ def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
             for thread in lane.lane._threads:
                 thread.join()
             monkeypatch.setattr(CpuLane, "healthy", True)  # nobody has noticed yet
-            lane.allowed = False  # the window before
-            open_pass = runner.open_pass
+            lane.allowed = False  # the windows before and behind
+            ask = runner._prompt._ask
 
-            def opened(*, behind: bool = False, kind: LanePass = LanePass.WINDOW) -> None:
-                lane.allowed = kind is not LanePass.WINDOW
-                open_pass(behind=behind, kind=kind)
+            def asked_with_the_lane(*given: Any) -> Tensor | None:
+                lane.allowed = True
+                try:
+                    return ask(*given)
+                finally:
+                    lane.allowed = False
 
-            monkeypatch.setattr(runner, "open_pass", opened)
+            monkeypatch.setattr(runner._prompt, "_ask", asked_with_the_lane)
             asked = read(runner, asks=True)
             assert "did not answer" in lane.failure
             told = [ways._asked for ways in runner._prompt.ways.values()]
