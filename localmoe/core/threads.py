@@ -23,4 +23,7 @@ def begin_thread(name: str, run: Callable[[], None]) -> None:
         except BaseException:
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.Thread(name=name))))
 
-    start_new_thread(apart, ())
+    try:
+        start_new_thread(apart, ())
+    except MemoryError as error:
+        raise RuntimeError("there is no memory for a thread") from error
