@@ -9,7 +9,7 @@ import torch
 from engine.test_cuda_engine import on_gpu, tokens_of
 from support.engines import ask, device_runner_of
 from support.same_records import same_record
-from support.shapes import random_prompts, shallow
+from support.shapes import random_prompts, shallow, smooth
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
@@ -55,7 +55,7 @@ def verified(runner: DeviceRunner, allowed: bool) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_logits_of_every_shape_are_as_near_with_the_cpu(name: str) -> None:
     config = on_gpu(strict=False, lanes="all", context=512, draft_length=0)
-    shape = shallow(name, 3)
+    shape = smooth(shallow(name, 3))
     routing = SyntheticSettings(parse_routing("uniform"))  # a near-tie of routers would hide all else
     with Engine.load_shape(shape, config, routing) as engine:
         leave_slots(engine, 20)

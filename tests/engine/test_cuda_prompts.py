@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.test_cuda_lanes import check_slots, device_runner, leave_slots
-from support.shapes import shallow
+from support.shapes import shallow, smooth
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
@@ -45,7 +45,7 @@ def read(runner: DeviceRunner, tokens: int, *, asks: bool, kind: LanePass | None
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_of_every_shape_a_pass_that_asks_is_one_past_which_experts_are_streamed(name: str) -> None:
     routing = SyntheticSettings(parse_routing("uniform"))  # a near-tie of routers would hide all else
-    with Engine.load_shape(shallow(name, 3), CONFIG, routing) as engine:
+    with Engine.load_shape(smooth(shallow(name, 3)), CONFIG, routing) as engine:
         budget = leave_slots(engine, 20)
         runner = device_runner(engine)
         lane, synthetic = runner.passes.lane, runner.passes.synthetic
