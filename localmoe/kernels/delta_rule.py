@@ -33,20 +33,40 @@ class DeltaInputs:
     beta: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DecayGate:
+    """How a layer makes decays of what it projects.
+
+    Attributes:
+        least: logarithm of the strongest decay, to which a sigmoid leads; None: a softplus, without a limit.
+        rounded: whether the logarithm is rounded to the dtype of what is projected.
+    """
+
+    least: float | None = None
+    rounded: bool = False
+
+
+UNBOUNDED = DecayGate()
+
+
 def reference_delta_inputs(
-    x: Tensor, before: Tensor, weight: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
-) -> DeltaInputs:
+    x: Tensor, before: Tensor, weight: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor,
+    gate: DecayGate = UNBOUNDED,
+) -> DeltaInputs:  # fmt: skip
     """Causal convolution of each channel, SiLU, and the rates of each head.
 
     Args:
         x: (T, C) projected queries, keys and values. before: (taps - 1, C) of the tokens before.
         weight: (C, taps). a, b: (T, value_heads) projected. a_log, dt_bias: (value_heads,). With a decay for
             each channel a is (T, value_heads, key_dim), dt_bias (value_heads, key_dim).
+        gate: how decays come from these.
     """
     mixed = F.silu(reference_convolution(x, before, weight, None))
-    step = F.softplus(a.float() + dt_bias.float())
+    step = a.float() + dt_bias.float()
     rate = a_log.float().exp().view(-1, *(1,) * (step.dim() - 2))
-    return DeltaInputs(mixed, torch.exp(-rate * step), b.sigmoid().float())
+    log = -rate * F.softplus(step) if gate.least is None else gate.least * torch.sigmoid(rate * step)
+    log = log.to(x.dtype).float() if gate.rounded else log
+    return DeltaInputs(mixed, torch.exp(log), b.sigmoid().float())
 
 
 def reference_delta_rule(inputs: DeltaInputs, state: Tensor, shape: ScanShape) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,8 @@ def _channel_delta(net: ChannelDeltaNet, parts: list[Tensor], stand: Stand) -> T
     x, b = torch.cat(parts[:3], dim=1), parts[3]
     projected = Projected(x, net.decays(parts), b, (0, dim), (keys, dim), (2 * keys, dim), rate_stride=1)
     channels, bias = (0, keys, 2 * keys), module.forget_gate.dt_bias
-    weights = ScanWeights(module.conv1d.weight[:, 0], None, channels, net.a_log, bias)
+    taps = module.conv1d.weight[:, 0]
+    weights = ScanWeights(taps, None, channels, net.a_log, bias, gate=net.gate)
     out = _scanned(projected, weights, None, shape, stand)
     gates = net.gates(parts)  # now, as a prompt's take much memory
     return gated_norm(out, gates, (0, dim), 1, norm.weight, norm.variance_epsilon, sigmoid=True)

@@ -17,7 +17,9 @@ from torch import Tensor
 from localmoe.core.config import GenerationRequest
 from localmoe.engine import Engine
 
-TWO_OF_THREE = ("deepseek_v2", "lfm2_moe", "hybrid nemotron_h", "kimi_linear")  # layers have experts
+TWO_OF_THREE = (  # layers have experts
+    "deepseek_v2", "lfm2_moe", "hybrid nemotron_h", "kimi_linear", "bailing_hybrid",
+)  # fmt: skip
 ON_CPU = ("qwen3_moe", "deepseek_v2", "gpt_oss")
 CASES = [
     *(("cpu", name) for name in ON_CPU),
@@ -47,6 +49,7 @@ def left_by(engine: Engine, take: int = 40, **request: Any) -> list[Tensor]:
     ]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("device", "architecture"), CASES)
 def test_drafts_leave_nothing_in_the_cache(
     device: str, architecture: str, tiny: Callable[[str], Any], tiny16: Callable[[str], Path]

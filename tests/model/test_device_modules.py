@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine.test_more_architectures import ANSWERING
 from support.tiny_models import (
+    BOUNDED_ARCHITECTURE,
     CHANNEL_ARCHITECTURE,
     STATEFUL_ARCHITECTURES,
     UNGATED_ARCHITECTURE,
@@ -30,13 +31,14 @@ from localmoe.model.rotary import tabulate, trained_context
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16
 CONTEXT, TOKENS = 64, 6
+BY_CHANNEL = (CHANNEL_ARCHITECTURE, BOUNDED_ARCHITECTURE)
 TWO_LAYERS = (
     "deepseek_v2",
     "deepseek_v3",
     "lfm2_moe",
     "granitemoehybrid",
     "gemma4_text",
-    CHANNEL_ARCHITECTURE,
+    *BY_CHANNEL,
 )  # or all would have no experts, or be alike
 NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
 REPLACED = {
@@ -83,7 +85,7 @@ def tiny(architecture: str) -> Any:
     if architecture == "granitemoehybrid":
         changes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
         changes["residual_multiplier"] = 0.22
-    if architecture == CHANNEL_ARCHITECTURE:
+    if architecture in BY_CHANNEL:
         changes["layer_types"] = ["linear_attention", "full_attention"]
         changes["mlp_layer_types"] = ["dense", "sparse"]
     if architecture == UNGATED_ARCHITECTURE:
@@ -175,7 +177,7 @@ def test_one_row_of_a_draft_is_nearly_the_same() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "architecture",
-    ["qwen2_moe", "qwen3_moe", *({CHANNEL_ARCHITECTURE} & {*STATEFUL_ARCHITECTURES})],
+    ["qwen2_moe", "qwen3_moe", *(name for name in BY_CHANNEL if name in STATEFUL_ARCHITECTURES)],
 )
 def test_no_weight_is_held_twice(architecture: str) -> None:
     model = tiny(architecture)

@@ -33,14 +33,13 @@ from localmoe.model.recurrent_nets import keeps_known_state, recurrent_nets
 from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, skeleton_from_config
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
+_CHANNELS = {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["sparse", "sparse"]}
 TWO_LAYERS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"]},
     "hybrid nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe"]},
-    "kimi_linear": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "mlp_layer_types": ["sparse", "sparse"],
-    },
+    "kimi_linear": _CHANNELS,
+    "bailing_hybrid": _CHANNELS,
 }
 LONGEST_WINDOW, BEFORE_THE_END = 8, 6  # tokens, here: rows take long in the interpreter
 PROMPT = LONGEST_WINDOW + 6  # tokens; the state is kept some before their end
@@ -80,6 +79,7 @@ def run(runner: DeviceRunner, tokens: Sequence[int], phase: Phase = "verify") ->
     return runner.run(tokens, phase, last_only=phase == "prefill")
 
 
+@pytest.mark.slow(but=2)
 def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
     tokens = [17, 99, 140, 31, 8, 230, 45, 61, 76, 120]
     with torch.inference_mode():
@@ -99,6 +99,7 @@ def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
     assert sequence.length == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3_next", "hybrid nemotron_h"], indirect=True)
 def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: DeviceRunner) -> None:
     tokens = torch.randint(6, 250, (PROMPT + 2,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -122,6 +123,7 @@ def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: De
     assert sequence.keepable(PROMPT) == 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("model", ["qwen3_next", "lfm2_moe"], indirect=True)
 def test_a_text_that_was_left_goes_on_as_if_nobody_had_left(runner: DeviceRunner) -> None:
     tokens = torch.randint(6, 250, (PROMPT + 9,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -202,6 +204,7 @@ def test_a_prompts_pass_shorter_than_an_ending_keeps_the_state_of_where_it_begin
     assert cache.keepable(55) == 50
 
 
+@pytest.mark.slow(but=2)
 def test_a_prompt_needs_no_more_in_a_layer_than_is_planned_for_its_rows(
     model: Any, runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

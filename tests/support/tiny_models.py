@@ -14,12 +14,13 @@ from support.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
 ARCHITECTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "olmoe", "gpt_oss")
 RECURRENT_ARCHITECTURE = "qwen3_next"
-CHANNEL_ARCHITECTURE = "kimi_linear"
+CHANNEL_ARCHITECTURE, BOUNDED_ARCHITECTURE = "kimi_linear", "bailing_hybrid"
 # whose recurrent state the GPU's kernels know: by the delta rule, with projections in two orders, or with
-# decays by channel, a state space, a short convolution; not every version of transformers has all
+# decays by channel, or these bounded, a state space, a short convolution; not every version of transformers
+# has all
 STATEFUL_ARCHITECTURES = (
     RECURRENT_ARCHITECTURE, "qwen3_5_moe_text", "granitemoehybrid", "hybrid nemotron_h", "lfm2_moe",
-    *((CHANNEL_ARCHITECTURE,) if CHANNEL_ARCHITECTURE in CONFIG_MAPPING_NAMES else ()),
+    *(name for name in (CHANNEL_ARCHITECTURE, BOUNDED_ARCHITECTURE) if name in CONFIG_MAPPING_NAMES),
 )  # fmt: skip
 UNGATED_ARCHITECTURE = "nemotron_h"  # by default without the layers that keep a state
 UNGATED_RECURRENT = {
@@ -102,6 +103,12 @@ def _special(architecture: str) -> dict[str, Any]:
             return {**linear, **dims, **sizes, **shared_expert}
         case "kimi_linear":
             linear = {"linear_num_heads": 4, "linear_head_dim": 32, "num_key_value_heads": 4}
+            latent = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+            sizes = {"num_local_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
+            kinds = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+            return {**linear, **latent, **sizes, **kinds, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+        case "bailing_hybrid":
+            linear = {"head_dim": 32, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}
             latent = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
             sizes = {"num_local_experts": 8, "moe_intermediate_size": 128, "intermediate_size": 128}
             kinds = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}

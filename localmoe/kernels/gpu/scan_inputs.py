@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localmoe.kernels.delta_rule import L2_EPSILON
+from localmoe.kernels.delta_rule import L2_EPSILON, UNBOUNDED, DecayGate
 from localmoe.kernels.gpu.convolve import convolve
 from localmoe.kernels.gpu.dependent import after_previous, wait_for_previous
 from localmoe.kernels.gpu.launch import launch, without_modes
@@ -63,7 +63,8 @@ class ScanWeights:
         taps: (C, taps) of the convolution, contiguous. bias: (C,).
         channels: of these, where queries, keys and values begin.
         a_log: (value_heads,). dt_bias: the same, or (value_heads * key_dim,) of each channel.
-        limits: between which a step lies.
+        limits: between which a step lies, where it comes from a softplus.
+        gate: how decays come from steps.
     """
 
     taps: Tensor
@@ -72,6 +73,7 @@ class ScanWeights:
     a_log: Tensor
     dt_bias: Tensor
     limits: tuple[float, float] = (0.0, math.inf)
+    gate: DecayGate = UNBOUNDED
 
 
 @without_modes
@@ -95,6 +97,7 @@ def scan_inputs(
     assert rows >= shape.taps - 1 or kind != PROMPT, f"a prompt of {rows} tokens"
     assert rows == 1 or kind != DRAFT, f"a draft of {rows} tokens"
     assert weights.taps.shape == (shape.channels, shape.taps) and weights.taps.is_contiguous()
+    gate = weights.gate
     made = scan.mixed, scan.norms, scan.rates
     if kind != WINDOW:
         made = tuple(part.new_empty(1, rows, *part.shape[2:]) for part in made)  # type: ignore[assignment]
@@ -107,13 +110,13 @@ def scan_inputs(
         _scan_inputs, (rows, 2 * shape.key_heads + shape.value_heads),
         x, a, b, weights.taps, bias, weights.a_log, weights.dt_bias,
         raw, mixed, norms, rates, memory.draft_raw, memory.kept_raw, places,
-        *weights.limits, rows, x.stride(0), a.stride(0), b.stride(0),
+        *weights.limits, gate.least or 0.0, rows, x.stride(0), a.stride(0), b.stride(0),
         raw.stride(0), mixed.stride(0), norms.stride(0), rates.stride(0),
         Q0=projected.q[0], Q1=projected.q[1], K0=projected.k[0], K1=projected.k[1],
         V0=projected.v[0], V1=projected.v[1], RATE1=projected.rate_stride,
         CQ=weights.channels[0], CK=weights.channels[1], CV=weights.channels[2],
         KEY_HEADS=shape.key_heads, GROUP=shape.group, DK=shape.key_dim, DV=shape.value_dim, TAPS=shape.taps,
-        DECAYS=shape.decays,
+        DECAYS=shape.decays, BOUNDED=gate.least is not None, ROUNDED=gate.rounded,
         BIAS=weights.bias is not None, DELTA=shape.rule == "delta", EPS=L2_EPSILON, KIND=kind,
         **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -123,12 +126,12 @@ def scan_inputs(
 @triton.jit(do_not_specialize=["rows", "x_row", "a_row", "b_row"])
 def _scan_inputs(
     x, a, b, weight, bias, a_log, dt_bias, raw, mixed, norms, rates, draft_raw, kept_raw, places,
-    least, most, rows, x_row, a_row, b_row, raw_half, mixed_half, norms_half, rates_half,
+    least, most, strongest, rows, x_row, a_row, b_row, raw_half, mixed_half, norms_half, rates_half,
     Q0: tl.constexpr, Q1: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr,
     V0: tl.constexpr, V1: tl.constexpr, RATE1: tl.constexpr,
     CQ: tl.constexpr, CK: tl.constexpr, CV: tl.constexpr,
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TAPS: tl.constexpr,
-    DECAYS: tl.constexpr,
+    DECAYS: tl.constexpr, BOUNDED: tl.constexpr, ROUNDED: tl.constexpr,
     BIAS: tl.constexpr, DELTA: tl.constexpr, EPS: tl.constexpr, KIND: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT)
@@ -177,9 +180,16 @@ def _scan_inputs(
             a_at = decays
         step = tl.load(a + row.to(tl.int64) * a_row + a_at).to(tl.float32)
         step += tl.load(dt_bias + decays).to(tl.float32)
-        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))  # softplus
-        step = tl.minimum(tl.maximum(step, least), most)
-        decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
+        keep = tl.exp(tl.load(a_log + head).to(tl.float32))
+        if BOUNDED:
+            keep = strongest * tl.sigmoid(keep * step)
+        else:
+            step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))  # softplus
+            step = tl.minimum(tl.maximum(step, least), most)
+            keep = -keep * step
+        if ROUNDED:
+            keep = keep.to(mixed.dtype.element_ty).to(tl.float32)
+        decay = tl.exp(keep)
         rate = rates + half * rates_half + row * HEADS * (DECAYS + 1)
         tl.store(rate + decays, decay)
         if DELTA:

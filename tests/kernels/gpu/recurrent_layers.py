@@ -8,7 +8,7 @@ import torch
 from dense_cases import DEVICE, normal
 from torch import Tensor
 
-from localmoe.kernels.delta_rule import reference_delta_inputs, reference_delta_rule
+from localmoe.kernels.delta_rule import UNBOUNDED, DecayGate, reference_delta_inputs, reference_delta_rule
 from localmoe.kernels.gpu.scan import scan
 from localmoe.kernels.gpu.scan_inputs import Projected, ScanWeights, scan_inputs
 from localmoe.kernels.gpu.short_conv import short_conv
@@ -58,9 +58,11 @@ class Layer(ABC):
 class DeltaLayer(Layer):
     """Queries, keys and values, a and b. grouped: what belongs to a key head lies together."""
 
-    def __init__(self, shape: ScanShape, dtype: torch.dtype, *, grouped: bool = False) -> None:
+    def __init__(
+        self, shape: ScanShape, dtype: torch.dtype, *, grouped: bool = False, gate: DecayGate = UNBOUNDED
+    ) -> None:
         super().__init__(shape, dtype)
-        self.shape, self.grouped = shape, grouped
+        self.shape, self.grouped, self.gate = shape, grouped, gate
         heads = shape.value_heads
         self.decays = heads * shape.decays
         self.width = shape.channels + self.decays + heads
@@ -79,7 +81,8 @@ class DeltaLayer(Layer):
             stride = 2 * dk + group * dv
             places = (0, stride), (dk, stride), (2 * dk, stride)
         projected = Projected(lie, a, b, *places, group)
-        weights = ScanWeights(self.taps, None, (0, keys, 2 * keys), self.a_log, self.dt_bias)
+        channels, rates = (0, keys, 2 * keys), (self.a_log, self.dt_bias)
+        weights = ScanWeights(self.taps, None, channels, *rates, gate=self.gate)
         inputs = scan_inputs(projected, weights, shape, self.memory, self.places, kind)
         return scan(inputs, None, shape, self.memory, self.places, live, len(x), kind)
 
@@ -90,7 +93,8 @@ class DeltaLayer(Layer):
         if shape.by_channel:
             a, bias = a.unflatten(1, (heads, -1)), bias.view(heads, -1)
         rates = self.a_log.cpu(), bias
-        inputs = reference_delta_inputs(x, self.before(shape.channels), self.taps.cpu(), a, b, *rates)
+        before, taps = self.before(shape.channels), self.taps.cpu()
+        inputs = reference_delta_inputs(x, before, taps, a, b, *rates, self.gate)
         state = torch.zeros(heads, shape.value_dim, shape.key_dim)
         return reference_delta_rule(inputs, state, shape)[0].float().flatten(1)
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from dense_cases import DTYPES, normal
 from recurrent_layers import ConvLayer, DeltaLayer, Layer, SpaceLayer
 
-from localmoe.kernels.delta_rule import reference_gated_norm
+from localmoe.kernels.delta_rule import DecayGate, reference_gated_norm
 from localmoe.kernels.gpu.gated_norms import gated_norm, group_norm
 from localmoe.kernels.gpu.state_places import DRAFT, PROMPT, WINDOW, go_back, keep_before
 from localmoe.kernels.recurrent_shapes import ConvShape, ScanShape
@@ -35,6 +35,8 @@ LAYERS: dict[str, Callable[[torch.dtype], Layer]] = {
     "delta, one head, grouped": lambda dtype: DeltaLayer(SMALL, dtype, grouped=True),
     "delta, two taps": lambda dtype: DeltaLayer(SHORT, dtype, grouped=True),
     "delta, by channel": lambda dtype: DeltaLayer(CHANNELS, dtype),
+    "delta, bounded": lambda dtype: DeltaLayer(CHANNELS, dtype, gate=DecayGate(-5.0)),
+    "delta, bounded and rounded": lambda dtype: DeltaLayer(CHANNELS, dtype, gate=DecayGate(-5.0, True)),
     "state space": lambda dtype: SpaceLayer(SUMS[0], dtype, biased=True),
     "state space, three heads": lambda dtype: SpaceLayer(SUMS[1], dtype, biased=False),
     "convolution": lambda dtype: ConvLayer(ConvShape(48, 3), dtype, biased=False),
