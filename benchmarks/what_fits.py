@@ -30,7 +30,7 @@ NAMES = {
     "deepseek-v2-lite": "DeepSeek-V2-Lite", "gpt-oss-20b": "gpt-oss-20b, in MXFP4",
     "gpt-oss-120b": "gpt-oss-120b, in MXFP4", "glm-4.7-flash": "GLM 4.7 Flash",
     "qwen3-30b-a3b": "Qwen3-30B-A3B", "qwen3.5-35b-a3b": "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
-    "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
+    "kimi-linear-48b-a3b": "Kimi Linear 48B-A3B", "gemma-4-26b-a4b": "Gemma 4 26B-A4B",
     "lfm2-8b-a1b": "LFM2-8B-A1B", "granite-4.0-h-small": "Granite 4.0 H Small",
     "nemotron-3-nano": "Nemotron 3 Nano 30B-A3B",
     "phi-3.5-moe": "Phi-3.5-MoE", "mixtral-8x7b": "Mixtral-8x7B",

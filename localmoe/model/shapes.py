@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from localmoe.core.errors import ConfigError
 
@@ -38,6 +39,12 @@ def find_shape(name: str) -> ModelShape:
     Raises:
         ConfigError: there is none; names those that there are.
     """
+    later = next((shape for shape in _ALL if shape.name == name and name not in SHAPES), None)
+    if later is not None:
+        raise ConfigError(
+            f"Shape '{name}' needs a transformers that knows {later.architecture}, which version "
+            f"{transformers.__version__} does not: update it, or use one of {', '.join(SHAPES)}."
+        )
     if name not in SHAPES:
         raise ConfigError(f"Shape '{name}' is unknown: use one of {', '.join(SHAPES)}.")
     return SHAPES[name]
@@ -242,5 +249,26 @@ _ALL = (
             **_rope(1e6),
         },
     ),
+    ModelShape(  # moonshotai/Kimi-Linear-48B-A3B-Instruct: 49.1 B
+        "kimi-linear-48b-a3b",
+        "kimi_linear",
+        {
+            "vocab_size": 163840, "hidden_size": 2304, "num_hidden_layers": 27, "num_attention_heads": 32,
+            "num_key_value_heads": 32, "intermediate_size": 9216, "moe_intermediate_size": 1024,
+            "num_local_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 1,
+            "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.446,
+            "mlp_layer_types": ["dense", *["sparse"] * 26], "kv_lora_rank": 512, "q_lora_rank": None,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "layer_types": [
+                "full_attention" if layer in (4, 8, 12, 16, 20, 24, 27) else "linear_attention"
+                for layer in range(1, 28)
+            ],
+            "linear_num_heads": 32, "linear_head_dim": 128, "linear_conv_kernel_dim": 4,
+            "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        },
+    ),
 )  # fmt: skip
-SHAPES: Mapping[str, ModelShape] = MappingProxyType({shape.name: shape for shape in _ALL})
+# those that this version of transformers knows
+SHAPES: Mapping[str, ModelShape] = MappingProxyType(
+    {shape.name: shape for shape in _ALL if shape.architecture in CONFIG_MAPPING_NAMES}
+)
