@@ -27,6 +27,7 @@ import hypothesis
 import pytest
 import support.without_collector  # noqa: F401 (until all is collected)
 from support.file_order import order_files
+from support.slow_tests import is_plain, leave_out_slow
 
 if TYPE_CHECKING:  # the process that starts the workers needs no engine: they begin seconds sooner
     from localmoe.engine import Engine
@@ -41,7 +42,17 @@ _WITHOUT_GPU = ("app", "chat", "cli", "engine", "launch", "server", "tables")  #
 TinyModel = tuple[Path, Any]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests too")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"slow tests: {'run too' if config.option.all else 'left out (--all runs them)'}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not is_plain(config):
+        config.option.all = True  # workers are given options, and not where their arguments come from
     sys.dont_write_bytecode = False
     home = tempfile.mkdtemp(prefix="localmoe-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
@@ -79,9 +90,11 @@ def _prepare_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
+    if not config.option.all:
+        leave_out_slow(config, items)
     order_files(items)
     skips = {}
     if torch.cuda.is_available():

@@ -205,6 +205,7 @@ def test_settings_are_checked_kept_and_used(page: PageDriver, server: Server) ->
     page.wait_text("#lm-saved", "Saved")
 
 
+@pytest.mark.slow
 def test_own_sampling_holds_until_a_number_or_a_preset_of_ones_own(page: PageDriver, server: Server) -> None:
     """However quickly a control is left for another one."""
 

@@ -56,6 +56,7 @@ class MainThread:
         return float(next(metric["value"] for metric in found if metric["name"] == "TaskDuration"))
 
 
+@pytest.mark.slow
 def test_a_long_chat_opens_quickly_and_costs_an_answer_little(page: PageDriver) -> None:
     """At most 1.5 s of the main thread's processor time each, as promised."""
     page.send("a long story")
@@ -153,6 +154,7 @@ def test_a_refusal_goes_with_its_reason(page: PageDriver) -> None:
     assert page.value("lm-message") == "another"
 
 
+@pytest.mark.slow
 def test_what_the_draft_wrote_is_coloured_on_request(page: PageDriver) -> None:
     page.settings()
     page.page.locator("#lm-tab-settings button:has-text('Advanced')").last.click()
@@ -239,6 +241,7 @@ def test_tags_are_shown_copied_and_edited_as_they_were_written(page: PageDriver)
     page.press("Cancel", "#lm-turn")
 
 
+@pytest.mark.slow
 def test_names_in_the_html_of_a_message_are_not_taken_for_the_page_s_own(page: PageDriver) -> None:
     names = ("lm-stop", "lm-send", "lm-turn", "lm-live", "lm-scroll", "lm-composer", "lm-message")
     idle = "window.localmoePart('lm-send') !== null && window.localmoePart('lm-stop') === null"

@@ -40,6 +40,7 @@ def begin_to_rename(page: PageDriver, title: str) -> None:
     page.page.keyboard.type("half")
 
 
+@pytest.mark.slow
 def test_an_answer_that_ends_leaves_a_title_that_is_being_typed(page: PageDriver) -> None:
     begin_to_rename(page, "a long story about titles")
     page.page.keyboard.press("ArrowLeft")
@@ -63,6 +64,7 @@ def test_a_title_is_given_up_or_kept_after_the_list_was_drawn_anew(page: PageDri
     assert page.problems == []
 
 
+@pytest.mark.slow
 def test_a_chat_that_is_deleted_elsewhere_ends_its_renaming(page: PageDriver, server: Any) -> None:
     begin_to_rename(page, "a long story that goes")
     other = page.another(server.url)
@@ -73,6 +75,7 @@ def test_a_chat_that_is_deleted_elsewhere_ends_its_renaming(page: PageDriver, se
     assert "half" not in page.titles() and page.problems == []
 
 
+@pytest.mark.slow
 def test_a_screen_reader_is_told_that_delete_asks_first(page: PageDriver) -> None:
     page.send("a long story to delete")
     page.wait_answer(20)

@@ -47,6 +47,7 @@ def kept(server: Server) -> str:
     return str(json.loads((server.home / "settings.json").read_text())["load"]["better_draft"])
 
 
+@pytest.mark.slow
 def test_without_a_build_nothing_is_shown(page: PageDriver) -> None:
     page.settings()
     wait_for(lambda: not page.page.is_checked("#lm-better-draft input"), 5, "the switch as the option said")
@@ -69,6 +70,7 @@ def test_the_line_appears_moves_and_is_read_out_now_and_then(page: PageDriver, s
     )
 
 
+@pytest.mark.slow
 def test_it_waits_for_an_answer_and_goes_on(page: PageDriver) -> None:
     page.chat()
     page.send("tell me a long story")
@@ -88,6 +90,7 @@ def test_the_switch_takes_the_line_away_at_once(page: PageDriver, server: Server
     assert kept(server) == "off"
 
 
+@pytest.mark.slow
 def test_the_line_gives_way_to_the_new_drafts_name(page: PageDriver, hurry: Path) -> None:
     switch(page, True, "pauses between answers")
     page.wait_text(LINE, "Better draft")

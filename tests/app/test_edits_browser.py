@@ -33,6 +33,7 @@ def other_asks(page: PageDriver, server: Server, question: str, turns: int) -> N
     page.wait_idle()
 
 
+@pytest.mark.slow
 def test_an_edit_is_of_the_message_that_was_opened_when_another_window_goes_on(
     page: PageDriver, server: Server
 ) -> None:

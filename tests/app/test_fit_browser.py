@@ -64,6 +64,7 @@ def resize(page: PageDriver, width: int, height: int) -> None:
     page.page.wait_for_timeout(300)
 
 
+@pytest.mark.slow
 def test_tables_and_formulas_that_are_too_wide_are_scrolled(page: PageDriver) -> None:
     page.send(f"{TABLE}\n\n{FORMULA}")
     page.wait_idle()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 WITHOUT_STUBS = """
 import ast, inspect, sys
@@ -38,6 +40,7 @@ def run(code: str, *path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_gradio_works_without_making_stubs() -> None:
     run(WITHOUT_STUBS)
 

@@ -101,6 +101,7 @@ def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
     wait_for(lambda: asked(page) > maps and page.figure("new_tokens") not in ("", "—"), 5, "what it shows")
 
 
+@pytest.mark.slow
 def test_questions_stay_in_one_row_however_often_one_is_wanted_at_once(page: PageDriver) -> None:
     page.evaluate("""() => {
         const usual = window.fetch;

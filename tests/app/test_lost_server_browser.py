@@ -16,6 +16,7 @@ ANOTHER = """(text) => !window.shown
     && document.querySelector('#lm-message textarea')?.value === text"""
 
 
+@pytest.mark.slow
 def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next_one(
     browser: Any, tmp_path: Path
 ) -> None:

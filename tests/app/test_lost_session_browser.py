@@ -54,6 +54,7 @@ OTHERS = """async (count) => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_page_goes_on_in_its_chat_after_many_others_were_open(page: PageDriver) -> None:
     page.send("Question ONE")
     page.wait_idle()
@@ -64,6 +65,7 @@ def test_a_page_goes_on_in_its_chat_after_many_others_were_open(page: PageDriver
     assert page.questions() == ["Question ONE", "Question TWO"] and page.evaluate(CHATS) == chats
 
 
+@pytest.mark.slow
 def test_such_a_page_still_shows_the_chats_that_are_searched_for(page: PageDriver, server: Server) -> None:
     page.send("A needle")
     page.wait_idle()

@@ -158,6 +158,7 @@ def test_a_gated_model_comes_with_a_token_that_stays_secret(
     assert TOKEN not in page.page.content() and TOKEN not in Path(f"{server.home}.log").read_text()
 
 
+@pytest.mark.slow
 def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: Any, tmp_path: Path) -> None:
     home = tmp_path / "home"
     hub.rate, hub.requests[:] = 1e5, []  # so that it is far from its end whatever clicks take
@@ -298,6 +299,7 @@ def test_a_model_gives_its_memory_back_and_is_loaded_again(page: PageDriver, ser
     page.wait_text("#lm-header", "ready")
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_user_s_is_loaded_with_a_ready_made_draft(
     page: PageDriver, server: Server, tiny16: Any, tmp_path: Path
 ) -> None:

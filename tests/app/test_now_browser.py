@@ -47,6 +47,7 @@ def cpu_s(server: Server) -> float:
     return float(times.user + times.system)
 
 
+@pytest.mark.slow
 def test_a_page_costs_the_server_little_while_an_answer_is_written_and_less_while_none_is(
     page: PageDriver, server: Server
 ) -> None:
@@ -87,6 +88,7 @@ FRAMES = """(() => {
 })()"""
 
 
+@pytest.mark.slow
 def test_no_use_of_the_page_leaves_work_behind_that_goes_on_with_every_frame(
     server: Server, browser: Any
 ) -> None:
@@ -183,6 +185,7 @@ LATE = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_text_that_is_painted_too_late_does_not_stay(page: PageDriver) -> None:
     """Each painting takes so long that the answer's last ones come into the finished turn."""
     page.start_again()

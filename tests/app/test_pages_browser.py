@@ -60,6 +60,7 @@ def check_picture(page: PageDriver) -> None:
     page.wait_text("#lm-bench-result button[data-png]", "save it as SVG")
 
 
+@pytest.mark.slow
 def test_another_window_shows_what_runs_and_what_came_of_it(page: PageDriver, server: Server) -> None:
     other = page.another(server.url)
     page.page.bring_to_front()
@@ -173,6 +174,7 @@ def settled(page: PageDriver) -> bool:
     return bool(page.value("lm-budget") == before)
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control_and_uses_them(page: PageDriver) -> None:
     page.page.set_viewport_size({"width": 1400, "height": 900})
     page.reload()

@@ -92,6 +92,7 @@ def cancel_model(page: PageDriver) -> None:
     wait_for(gone, 30, "the row to go")
 
 
+@pytest.mark.slow
 def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
     get_model(page)
     with answer_held(page, "#lm-queue"):

@@ -34,6 +34,7 @@ def budget_of(page: PageDriver) -> int:
     return parse_bytes(page.figure("memory").split(" of ")[1])
 
 
+@pytest.mark.slow
 def test_the_model_loads_while_the_page_is_there(page: PageDriver, server: Server) -> None:
     server.wait("ready", 120)
     page.wait_text("#lm-header", "ready")
@@ -118,6 +119,7 @@ def test_real_answers_have_versions_go_on_and_show_what_the_draft_wrote(page: Pa
     page.chat()
 
 
+@pytest.mark.slow
 def test_the_real_engine_is_looked_into_and_measured(page: PageDriver, tmp_path: Path) -> None:
     if not ON_FAKE:
         canvas = page.page.locator("[data-map]")

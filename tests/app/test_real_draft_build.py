@@ -137,6 +137,7 @@ def test_what_a_build_borrows_of_the_budget_is_shown_and_returned_between_answer
     assert smaller.num_slots < after.num_slots < whole.num_slots
 
 
+@pytest.mark.slow
 def test_a_better_draft_is_built_behind_the_answers_and_kept(holder: EngineHolder, model: Path) -> None:
     load(holder, model, EngineConfig(lanes="vram+link"))
     before = ask(holder)

@@ -39,6 +39,7 @@ def load_folder(page: PageDriver, server: Server, folder: Path) -> None:
     page.page.wait_for_selector("#lm-tab-chat-button[aria-selected=true]")  # where the load leads
 
 
+@pytest.mark.slow
 def test_the_form_follows_what_is_loaded_elsewhere_and_keeps_what_is_typed(
     page: PageDriver, server: Server, tiny16: Any
 ) -> None:
@@ -72,6 +73,7 @@ def test_the_form_follows_what_is_loaded_elsewhere_and_keeps_what_is_typed(
     other.close()
 
 
+@pytest.mark.slow
 def test_two_windows_change_settings_of_answers_and_undo_nothing_of_each_other(
     page: PageDriver, server: Server
 ) -> None:
@@ -102,6 +104,7 @@ def test_two_windows_change_settings_of_answers_and_undo_nothing_of_each_other(
     other.close()
 
 
+@pytest.mark.slow
 def test_a_number_that_is_being_typed_while_the_form_follows_still_ends_own_sampling(
     page: PageDriver, server: Server
 ) -> None:

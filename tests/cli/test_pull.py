@@ -69,6 +69,7 @@ def start_pull(*options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_pulled_model_is_listed_and_answers(
     hub: HubServer, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_only_the_missing_bytes_are_sent(
     hub: HubServer, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_was_imported_for_good_is_never_searched_again(
     assert gc.isenabled() and not is_searched()
 
 
+@pytest.mark.slow
 def test_an_app_that_has_imported_all_has_nothing_large_to_search() -> None:
     """It held up all threads, the one that answers too, for half a second soon after the start."""
     code = (

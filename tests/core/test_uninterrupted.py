@@ -91,6 +91,7 @@ sys.exit({start}(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("where", "start", "module", "arguments", "code"),
     [

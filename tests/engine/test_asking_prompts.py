@@ -58,6 +58,7 @@ def read(runner: DeviceRunner, *, asks: bool) -> list[Tensor]:
     return [first, second, runner.run([3, 4], "verify", last_only=False).clone()]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss", "qwen3_next", "qwen3_moe"])
 def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
@@ -72,6 +73,7 @@ def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
             assert torch.equal(one, other)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
 def test_with_the_cpu_it_is_nearly_the_same_and_every_slot_is_whole(
@@ -93,6 +95,7 @@ def test_with_the_cpu_it_is_nearly_the_same_and_every_slot_is_whole(
             assert (one - other).norm() < 2e-2 * one.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ["gpt_oss", "qwen3_next"])
 def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(

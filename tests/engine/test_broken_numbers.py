@@ -37,6 +37,7 @@ def broken(folder: Path, architecture: str) -> Path:
     return folder
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("budget", [ROOMY, None], ids=["slots", "in place"])
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "deepseek_v2", "qwen3_next"])
 def test_an_answer_that_meets_them_leaves_none_behind(
@@ -76,6 +77,7 @@ def nf4_draft(folder: Path, model: Model, damage: float) -> Path:
     return folder
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(temperature=1.0, seed=3)])
 def test_a_draft_that_computes_none_is_told_of_and_ends_no_answer(
     sampling: SamplingConfig, tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path,

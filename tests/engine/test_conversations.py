@@ -40,6 +40,7 @@ def grow(engine: Engine, questions: list[str], draft_length: int) -> list[Messag
     return messages
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("draft_length", [0, 4])
 def test_every_turn_of_a_chat_reuses_all_that_was_there_and_answers_as_a_fresh_engine(

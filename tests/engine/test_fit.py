@@ -160,6 +160,7 @@ UNUSED = {"gemma-4-26B-A4B-it": 550_000_000, "GLM-4.7-Flash": 1_278_000_000}
 WHOLE = {"qwen3.5-35b-a3b": "qwen3_5_moe", "gemma-4-26b-a4b": "gemma4"}
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

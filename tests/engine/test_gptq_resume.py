@@ -108,6 +108,7 @@ def test_a_build_may_be_cancelled_again_and_again(
     assert done == [8, 16, *range(17, 25)] and weights_of(draft) == whole
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "change",
     [{"seed": 1}, {"bits": 3}, {"group_size": 64}, {"gate_weighted": False}, {"act_order": False},

@@ -44,6 +44,7 @@ def load(folder: Path | str, **config: Any) -> Engine:
     return Engine.load(str(folder), EngineConfig(device="cpu", cpu_threads=2, context=256, **config))
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("number", "architecture"), [*enumerate((*ARCHITECTURES, UNGATED_ARCHITECTURE))])
 def test_greedy_tokens_are_those_of_transformers_in_float32(
     number: int, architecture: str, tmp_path: Path
@@ -155,6 +156,7 @@ def test_a_budget_for_what_lies_in_place_is_refused_and_nothing_changes(demo: En
     assert ask(demo, "Once upon a time", 4).stats.hit_rate == 1
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["gpt_oss", "qwen2_moe"])
 def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: str, tmp_path: Path) -> None:
     """Greedily texts of tiny models go round in circles; drawn, a seed says them."""

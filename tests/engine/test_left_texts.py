@@ -18,6 +18,7 @@ Tiny = Callable[[str], tuple[Path, Any]]
 TEXTS = ("a chat about foxes and what they do all day ", "another one, of the sea and of ships that pass ")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "architecture",
     ["mixtral", "deepseek_v2", "gpt_oss", RECURRENT_ARCHITECTURE, "lfm2_moe", "granitemoehybrid",
@@ -51,6 +52,7 @@ def test_none_is_kept_where_none_is_wanted_and_a_reset_forgets_all(tiny: Tiny) -
         EngineConfig(prompt_cache_bytes=-1)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("architecture", "where"),
     [("mixtral", "kv_cache.from_host"), (RECURRENT_ARCHITECTURE, "runner.put_together")],

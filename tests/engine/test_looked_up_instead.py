@@ -24,6 +24,7 @@ def engine(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Engine]:
     made.close()
 
 
+@pytest.mark.slow(but=1)
 def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> None:
     plain = ask(engine, PROMPT, TOKENS, draft_length=0)
     answers = [ask(engine, PROMPT, TOKENS, draft_length="auto") for _ in range(3)]
@@ -34,6 +35,7 @@ def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> Non
     assert not engine.info().looks_up
 
 
+@pytest.mark.slow(but=1)
 def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: Engine) -> None:
     plain = ask(engine, PROMPT, TOKENS, draft_length=0)
     for how in ({"draft_length": 4}, {"draft_length": "auto", "switches": Switches(look_up=False)}):

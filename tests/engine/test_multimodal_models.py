@@ -43,6 +43,7 @@ def text_parameters(model: Any) -> int:
     return sum(p.numel() for p in {id(p): p for part in parts for p in part.parameters()}.values())
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("architecture", MULTIMODAL)
 def test_greedy_answers_are_those_of_the_whole_model(architecture: str, written: Write) -> None:
     folder, model = written(architecture)

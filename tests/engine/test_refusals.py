@@ -44,6 +44,7 @@ def with_ram(patch: pytest.MonkeyPatch, available: int) -> None:
     patch.setattr(planning, "probe_hardware", lambda measure: machine)
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("budget", [8, 12, 16, 24])
 @pytest.mark.parametrize("shape", SHAPE_NAMES)
 def test_a_model_beyond_the_ram_is_refused_within_seconds_and_one_within_it_is_planned_as_fast(

@@ -15,6 +15,7 @@ from support.tiny_models import tiny_model, write_model
 from localmoe.engine import row_padding
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_again_is_not_measured_again(
     tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

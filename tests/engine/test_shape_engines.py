@@ -31,6 +31,7 @@ def simulation(engine: Engine, settings: SyntheticSettings) -> SyntheticModel:
     return SyntheticModel(settings, footprint.num_layers, footprint.num_experts, footprint.experts_per_token)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "deepseek_v2", "gpt_oss", "phimoe", "nemotron_h"])
 def test_the_tokens_are_those_of_transformers_with_the_same_weights(architecture: str) -> None:
     with shape_engine(tiny_shape(architecture), 8) as engine:

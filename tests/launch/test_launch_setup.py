@@ -62,6 +62,7 @@ def test_of_two_starts_at_once_one_installs_and_the_other_waits_and_opens_it(
     assert first_starts.log.count("-m pip install") == 2
 
 
+@pytest.mark.slow
 def test_a_set_up_whose_launcher_alone_was_killed_is_waited_for(ready: Checkout, tmp_path: Path) -> None:
     building = tmp_path / "building"
     killed = ready.start("test", FAKE_SLOW_BUILD=str(building))
@@ -80,6 +81,7 @@ def test_a_set_up_whose_launcher_alone_was_killed_is_waited_for(ready: Checkout,
     assert "Setting up localmoe" in second.output, "what nobody checked is not taken for whole"
 
 
+@pytest.mark.slow
 def test_a_checkout_that_was_copied_is_set_up_anew(ready: Checkout, tmp_path: Path) -> None:
     copy = Checkout(tmp_path / "other" / "copy", ready.home, ready.wheels)
     shutil.copytree(ready.root, copy.root, symlinks=True)

@@ -40,6 +40,7 @@ def small_model(architecture: str) -> Any:
     return tiny_model(architecture, dtype=torch.float16, **changes)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("window", [16, 100])
 def test_bits_are_those_of_a_cache_that_keeps_all(window: int, monkeypatch: pytest.MonkeyPatch) -> None:

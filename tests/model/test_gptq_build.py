@@ -190,6 +190,7 @@ def test_a_build_pauses_between_pieces_of_work_and_may_be_cancelled_meanwhile(
             built(folder, tmp_path / str(at), pause=pause, cancel=cancel)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_the_least_budget_is_enough_and_gives_the_same_draft(
     architecture: str, tiny: Tiny, tmp_path: Path, seen: Seen

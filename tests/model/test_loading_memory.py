@@ -38,7 +38,6 @@ def write_big_checkpoint(folder: Path, *, fused: bool) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is measured as Linux counts it")
 def test_peak_memory_of_a_load_is_at_most_115_percent_of_the_checkpoint(
     tiny: Callable[[str], tuple[Path, Any]], tmp_path: Path

@@ -159,6 +159,7 @@ def test_where_nothing_can_be_kept_or_read_again_it_is_compiled_all_the_same(
     assert made is not double and made(21) == 42
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 def test_a_file_that_was_cut_short_does_not_keep_policies_from_being_made(
     ending: str, tmp_path: Path

@@ -13,6 +13,7 @@ from localmoe.quant import gptq_memory
 from localmoe.quant.calibrated_layer import CalibratedLayer, LayerTokens, chunk_bytes
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("hidden", "inner", "experts", "tokens", "dtype", "gate_weighted", "at_once"),
     [

@@ -83,6 +83,7 @@ WAYS = [
 CASES = [(*shape, *way) for number, shape in enumerate(SHAPES) for way in WAYS[number % 2]]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("experts", "rows", "features", "shared", "dtype", "search"), CASES)
 def test_no_more_lives_at_once_than_is_said_and_not_much_less(
     experts: int, rows: int, features: int, shared: bool, dtype: torch.dtype, search: str,

@@ -123,6 +123,7 @@ def test_small_answers_on_an_open_connection_are_sent_at_once(api: Api) -> None:
     assert min(times_s[1:]) < 0.03  # 0.04 s at least where each waits for the client to confirm the last
 
 
+@pytest.mark.slow
 def test_a_connection_outlives_the_pause_of_a_client_that_asks_every_five_seconds(api: Api) -> None:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", api.port, timeout=10)) as connection:
         connection.connect()

@@ -30,6 +30,7 @@ ApiServer(app, SimpleNamespace(close=lambda: None), started).run(sockets=[sock])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts its files in /proc")
 def test_it_says_so_once_and_answers_when_others_are_closed() -> None:
     command = [sys.executable, "-c", SERVER]

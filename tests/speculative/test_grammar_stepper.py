@@ -70,6 +70,7 @@ def test_a_token_that_is_not_allowed_is_chosen_anew_with_all_that_is_forced_ther
     assert runner.passes.counters.new_tokens == 41 and runner.passes.counters.drafted == 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("afterwards", [False, True])
 @pytest.mark.parametrize("length", [0, 2])
 def test_sampled_text_has_the_distribution_of_what_is_allowed(length: int, afterwards: bool) -> None:

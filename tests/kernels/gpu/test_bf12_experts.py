@@ -127,6 +127,7 @@ SIZES = [(64, 128), (192, 64)]  # one step and several along each matrix
 LARGER = [(320, 192), (2048, 1408)]  # of the same branches: for a GPU, as interpreting them takes long
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("hidden", "inner"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.gpu) for size in LARGER)]

@@ -98,6 +98,7 @@ def fetched(case: Case, made: mxfp4.Both | bf12.Both, columns: int | None = None
     return stage
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("landing", [[], [1, 2, 3]], ids=["passed by", "kept"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_complete_is_read_from_the_stage(case: Case, landing: list[int]) -> None:

@@ -128,6 +128,7 @@ def test_without_a_process_nothing_is_compiled_elsewhere(monkeypatch: pytest.Mon
         assert not processes.compile(compile_processes.KernelSpec("m", "k", {}, {}, {}, {}, None))
 
 
+@pytest.mark.slow
 def test_they_end_when_they_are_killed_or_left_behind(tmp_path: Path) -> None:
     with script(ENDED, tmp_path) as process:
         try:

@@ -67,7 +67,6 @@ for capability, dtype, (E, H, I), K, bits, biased, activation, indexed, codebook
 """
 
 
-@pytest.mark.slow
 def test_kernels_compile_for_every_generation_with_wide_loads(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
