@@ -60,7 +60,7 @@ def test_a_title_is_given_up_or_kept_after_the_list_was_drawn_anew(page: PageDri
     row(page, "a long story to give up").locator("[data-act=rename]").click()
     page.page.keyboard.type("kept")
     page.page.click("#lm-message textarea")  # whoever goes on elsewhere is done
-    wait_for(lambda: page.titles()[0] == "kept", 10, "the new title")
+    wait_for(lambda: page.titles()[:1] == ["kept"], 10, "the new title")
     assert page.problems == []
 
 

@@ -100,9 +100,11 @@ def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
         page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")  # the timer shows it
         page.page.click(f"{QUEUED} [data-act=resume]")
         page.page.wait_for_selector(f"{QUEUED}[data-state=running]")
+    cancel_model(page)
 
 
 def test_a_double_click_is_one_press(page: PageDriver) -> None:
+    get_model(page)
     page.page.dblclick(f"{QUEUED} [data-act=pause]")
     page.page.wait_for_selector(f"{QUEUED}[data-state=paused]")
     page.page.dblclick(f"{QUEUED} [data-act=cancel]")

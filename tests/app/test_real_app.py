@@ -34,7 +34,6 @@ def budget_of(page: PageDriver) -> int:
     return parse_bytes(page.figure("memory").split(" of ")[1])
 
 
-@pytest.mark.slow
 def test_the_model_loads_while_the_page_is_there(page: PageDriver, server: Server) -> None:
     server.wait("ready", 120)
     page.wait_text("#lm-header", "ready")

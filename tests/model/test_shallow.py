@@ -22,9 +22,11 @@ from localmoe.model.skeleton import Skeleton, build_skeleton, skeleton_from_conf
 # dense layers come first, or full attention only third, fourth or sixth; of others, two layers show all
 DEPTHS = {
     "deepseek-v2-lite": 3, "glm-4.7-flash": 3, "qwen3.5-35b-a3b": 4, "lfm2-8b-a1b": 4,
-    "granite-4.0-h-small": 6, "nemotron-3-nano": 6, "gemma-4-26b-a4b": 6,
+    "granite-4.0-h-small": 6, "nemotron-3-nano": 6, "gemma-4-26b-a4b": 6, "kimi-linear-48b-a3b": 4,
 }  # fmt: skip
-ROUTED = {"qwen3.5-35b-a3b": 4, "granite-4.0-h-small": 6, "gemma-4-26b-a4b": 6}
+ROUTED = {
+    "qwen3.5-35b-a3b": 4, "granite-4.0-h-small": 6, "gemma-4-26b-a4b": 6, "kimi-linear-48b-a3b": 3,
+}  # fmt: skip
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 
 

@@ -68,6 +68,8 @@ def shallow(name: str, layers: int) -> ModelShape:
         missing = [kind for kind in kinds if kind not in first]
         changes[key] = kinds if len(kinds) >= layers else [*first[: layers - len(missing)], *missing]
         changes["num_hidden_layers"] = len(changes[key])
+    if "mlp_layer_types" in shape.dimensions:  # the first is dense, the others are alike
+        changes["mlp_layer_types"] = shape.dimensions["mlp_layer_types"][: changes["num_hidden_layers"]]
     return replace(shape, dimensions={**shape.dimensions, **changes})
 
 
