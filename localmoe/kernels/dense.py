@@ -153,6 +153,7 @@ def reference_route(
     score: ScoreKind,
     renormalise: bool,
     choice_bias: Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[Tensor, Tensor]:
     """Weights and indices (T, K) of the chosen experts, best first, from logits (T, E); equal ones in index
     order.
@@ -161,12 +162,21 @@ def reference_route(
         score: "softmax" over all experts, "sigmoid" of each, or "softmax_after_topk" over the chosen alone.
         renormalise: divide by the sum of the chosen; "softmax_after_topk" has that already.
         choice_bias: (E,) added for the choice, not to the weights.
+        groups: count, of as many neighbours each, and how many of them may be chosen from: those whose two
+            best are best together (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2).
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = wide
     if score != "softmax_after_topk":
         scores = torch.softmax(wide, dim=-1) if score == "softmax" else torch.sigmoid(wide)
     choice = scores if choice_bias is None else scores + choice_bias.to(scores)
+    count, kept = groups
+    if count > kept:
+        grouped = choice.unflatten(-1, (count, -1))
+        best = grouped.topk(2, dim=-1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices
+        open_to = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=logits.device)
+        open_to.scatter_(-1, best[..., :kept], True)
+        choice = grouped.masked_fill(~open_to[..., None], -torch.inf).flatten(-2)
     index = choice.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = scores.gather(1, index)
     if score == "softmax_after_topk":

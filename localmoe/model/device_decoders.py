@@ -42,7 +42,7 @@ class _Form:
 _MIXED = frozenset({"isinstance", "tuple"})
 _CONV = frozenset({"is_attention_layer"})
 _FORMS = (
-    _Form(("self_attn",), ("mlp",)),
+    _Form(("self_attn",), ("mlp",), others=(frozenset(), frozenset({"block_type"}))),
     _Form(("linear_attn", "self_attn"), ("mlp",), others=(_MIXED | {"block_type"}, _MIXED | {"layer_type"})),
     _Form(
         ("conv", "self_attn"), ("feed_forward",), ("operator_norm", "ffn_norm"), (_CONV, _CONV | {"get"})

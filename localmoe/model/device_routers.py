@@ -97,11 +97,20 @@ def _routers(
     return [
         partial(
             _route, weight=weight, top_k=top_k, score=score, renormalise=renormalise, bias=bias, scale=scale,
-            dtypes=(wanted[0].dtype, wanted[1].dtype),
+            dtypes=(wanted[0].dtype, wanted[1].dtype), groups=_groups(module, len(weight)),
         )
         for score in ("softmax", "softmax_after_topk", "sigmoid")
         for renormalise in (False, True)
     ]  # fmt: skip
+
+
+def _groups(module: Any, experts: int) -> tuple[int, int]:
+    """Count, and how many are chosen from; one of all where the kernel has no such groups."""
+    count = getattr(module, "num_group", getattr(module, "n_group", None))
+    kept = getattr(module, "topk_group", None)
+    if not isinstance(count, int) or not isinstance(kept, int) or not 0 < kept < count:
+        return 1, 1
+    return (count, kept) if experts & (experts - 1) == 0 and experts >= 2 * count else (1, 1)
 
 
 def _route(
@@ -115,6 +124,7 @@ def _route(
     bias: Tensor | None,
     scale: float,
     dtypes: tuple[torch.dtype, torch.dtype],
+    groups: tuple[int, int],
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(logits, weights, index), as transformers' routers return them, or the other way round."""
@@ -126,6 +136,7 @@ def _route(
         renormalise=renormalise,
         bias=bias,
         choice_bias=choice_bias,
+        groups=groups,
         scale=scale,
         out_dtype=dtypes[1],
         logits_dtype=dtypes[0],

@@ -34,6 +34,7 @@ def route(
     bias: Tensor | None = None,
     choice_bias: Tensor | None = None,
     expert_scale: Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
     out_dtype: torch.dtype = torch.float32,
     logits_dtype: torch.dtype | None = None,
@@ -47,6 +48,7 @@ def route(
         x: (T, H) bfloat16 or float16, any strides. weight: (E, H) of its dtype or float32, rows contiguous; E
             up to 512.
         bias: (E,) of the logits. choice_bias: (E,) added to scores for the choice alone.
+        groups: see dense.reference_route; with more than are chosen from, E is a power of two.
         scale: of the weights. expert_scale: (E,), likewise, of each expert.
         logits_dtype: x.dtype if None; float32 keeps the sums as they are.
     """
@@ -54,6 +56,11 @@ def route(
     assert weight.dtype in (x.dtype, torch.float32), f"{weight.dtype}"
     assert weight.shape[1] == depth and weight.stride(1) == 1, f"{weight.shape}"
     assert 0 < top_k <= min(experts, MOST_CHOSEN) and experts <= MOST_EXPERTS, f"{top_k} of {experts} experts"
+    count, kept = groups
+    if count > kept:
+        size = experts // count
+        assert experts == next_power_of_2(experts) and count * size == experts, f"{groups} of {experts}"
+        assert size >= 2 and 0 < top_k <= kept * size, f"{top_k} in {groups} of {experts}"
     parts = cdiv(depth, PART_DEPTH)
     sums = torch.empty((parts, rows, experts), dtype=torch.float32, device=x.device)
     launch(
@@ -69,7 +76,7 @@ def route(
         _router_choice, (rows,),
         sums, bias, choice_bias, expert_scale, weights, index, logits, scale, rows,
         PARTS=parts, E=experts, E_PAD=next_power_of_2(experts),
-        K=top_k, K_PAD=next_power_of_2(top_k),
+        K=top_k, K_PAD=next_power_of_2(top_k), GROUPS=count, OPEN=kept,
         SCORE=score, RENORMALISE=renormalise and score != "softmax_after_topk",
         **after_previous(x.device), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -101,6 +108,7 @@ def _router_parts(
 def _router_choice(
     sums, bias, choice_bias, expert_scale, weights, index, logits, scale, rows,
     PARTS: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
+    GROUPS: tl.constexpr, OPEN: tl.constexpr,
     SCORE: tl.constexpr, RENORMALISE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(DEPENDENT, SMALL=True)
@@ -123,6 +131,8 @@ def _router_choice(
     choice = tl.where(inside, score, float("-inf"))
     if choice_bias is not None:
         choice += tl.load(choice_bias + e, mask=inside, other=0.0).to(tl.float32)
+    if GROUPS > OPEN:
+        choice = _of_best_groups(choice, E_PAD, GROUPS, OPEN)
 
     j = tl.arange(0, K_PAD)
     top = tl.full([K_PAD], float("-inf") if SCORE == "softmax_after_topk" else 0.0, tl.float32)
@@ -142,3 +152,21 @@ def _router_choice(
         top *= tl.load(expert_scale + chosen).to(tl.float32)
     tl.store(weights + row * K + j, top.to(weights.dtype.element_ty), mask=j < K)
     tl.store(index + row * K + j, chosen.to(tl.int64), mask=j < K)
+
+
+@triton.jit
+def _of_best_groups(choice, E: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr):
+    """What decides, -inf in groups that are not chosen from."""
+    SIZE: tl.constexpr = E // GROUPS
+    grouped = tl.reshape(choice, [GROUPS, SIZE])
+    member = tl.arange(0, SIZE)[None, :]
+    first = tl.argmax(grouped, 1)[:, None]
+    second = tl.max(tl.where(member == first, float("-inf"), grouped), 1)
+    worth = tl.max(grouped, 1) + second
+    group = tl.arange(0, GROUPS)
+    chosen = tl.zeros([GROUPS], tl.int32)
+    for _ in tl.static_range(OPEN):
+        best = tl.argmax(worth, 0)
+        chosen = tl.where(group == best, 1, chosen)
+        worth = tl.where(group == best, float("-inf"), worth)
+    return tl.reshape(tl.where(chosen[:, None] != 0, grouped, float("-inf")), [E])

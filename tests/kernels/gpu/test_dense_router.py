@@ -81,6 +81,26 @@ def test_a_choice_bias_moves_the_choice_and_no_weight() -> None:
     assert torch.equal(larger, weights * 2.5) and torch.equal(same, index)
 
 
+@pytest.mark.parametrize(("experts", "groups", "top_k"), [(512, (8, 4), 8), (64, (8, 1), 8), (8, (2, 1), 3)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_some_groups_of_experts_are_chosen_from(
+    experts: int, groups: tuple[int, int], top_k: int, biased: bool
+) -> None:
+    x = in_nan(normal(9, 300, dtype=DTYPES[0]))
+    weight = in_nan(normal(experts, 300, dtype=torch.float32, seed=1, scale=0.06))
+    bias = normal(experts, dtype=torch.float32, seed=2) if biased else None
+    weights, index, logits = route(
+        x, weight, top_k, score="sigmoid", renormalise=True, choice_bias=bias, groups=groups,
+        logits_dtype=torch.float32,
+    )  # fmt: skip
+    wanted = {"score": "sigmoid", "renormalise": True, "choice_bias": bias}
+    expected, expected_index = reference_route(logits, top_k, groups=groups, **wanted)  # type: ignore[arg-type]
+    assert torch.equal(index, expected_index)
+    assert not torch.equal(index, reference_route(logits, top_k, **wanted)[1])  # type: ignore[arg-type]
+    assert all(len({int(e) * groups[0] // experts for e in row}) <= groups[1] for row in index)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_an_experts_scale_is_of_its_weights_alone() -> None:
     x, weight = normal(6, 128, dtype=DTYPES[0]), normal(20, 128, dtype=DTYPES[0], seed=1, scale=0.1)
     weights, index, logits = route(x, weight, 4, score="softmax", renormalise=True)
