@@ -38,7 +38,7 @@ def answer_grammar(tokenizer: Any, prompt: Sequence[int], rules: str) -> str:
     thoughts = _thoughts(tokenizer)
     if opens_reasoning(tokenizer, prompt):
         return f"start: thoughts value\n{thoughts}{value}"
-    if not _knows_thoughts(tokenizer):
+    if not knows_thoughts(tokenizer):
         return f'start: " "? json\n{value}'
     return f"start: (open thoughts)? value\n{thoughts}{value}"
 
@@ -53,11 +53,20 @@ def call_rules(tools: Sequence[Tool]) -> str:
     their own, whose references begin at its own root."""
     calls, rules = [], []
     for number, tool in enumerate(tools):
-        parameters = _parameters(tool)
         opening = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         calls.append(f'{json.dumps(opening)} arguments{number} "}}"')
-        rules.append(f"arguments{number}: {_json(parameters)}\n")
+        rules.append(f"arguments{number}: {arguments_of(tool)}\n")
     return f"json: {' | '.join(calls)}\n{''.join(rules)}"
+
+
+def arguments_of(tool: Tool) -> str:
+    """JSON of a tool's schema, as call_rules has it. Raises ConfigError: no answer can be held to it."""
+    return _json(_parameters(tool))
+
+
+def any_object() -> str:
+    """JSON of any object."""
+    return _json({"type": "object"})
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
@@ -82,7 +91,8 @@ def _json(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
-def _knows_thoughts(tokenizer: Any) -> bool:
+def knows_thoughts(tokenizer: Any) -> bool:
+    """Whether a model with this tokenizer may think before it answers, in marks other than channels."""
     if thought_marks(tokenizer):
         return True
     template = getattr(tokenizer, "chat_template", None)

@@ -17,8 +17,8 @@ from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.reasoning import CLOSE, OPEN, split_reasoning
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_CONSTRAIN = "<|constrain|>"
-_MARKS = (START, CHANNEL, MESSAGE, END, _CONSTRAIN, "<|return|>", "<|call|>")
+CONSTRAIN, CALL = "<|constrain|>", "<|call|>"
+_MARKS = (START, CHANNEL, MESSAGE, END, CONSTRAIN, "<|return|>", CALL)
 _FINAL = "final"
 _TO_TOOL = "to=functions."
 _CALL_END = "}</tool_call>"
@@ -59,7 +59,7 @@ class HarmonyText:
     def _add(self, token: int) -> str:
         mark = self._marks.get(token)
         if mark is not None:
-            return "" if mark == _CONSTRAIN and not self._in_header else self._take(mark)
+            return "" if mark == CONSTRAIN and not self._in_header else self._take(mark)
         if self._in_header:
             self._header.append(token)
             return ""
@@ -70,7 +70,7 @@ class HarmonyText:
         self._text = Detokeniser(self._tokenizer)
         said = self._tokenizer.decode(self._header, skip_special_tokens=True).split()
         self._header = []
-        if mark in (CHANNEL, _CONSTRAIN):
+        if mark in (CHANNEL, CONSTRAIN):
             self._words += said
             self._in_header, self._has_channel = True, self._has_channel or mark == CHANNEL
             if mark == CHANNEL:

@@ -1,26 +1,35 @@
-"""How an answer's tokens are chosen: by its sampling settings, among those that its schema allows, or that of
-a tool which it has to call. Takes no step."""
+"""How an answer's tokens are chosen: by its sampling settings, among those that its schema allows, or those
+of tools that it calls. Takes no step."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
+from localmoe.chat.call_grammar import calls_grammar
 from localmoe.chat.prompt import Encoder
+from localmoe.chat.tool_formats import find_format
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.core.types import ModelFootprint
 from localmoe.speculative.sampling import TokenSampler
 
+_LOG = logging.getLogger(__name__)
+
 if TYPE_CHECKING:  # imported with the first schema, which few need
-    from localmoe.chat.token_grammar import Vocabulary
+    from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
 
 
 class AnswerSampling:
     """Of one model's answers."""
 
-    def __init__(self, encoder: Encoder, end_tokens: Collection[int]) -> None:
+    def __init__(self, encoder: Encoder, end_tokens: Collection[int], footprint: ModelFootprint) -> None:
         self._encoder, self._end_tokens = encoder, end_tokens
+        # of calls that an answer need not have: with recurrent layers, which cannot go back behind a token
+        # that is not allowed, the host would choose every token, and all of the answer be slower
+        self._holds_calls = not footprint.state_bytes
         self._vocabulary: Vocabulary | None = None
 
     def sampler(self, request: GenerationRequest, prompt: Sequence[int]) -> TokenSampler:
@@ -30,17 +39,32 @@ class AnswerSampling:
             ConfigError: its schema is none, or none that an answer can be held to.
         """
         if request.json_schema is None and not request.must_call:
-            return TokenSampler(request.sampling)
+            return TokenSampler(request.sampling, self._of_calls(request, prompt))
         try:
             rules = _rules(request)
         except RecursionError:
             raise ConfigError("The schema of the answer is nested too deep: make it flatter.") from None
+        lark = answer_grammar(self._encoder.tokenizer, prompt, rules)
+        return TokenSampler(request.sampling, self._grammar(lark, prompt))
+
+    def _grammar(self, lark: str, prompt: Sequence[int]) -> AnswerGrammar:
         if self._vocabulary is None:
             from localmoe.chat.token_grammar import Vocabulary
 
             self._vocabulary = Vocabulary(self._encoder.tokenizer, self._end_tokens)
-        lark = answer_grammar(self._encoder.tokenizer, prompt, rules)
-        return TokenSampler(request.sampling, self._vocabulary.grammar(lark, len(prompt)))
+        return self._vocabulary.grammar(lark, len(prompt))
+
+    def _of_calls(self, request: GenerationRequest, prompt: Sequence[int]) -> AnswerGrammar | None:
+        """Of an answer that may call tools; None: its calls are as the model writes them."""
+        if not self._holds_calls or not request.tools or request.continue_answer or request.draft_only:
+            return None
+        tokenizer = self._encoder.tokenizer
+        try:
+            lark = calls_grammar(tokenizer, prompt, request.tools, find_format(tokenizer))
+            return None if lark is None else self._grammar(lark, prompt)
+        except (ConfigError, RecursionError) as reason:  # nobody asked for it: the model may still be right
+            _LOG.info("calls of tools are not held to their schemas: %s", reason)
+            return None
 
 
 def _rules(request: GenerationRequest) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine.test_more_architectures import ANSWERING
-from engine.test_schemas import ASKED, SCHEMA, is_fox
+from engine.test_schemas import ASKED, SCHEMA, TOOLS, calling_model, check_call, is_fox
 from support.engines import Answer, ask, budget_for_slots, check_stats, runner_of
 from support.tiny_models import tiny_model, write_model
 
@@ -96,3 +96,20 @@ def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(
             sampling = SamplingConfig(temperature=1.5, top_k=60, repetition_penalty=1.1, seed=seed)
             how = {"draft_length": LENGTHS[seed % len(LENGTHS)], "sampling": sampling}
             assert is_fox(ask(engine, ASKED, 400, json_schema=SCHEMA, **how).text)
+
+
+@pytest.mark.parametrize("drafter", ["self", "prompt-lookup"])
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(temperature=0.8, seed=3)])
+def test_calls_that_need_not_be_are_held_to_their_schemas(
+    drafter: str, sampling: SamplingConfig, tmp_path: Path
+) -> None:
+    model = calling_model(tmp_path / "model")
+    fixed: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
+    fixed["drafter"] = drafter
+    config = EngineConfig(**fixed, vram_budget_bytes=budget_for_slots(model, 32, **fixed))
+    with Engine.load(model, config) as engine:
+        answers = [ask(engine, ASKED, 150, draft_length=n, tools=TOOLS, sampling=sampling) for n in LENGTHS]
+        for answer in answers:
+            check_stats(answer)
+            check_call(answer.text)
+            assert not sampling.greedy or answer.tokens == answers[0].tokens

@@ -19,7 +19,7 @@ from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
-from localmoe.engine import Engine, stepping
+from localmoe.engine import Engine, answer_sampling, stepping
 from localmoe.hub.catalogue import demo_folder
 from localmoe.speculative.prompt_lookup import PromptLookupDrafter
 
@@ -141,3 +141,50 @@ def test_what_no_answer_can_be_is_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         GenerationRequest(messages=(*ASKED, Message("assistant", "{")), json_schema=schema, **more)
+
+
+def calling_model(folder: Path) -> str:
+    """The demo model with two tokens that are marks of calls, so that it writes them though it knows none."""
+    marks = {"Ġand": "<tool_call>", "Z": "</tool_call>"}
+    shutil.copytree(demo_folder(), folder)
+    file = folder / "tokenizer.json"
+    known = json.loads(file.read_text())
+    model = known["model"]
+    model["vocab"] = {marks.get(token, token): number for token, number in model["vocab"].items()}
+    model["merges"] = [pair for pair in model["merges"] if marks.keys().isdisjoint([*pair, "".join(pair)])]
+    usual = {**known["added_tokens"][0], "special": False}
+    for mark in marks.values():
+        known["added_tokens"].append({**usual, "id": model["vocab"][mark], "content": mark})
+    file.write_text(json.dumps(known))
+    template = folder / "chat_template.jinja"
+    template.write_text('{{ tools | tojson if tools }}{# <tool_call>{"arguments" #}\n' + template.read_text())
+    return str(folder)
+
+
+RED = {"properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+TOOLS = tuple(Tool(name, json.dumps({"name": name, "parameters": RED})) for name in ("feed", "see"))
+
+
+def check_call(text: str) -> str:
+    """The first call is of a tool, with arguments of its schema; the text before it."""
+    before, _, behind = text.partition("<tool_call>")
+    call, end, _ = behind.partition("</tool_call>")
+    found = json.loads(call)
+    assert end and list(found) == ["name", "arguments"] and found["name"] in ("feed", "see")
+    assert found["arguments"] in ({"red": True}, {"red": False})
+    return before
+
+
+def test_a_call_that_need_not_be_has_arguments_of_its_schema_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_with_slots(calling_model(tmp_path / "model"), 32) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(answer_sampling, "calls_grammar", lambda *given: None)
+            free = ask(engine, ASKED, 60, draft_length=0, tools=TOOLS)
+        assert "<tool_call>" in free.text and "</tool_call>" not in free.text
+        answers = [ask(engine, ASKED, 100, draft_length=n, tools=TOOLS) for n in (0, 4)]
+        assert free.text.startswith(check_call(answers[0].text)), "up to its call it is what it was"
+        assert answers[1].tokens == answers[0].tokens
+        alone = ask(engine, ASKED, 60, draft_length=4, tools=TOOLS, draft_only=True)
+        assert "</tool_call>" not in alone.text, "what a draft writes alone is as it writes it"

@@ -1,0 +1,133 @@
+"""The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and the
+arguments of a call are JSON of its tool's schema. For notations that write arguments in JSON, between marks
+that are tokens of their own. Chooses no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
+from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
+from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
+from localmoe.chat.thought_marks import thought_marks
+from localmoe.core.errors import ConfigError
+from localmoe.core.tools import Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as OpenAI has it; others would need escapes
+# a space, or an indented new line; without a bound a model may write nothing else
+_SPACE = "SPACE: /( |\\n[ \\t]{0,8})?/\n"
+_WORDS = "/[^<=]{0,60}/"  # of a header, which call nobody
+_TO = "to=functions."
+
+
+def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], notation: str) -> str | None:
+    """Of the answer to this prompt; None where its calls cannot be told from the rest, token by token.
+
+    Args:
+        notation: of tool_formats.FORMATS.
+    """
+    if not tools or not all(_NAME.fullmatch(tool.name) for tool in tools):
+        return None
+    rules = "".join(f"arguments{i}: {_arguments(tool)}\n" for i, tool in enumerate(tools))
+    if marks := harmony_marks(tokenizer):
+        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools, rules)
+    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    marks_of_call = _marks(notation, str(getattr(tokenizer, "chat_template", None) or ""))
+    tokens = [vocabulary.get(mark) for mark in marks_of_call]
+    thoughts = _thought_tokens(tokenizer, vocabulary)
+    found = [token for token in tokens if token is not None]
+    if thoughts is None or not found or len(found) < len(tokens):
+        return None
+    make = _in_json if notation == "json" else _of_mistral
+    call = make(found, [tool.name for tool in tools], vocabulary)
+    opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
+    return f"{_around_thoughts(thoughts, found[0], opened)}{call}{_SPACE}{rules}"
+
+
+def _marks(notation: str, template: str) -> tuple[str, ...]:
+    """That a call begins with, and that ends it or its tool's name; none where arguments are no JSON."""
+    if notation == "json" and '"arguments"' in template:
+        return "<tool_call>", "</tool_call>"
+    if notation == "mistral" and "[ARGS]" in template:
+        return "[TOOL_CALLS]", "[ARGS]"
+    return ()
+
+
+def _in_json(marks: Sequence[int], names: Sequence[str], vocabulary: Mapping[str, int]) -> str:
+    field = 'SPACE "," SPACE "\\"arguments\\"" SPACE ":" SPACE'
+    quoted = [json.dumps(json.dumps(name)) for name in names]
+    one = " | ".join(f"{name} {field} arguments{i}" for i, name in enumerate(quoted))
+    opening = 'SPACE "{" SPACE "\\"name\\"" SPACE ":" SPACE'
+    return f'call: <[{marks[0]}]> {opening} called SPACE "}}" SPACE <[{marks[1]}]>\ncalled: {one}\n'
+
+
+def _of_mistral(marks: Sequence[int], names: Sequence[str], vocabulary: Mapping[str, int]) -> str:
+    made = vocabulary.get("[CALL_ID]")
+    named = "" if made is None else f"(<[{made}]> /[A-Za-z0-9]{{1,40}}/)? "
+    each = (f"{json.dumps(name)} {named}<[{marks[1]}]> SPACE arguments{i}" for i, name in enumerate(names))
+    return f"call: <[{marks[0]}]> SPACE called\ncalled: {' | '.join(each)}\n"
+
+
+def _thought_tokens(tokenizer: Any, vocabulary: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Of the marks before and behind thoughts; () where there are no thoughts, None where marks are text."""
+    if not knows_thoughts(tokenizer):
+        return ()
+    if known := thought_marks(tokenizer):
+        return known.tokens
+    both = OPEN in vocabulary and CLOSE in vocabulary
+    return (vocabulary[OPEN], vocabulary[CLOSE]) if both else None
+
+
+def _arguments(tool: Tool) -> str:
+    """A schema that nobody can be held to leaves them free, but for being an object."""
+    try:
+        return arguments_of(tool)
+    except ConfigError:
+        return any_object()
+
+
+def _but(tokens: Collection[int]) -> str:
+    """Any token but these."""
+    return f"<[^{','.join(map(str, sorted(tokens)))}]>"
+
+
+def _around_thoughts(thoughts: Sequence[int], begin: int, opened: bool) -> str:
+    """Rules of the whole answer: thoughts may name the marks of calls, and call nothing. No two rules take
+    one token in one place, as llguidance would follow one of them alone.
+
+    Args:
+        thoughts: tokens of their marks, or none. begin: of a call. opened: the answer begins with thoughts.
+    """
+    if not thoughts:
+        return f"start: (free | call)*\nfree: {_but([begin])}\n"
+    opening, closing = (f"<[{token}]>" for token in thoughts)
+    rules = f"free: {_but([begin, *thoughts[:1]])}\nhidden: {_but(thoughts[1:])}*\n"
+    answer = f"(free | call | {opening} hidden {closing})* ({opening} hidden)?"  # it may end in thoughts
+    start = f"hidden ({closing} rest)?" if opened else "rest"
+    return f"start: {start}\nrest: {answer}\n{rules}"
+
+
+def _in_messages(
+    marks: Mapping[str, int], prompt: Sequence[int], tools: Sequence[Tool], rules: str
+) -> str | None:
+    """gpt-oss's: whom a message is for stands in its header, before or behind the channel's name."""
+    last = next((token for token in reversed(prompt) if token in marks.values()), None)
+    if last != marks[START] or CALL not in marks:
+        return None  # it goes on in the middle of a message
+    start, channel, message, end = (f"<[{marks[mark]}]>" for mark in (START, CHANNEL, MESSAGE, END))
+    form = f"(<[{marks[CONSTRAIN]}]> {_WORDS})? " if CONSTRAIN in marks else ""
+    calls, names = [], []
+    for i, tool in enumerate(tools):
+        name = re.escape(tool.name).replace("/", "\\/")
+        names.append(f"TO{i}: /[^<=]{{0,40}}{re.escape(_TO)}{name}( [^<=]{{0,20}})?/\n")
+        behind = f"{form}{message} arguments{i}"
+        calls.append(f"WORDS {channel} TO{i} {behind} | TO{i} {channel} WORDS {behind}")
+    return (
+        f'start: message ({end} {start} "assistant" message)*\n'
+        f"message: WORDS {channel} WORDS {form}{message} text | {' | '.join(calls)}\n"
+        f"text: {_but(marks.values())}*\nWORDS: {_WORDS}\n{''.join(names)}{rules}"
+    )

@@ -1,0 +1,199 @@
+"""Answers that may call tools: what is no call is free, and arguments are those of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from small_tokenizers import DEMO, byte_level, channels
+
+from localmoe.chat.call_grammar import calls_grammar
+from localmoe.chat.harmony import HarmonyText, harmony_marks
+from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
+from localmoe.chat.tool_formats import find_format, format_of
+from localmoe.chat.tool_stream import ToolStream
+from localmoe.core.tools import Tool, ToolCall
+
+FIELDS = {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}}
+TOOLS = (
+    Tool("weather", json.dumps({
+        "name": "weather",
+        "parameters": {"type": "object", "properties": FIELDS, "required": ["city"],
+                       "additionalProperties": False},
+    })),
+    Tool("weather_now", json.dumps({"name": "weather_now"})),
+    Tool("any", json.dumps({"name": "any", "parameters": {"type": "object", "multipleOf": 1, "properties": {
+        "a": {"type": "number", "multipleOf": 123456789}}}})),
+)  # fmt: skip
+THINKS = "{{ '<think>' }}"
+
+
+@cache
+def marked(template: str, *marks: str, special: bool = False) -> Any:
+    """The demo model's tokenizer with these marks as tokens."""
+    made = transformers.AutoTokenizer.from_pretrained(DEMO)
+    made.add_tokens(
+        [tokenizers.AddedToken(mark, special=special, normalized=False) for mark in marks],
+        special_tokens=special,
+    )
+    made.chat_template = template
+    return made
+
+
+HERMES = '<tool_call>{"name": "x", "arguments": {}}</tool_call>'
+JSON = marked(HERMES, "<tool_call>", "</tool_call>")
+THINKING = marked(THINKS + HERMES, "<tool_call>", "</tool_call>", "<think>", "</think>")
+MISTRAL = marked("[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", special=True)
+
+
+@cache
+def vocabulary(tokenizer: Any) -> Vocabulary:
+    ends = ["<|return|>", "<|call|>"] if tokenizer is channels() else [tokenizer.eos_token]
+    return Vocabulary(tokenizer, tokenizer.convert_tokens_to_ids(ends))
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def grammar(tokenizer: Any, prompt: list[int]) -> AnswerGrammar:
+    lark = calls_grammar(tokenizer, prompt, TOOLS, find_format(tokenizer))
+    assert lark is not None
+    return vocabulary(tokenizer).grammar(lark, len(prompt))
+
+
+def accepted(tokenizer: Any, text: str, prompt: str = "hi") -> str:
+    """As much of an answer as is allowed, with a dot for its end."""
+    before = ids(tokenizer, prompt)
+    end = [] if text.endswith(("<|call|>", "<|return|>")) else [tokenizer.eos_token_id]
+    tokens = [*ids(tokenizer, text), *end]
+    valid = grammar(tokenizer, before).valid(before, tokens)
+    ended = bool(end) and valid == len(tokens)
+    return tokenizer.decode(tokens[: valid - ended], skip_special_tokens=False) + "." * ended  # type: ignore[no-any-return]
+
+
+GOOD = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tokenizer", [JSON, THINKING], ids=["plain", "thinking"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('Sure: {"name": 3} </b>\n', 'Sure: {"name": 3} </b>\n.'),
+        (f"I look.\n{GOOD}", f"I look.\n{GOOD}."),
+        (f"{GOOD}\n{GOOD} and so on", f"{GOOD}\n{GOOD} and so on."),
+        ('<tool_call>{"name":"weather_now","arguments":{}}</tool_call>',) * 2,
+        ('<tool_call>{"name": "forecast"', '<tool_call>{"name": "'),
+        ('<tool_call>{"name": "weather", "arguments": {"days": 0',
+         '<tool_call>{"name": "weather", "arguments": {"'),
+        ('<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 0',
+         '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": '),
+        ('<tool_call>{"name": "weather", "arguments": {}', '<tool_call>{"name": "weather", "arguments": {'),
+        ('<tool_call>{"name": "any", "arguments": {"a": "x", "b": [1]}}</tool_call>',) * 2,
+        ("<tool_call>Hello", "<tool_call>"), ("</tool_call>", "</tool_call>."),
+    ],
+)  # fmt: skip
+def test_calls_in_json_are_those_of_the_tools(tokenizer: Any, text: str, expected: str) -> None:
+    whole = text == expected
+    assert accepted(tokenizer, text) == expected + "." * whole
+    if expected.endswith(".") and GOOD in expected:
+        stream = ToolStream(format_of("json"), TOOLS)
+        parts = (*stream.add(text), *stream.finish())
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        assert [one.name for one in calls] == ["weather"] * text.count(GOOD)
+
+
+def test_thoughts_may_name_the_marks_of_calls() -> None:
+    thoughts = "I may write <tool_call>now</tool_call> or not"
+    for prompt, opening in (("hi", "<think>"), ("hi<think>\n", "")):
+        text = f"{opening}{thoughts}</think>\n"
+        assert accepted(THINKING, text + GOOD, prompt) == f"{text}{GOOD}."
+        assert accepted(THINKING, f"{opening}{thoughts}", prompt) == f"{opening}{thoughts}."
+        assert accepted(THINKING, f"{text}<tool_call>now", prompt) == f"{text}<tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello", "Hello."),
+        ('[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}', '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}.'),
+        ("[TOOL_CALLS]weather_now[CALL_ID]a1b2[ARGS]{}[TOOL_CALLS]weather_now[ARGS]{}",
+         "[TOOL_CALLS]weather_now[CALL_ID]a1b2[ARGS]{}[TOOL_CALLS]weather_now[ARGS]{}."),
+        ('[TOOL_CALLS]weather[ARGS]{"city": 3', '[TOOL_CALLS]weather[ARGS]{"city": '),
+        ("[TOOL_CALLS]weather[ARGS]Oslo", "[TOOL_CALLS]weather[ARGS]"),
+    ],
+)  # fmt: skip
+def test_calls_of_mistral_are_those_of_the_tools(text: str, expected: str) -> None:
+    assert accepted(MISTRAL, text) == expected
+
+
+ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+THOUGHT = "<|channel|>analysis<|message|>{a} to=functions.no<|end|><|start|>assistant"
+ARGUMENTS = '<|message|>{"city": "oslo"}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{THOUGHT}<|channel|>final<|message|>it is cold<|return|>",) * 2,
+        (f"{THOUGHT}<|channel|>commentary to=functions.weather <|constrain|>json{ARGUMENTS}",) * 2,
+        (f"<|channel|>commentary to=functions.weather{ARGUMENTS}",) * 2,
+        (f" to=functions.weather<|channel|>commentary json{ARGUMENTS}",) * 2,
+        (f"{THOUGHT}<|channel|>commentary<|message|>i look<|end|><|start|>assistant to=functions.weather"
+         f"<|channel|>commentary <|constrain|>json{ARGUMENTS}",) * 2,
+        ("<|channel|>commentary to=functions.weather<|message|>oslo",
+         "<|channel|>commentary to=functions.weather<|message|>"),
+        ("<|channel|>commentary to=functions.weather<|message|>{}",
+         "<|channel|>commentary to=functions.weather<|message|>{"),
+        ("<|channel|>commentary to=functions.forecast<|message|>{}",
+         "<|channel|>commentary to=functions."),
+        ("<|channel|>commentary to=functions.weather<|message|>{<|call|>",
+         "<|channel|>commentary to=functions.weather<|message|>{"),
+    ],
+)  # fmt: skip
+def test_calls_of_gpt_oss_are_those_of_the_tools(text: str, expected: str) -> None:
+    assert accepted(channels(), text, ASKED) == expected
+    if text == expected and "functions.weather" in text:
+        found = HarmonyText(channels(), harmony_marks(channels()), ids(channels(), ASKED), calls=True)
+        stream = ToolStream(format_of("json"), TOOLS)
+        shown = found.add(ids(channels(), text)) + found.finish()
+        assert any(isinstance(part, ToolCall) for part in (*stream.add(shown), *stream.finish()))
+
+
+def test_where_calls_cannot_be_told_all_is_free() -> None:
+    hi = [5, 6]
+    assert calls_grammar(JSON, hi, (), "json") is None
+    assert calls_grammar(JSON, hi, [Tool("odd name", '{"name": "odd name"}')], "json") is None
+    assert calls_grammar(byte_level(), hi, TOOLS, "json") is None, "its marks are no tokens"
+    assert calls_grammar(JSON, hi, TOOLS, "functions") is None
+    assert calls_grammar(marked(HERMES.replace("arguments", "p"), "<tool_call>"), hi, TOOLS, "json") is None
+    assert calls_grammar(marked(THINKS + HERMES, "<tool_call>", "</tool_call>"), hi, TOOLS, "json") is None
+    middle = ids(channels(), ASKED + "<|channel|>final<|message|>it")
+    assert calls_grammar(channels(), middle, TOOLS, "json") is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_chosen_among_the_allowed_tokens_every_call_can_be_read(seed: int) -> None:
+    chance, text = random.Random(seed), ids(JSON, "hi")
+    made, begins = grammar(JSON, text), len(text)
+    call, size = JSON.convert_tokens_to_ids("<tool_call>"), len(JSON)
+    for at in range(150):
+        allowed = made.allowed(text, size)
+        assert allowed is not None
+        choices = allowed.nonzero().flatten().tolist()
+        chosen = call if at % 50 == 0 and call in choices else chance.choice(choices)
+        if chosen == JSON.eos_token_id:
+            break
+        text.append(chosen)
+    written = JSON.decode(text[begins:], skip_special_tokens=False)
+    stream = ToolStream(format_of("json"), TOOLS)
+    parts = (*stream.add(written), *stream.finish(cut=True))
+    closed = written.count("</tool_call>")
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    assert len(calls) <= closed + 1 and all(one.name in {tool.name for tool in TOOLS} for one in calls)
