@@ -13,7 +13,6 @@ from localmoe.chat.prompt import Encoder
 from localmoe.chat.tool_formats import find_format
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
-from localmoe.core.types import ModelFootprint
 from localmoe.speculative.sampling import TokenSampler
 
 _LOG = logging.getLogger(__name__)
@@ -25,11 +24,8 @@ if TYPE_CHECKING:  # imported with the first schema, which few need
 class AnswerSampling:
     """Of one model's answers."""
 
-    def __init__(self, encoder: Encoder, end_tokens: Collection[int], footprint: ModelFootprint) -> None:
+    def __init__(self, encoder: Encoder, end_tokens: Collection[int]) -> None:
         self._encoder, self._end_tokens = encoder, end_tokens
-        # of calls that an answer need not have: with recurrent layers, which cannot go back behind a token
-        # that is not allowed, the host would choose every token, and all of the answer be slower
-        self._holds_calls = not footprint.state_bytes
         self._vocabulary: Vocabulary | None = None
 
     def sampler(self, request: GenerationRequest, prompt: Sequence[int]) -> TokenSampler:
@@ -56,7 +52,7 @@ class AnswerSampling:
 
     def _of_calls(self, request: GenerationRequest, prompt: Sequence[int]) -> AnswerGrammar | None:
         """Of an answer that may call tools; None: its calls are as the model writes them."""
-        if not self._holds_calls or not request.tools or request.continue_answer or request.draft_only:
+        if not request.tools or request.continue_answer or request.draft_only:
             return None
         tokenizer = self._encoder.tokenizer
         try:

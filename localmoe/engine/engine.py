@@ -66,7 +66,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
         self._session = new_session(parts, config)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
-        self._sampling = AnswerSampling(encoder, self._end_tokens, parts.prepared.footprint)
+        self._sampling = AnswerSampling(encoder, self._end_tokens)
         self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
         log_loaded(self.info(), self.plan, self.footprint)

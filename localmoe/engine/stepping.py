@@ -88,10 +88,11 @@ def make_stepper(
     end_tokens: frozenset[int],
     stop: threading.Event | None,
 ) -> Stepper:
-    """Whole steps on the GPU where no token has to be drawn, or judged, by the host before the next step. A
-    grammar looks at tokens once they are there, where the model can go back behind them."""
+    """Whole steps on the GPU where no token has to be drawn by the host before the next step. A grammar looks
+    at tokens once they are there; recurrent state goes back behind them only while no other pass has run."""
     runner, whole_window = parts.runner, request.switches.whole_window
-    grammar, goes_back = sampler.grammar, not parts.prepared.footprint.state_bytes
+    grammar = sampler.grammar
+    stays_near = grammar is not None and parts.prepared.footprint.state_bytes > 0
     drafts = _wanted_length(request, config) != 0 and not request.draft_only
     synthetic = parts.passes.synthetic
     lookup: PromptLookupDrafter | None = None
@@ -102,7 +103,7 @@ def make_stepper(
         longest = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
         instead = FoundInstead(_lookup(end_tokens, grammar), governor, longest)
     simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
-    by_host = simulated or (drafts and parts.other is not None) or (grammar is not None and not goes_back)
+    by_host = simulated or (drafts and parts.other is not None)
     if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
@@ -111,7 +112,9 @@ def make_stepper(
             return DeviceDraftStepper(DeviceDraftSteps(runner, sampler.config, sampler.seed))
 
         def on_device() -> Stepper:
-            steps = DeviceSteps(runner, sampler.config, sampler.seed, whole_window=whole_window)
+            steps = DeviceSteps(
+                runner, sampler.config, sampler.seed, whole_window=whole_window, may_go_back=stays_near
+            )
             return DeviceStepper(steps, end_tokens, lookup, instead)
 
         return on_device() if grammar is None else GrammarStepper(on_device, runner, sampler, grammar)

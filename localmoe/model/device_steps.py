@@ -36,10 +36,11 @@ class DeviceSteps:
         seed: int,
         *,
         whole_window: bool = False,
+        may_go_back: bool = False,
     ) -> None:
         """sampling, seed: how tokens are chosen, the draft's and the target's. whole_window: see
-        core.switches."""
-        self._runner = runner
+        core.switches. may_go_back: to any token of a step that has ended; then none is verified behind it."""
+        self._runner, self._runs_behind = runner, not may_go_back
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
         self._whole_window = whole_window
         self._parts = StepPasses(runner, whole_window=whole_window)
@@ -99,7 +100,7 @@ class DeviceSteps:
             decides = step.gate is not None or (step.drafts and self._passes.memory.may_copy)
             if step.window is None and not decides:
                 self._issue_verify(step)
-            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1:
+            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1 and self._runs_behind:
                 self._issue_behind(step)
         except BaseException:
             self._rewind(start)

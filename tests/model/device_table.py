@@ -99,6 +99,7 @@ class TablePasses:
     def __init__(self, table: Table, rig: DeviceRig, window: DeviceWindow) -> None:
         self.table, self.rig, self.window_numbers = table, rig, window
         self.held: dict[int, int] = {}  # position -> token: the cache
+        self.last_start, self.went_behind = 0, False  # of windows; whether the text went back behind one
         self.by_draft: set[int] = set()  # positions whose entries are not the target's
         self.issued: list[str] = []
         self.phase = ""
@@ -157,6 +158,7 @@ class TablePasses:
             self.copies_before.append(self.rig.transfers.issued)
         numbers = self.window_numbers
         assert (int(numbers.start), int(numbers.live)) == (start, count)
+        self.last_start = start
         self.by_draft.difference_update(range(start, start + count))
         assert not self.by_draft.intersection(range(start)), "the target reads what the draft wrote"
         readable = self.choice.readable(numbers.tokens[:count])
@@ -251,17 +253,26 @@ class Rig:
     def loop(
         self, length: int | Governor, *, on_device: bool = True, end: frozenset[int] = NO_END,
         whole: bool = False, sampling: SamplingConfig = GREEDY, lookup: PromptLookupDrafter | None = None,
-        grammar: Any = None, beside: bool = False,
+        grammar: Any = None, beside: bool = False, near: bool = False,
     ) -> SpeculativeLoop:  # fmt: skip
-        """beside: what is looked up takes the place of drafts, as the governor says."""
+        """beside: what is looked up takes the place of drafts, as the governor says. near: the text goes back
+        no further than to where the last window began, as recurrent state can."""
         sampler = TokenSampler(sampling, grammar)
         governor = FixedGovernor(length) if isinstance(length, int) else length
         instead = FoundInstead(lookup, governor, ROWS - 1) if lookup is not None and beside else None
 
         def steps() -> DeviceStepper:
-            made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole)
+            made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole, may_go_back=near)
             return DeviceStepper(made, end, None if beside else lookup, instead)
 
+        truncate = self.cache.truncate
+
+        def watched(length: int) -> None:
+            self.passes.went_behind |= length < self.passes.last_start
+            assert not (near and self.passes.went_behind), f"{length}, behind {self.passes.last_start}"
+            truncate(length)
+
+        self.cache.truncate = watched  # type: ignore[method-assign]
         stepper: Stepper = steps()
         if grammar is not None:
             stepper = GrammarStepper(steps, self.runner, sampler, grammar)

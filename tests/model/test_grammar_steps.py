@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from model.device_table import PENALISED, PROMPT, SAMPLED, HastyPolicy, Moody, Rig
+from model.device_table import EXPERTS, LAYERS, PENALISED, PROMPT, SAMPLED, HastyPolicy, Moody, Rig
 from model.test_looked_up_steps import Guesses
 from speculative.table_model import Rule, Table
+from torch import Tensor
 
 from localmoe.core.config import SamplingConfig
 from localmoe.core.events import StepFinished, StepStarted
@@ -39,15 +41,16 @@ def drafter(kind: str, table: Table, end: frozenset[int], rule: Rule) -> PromptL
     make=st.sampled_from([MoeSpeqPolicy, OnDemandPolicy, HastyPolicy]), events=st.integers(1, 25),
     limit=st.integers(1, 40), end=st.sets(st.integers(0, 3), max_size=1),
     kind=st.sampled_from(["draft", "lookup", "guesses", "forced"]), forces=st.sampled_from([0.0, 0.7]),
+    near=st.booleans(),
 )  # fmt: skip
 def test_greedy_text_is_that_of_asking_the_grammar_before_each_token(
     seed: int, slots: int, lengths: list[int], make: type[Policy], events: int, limit: int, end: set[int],
-    kind: str, forces: float,
+    kind: str, forces: float, near: bool,
 ) -> None:  # fmt: skip
     table, ends = Table(agreement=0.8, seed=seed), frozenset(end)
     rule, rig = Rule(table, seed, forces), Rig(table, slots, make)
     lookup = drafter(kind, table, ends, rule)
-    loop = rig.loop(Moody(list(lengths)), end=ends, lookup=lookup, grammar=rule)
+    loop = rig.loop(Moody(list(lengths)), end=ends, lookup=lookup, grammar=rule, near=near)
     said: list[int] = []
     steps = loop.run(PROMPT, limit)
     for _, step in zip(range(events), steps, strict=False):
@@ -84,3 +87,38 @@ def test_a_policy_hears_of_each_pass_that_chooses_anew_as_of_a_step() -> None:
     told: Sequence[object] = [event for event in rig.events if isinstance(event, StepStarted | StepFinished)]
     assert [type(event) for event in told] == [StepStarted, StepFinished] * (len(told) // 2)
     assert len(told) // 2 > len(steps) - 1, "some were chosen anew"
+
+
+class Seldom(Rule):
+    """Now and then the likeliest token is none that may follow."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table, 0)
+        self._table = table
+
+    def allowed(self, text: Sequence[int], count: int) -> Tensor | None:
+        may = torch.ones(count, dtype=torch.bool)
+        may[self._table.target(text).argmax()] = len(text) % 9 > 0
+        return may
+
+    def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        written = list(text)
+        for token in tokens:
+            may = self.allowed(written, self.vocab)
+            if may is None or not may[token]:
+                break
+            written.append(token)
+        return len(written) - len(text)
+
+    def forced(self, text: Sequence[int]) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_no_pass_runs_behind_one_to_whose_middle_recurrent_state_may_have_to_go_back(near: bool) -> None:
+    table = Table(agreement=0.8, seed=2)
+    rule, rig = Seldom(table), Rig(table, LAYERS * EXPERTS)
+    loop = rig.loop(Moody([0] * 50 + [3] * 20), grammar=rule, near=near)
+    said = [token for step in loop.run(PROMPT, 80) for token in step.tokens]
+    assert said == rule.greedy(table, PROMPT, 80, frozenset())
+    assert rig.passes.went_behind == (not near)
