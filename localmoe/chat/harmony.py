@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.reasoning import CLOSE, OPEN, split_reasoning
@@ -24,8 +25,18 @@ _TO_TOOL = "to=functions."
 _CALL_END = "}</tool_call>"
 
 
+# of each tokenizer: thousands of added tokens take as many microseconds each time
+_FOUND = WeakKeyDictionary[Any, dict[int, str]]()
+
+
 def harmony_marks(tokenizer: Any) -> dict[int, str]:
     """Token id -> mark, of a tokenizer that has channels; empty for any other."""
+    if tokenizer not in _FOUND:
+        _FOUND[tokenizer] = _find_marks(tokenizer)
+    return _FOUND[tokenizer]
+
+
+def _find_marks(tokenizer: Any) -> dict[int, str]:
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     if not all(mark in vocabulary for mark in (START, CHANNEL, MESSAGE, END)):
         return {}
