@@ -2,7 +2,7 @@
 // list of models, leaves the focus to nobody. The message box has it then. Who presses by pointer sees no keyboard come up on a
 // touch screen.
 (() => {
-  const PATIENCE_MS = 3000, LOOK_MS = 50;
+  const PATIENCE_MS = 3000, LOOK_MS = 50, SELDOM_MS = 200;
   const BUTTONS = '#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button, #lm-earlier, [data-act=chat]';
   const edits = () => document.querySelector('.lm-turns textarea') !== null;
 
@@ -14,10 +14,25 @@
     else setTimeout(watch, LOOK_MS, button, until);
   };
 
+  // A load may take minutes: who presses nothing meanwhile has the box as soon as the chat is opened.
+  const awaitChat = () => {
+    const timer = setInterval(() => {
+      const box = window.localmoePart('lm-message')?.querySelector('textarea');
+      if (document.activeElement !== document.body || !box?.checkVisibility()) return;
+      end();
+      if (!edits()) box.focus({ preventScroll: true });
+    }, SELDOM_MS);
+    const end = () => {
+      clearInterval(timer);
+      for (const name of ['keydown', 'pointerdown']) document.removeEventListener(name, end, true);
+    };
+    for (const name of ['keydown', 'pointerdown']) document.addEventListener(name, end, true);
+  };
+
   document.addEventListener('click', (event) => {
     const button = event.target.closest?.(BUTTONS);
-    if (button && event.isTrusted && event.detail === 0 && document.activeElement === button) {
-      watch(button, performance.now() + PATIENCE_MS);
-    }
+    if (!button || !event.isTrusted || event.detail !== 0 || document.activeElement !== button) return;
+    if (button.dataset.act === 'chat') awaitChat();
+    else watch(button, performance.now() + PATIENCE_MS);
   });
 })();
