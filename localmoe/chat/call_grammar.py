@@ -50,7 +50,7 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
 
 def _marks(notation: str, template: str) -> tuple[str, ...]:
     """That a call begins with, and that ends it or its tool's name; none where arguments are no JSON."""
-    if notation == "json" and '"arguments"' in template:
+    if notation == "json" and '"arguments"' in template.replace("\\", ""):  # in a text of the template's
         return "<tool_call>", "</tool_call>"
     if notation == "mistral" and "[ARGS]" in template:
         return "[TOOL_CALLS]", "[ARGS]"

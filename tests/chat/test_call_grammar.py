@@ -168,6 +168,8 @@ def test_calls_of_gpt_oss_are_those_of_the_tools(text: str, expected: str) -> No
 
 def test_where_calls_cannot_be_told_all_is_free() -> None:
     hi = [5, 6]
+    escaped = marked(HERMES.replace('"', '\\"'), "<tool_call>", "</tool_call>")
+    assert calls_grammar(escaped, hi, TOOLS, find_format(escaped)) is not None
     assert calls_grammar(JSON, hi, (), "json") is None
     assert calls_grammar(JSON, hi, [Tool("odd name", '{"name": "odd name"}')], "json") is None
     assert calls_grammar(byte_level(), hi, TOOLS, "json") is None, "its marks are no tokens"
