@@ -45,7 +45,7 @@ def answer_grammar(tokenizer: Any, prompt: Sequence[int], rules: str) -> str:
 
 def schema_rules(schema: str) -> str:
     """JSON of a schema, which is the JSON of an object."""
-    return f"json: {_json(json.loads(schema))}\n"
+    return f"json: {json_of(json.loads(schema))}\n"
 
 
 def call_rules(tools: Sequence[Tool]) -> str:
@@ -61,15 +61,15 @@ def call_rules(tools: Sequence[Tool]) -> str:
 
 def arguments_of(tool: Tool) -> str:
     """JSON of a tool's schema, as call_rules has it. Raises ConfigError: no answer can be held to it."""
-    return _json(_parameters(tool))
+    return json_of(parameters_of(tool))
 
 
 def any_object() -> str:
     """JSON of any object."""
-    return _json({"type": "object"})
+    return json_of({"type": "object"})
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
+def parameters_of(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments, which has to be an object; they are those that it names, and none
     where it names none, unless it says otherwise."""
     found = tool.as_dict()["function"].get("parameters") or {}
@@ -80,7 +80,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return {"type": "object", "properties": {}, "additionalProperties": False, **found}
 
 
-def _json(schema: dict[str, Any]) -> str:
+def json_of(schema: dict[str, Any]) -> str:
     """
     Raises:
         ConfigError: a grammar of it would take too long to make, or be of other texts.

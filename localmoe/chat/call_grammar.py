@@ -1,6 +1,6 @@
-"""The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and the
-arguments of a call are JSON of its tool's schema. For notations that write arguments in JSON, between marks
-that are tokens of their own. Chooses no tokens.
+"""The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and a call
+is of a tool, with arguments of its schema. For notations that write arguments in JSON, or parameters in tags
+(function_grammar), between marks that are tokens of their own. Chooses no tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
+from localmoe.chat.function_grammar import function_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
@@ -32,9 +33,9 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
     """
     if not tools or not all(_NAME.fullmatch(tool.name) for tool in tools):
         return None
-    rules = "".join(f"arguments{i}: {_arguments(tool)}\n" for i, tool in enumerate(tools))
+    arguments = "".join(f"arguments{i}: {_arguments(tool)}\n" for i, tool in enumerate(tools))
     if marks := harmony_marks(tokenizer):
-        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools, rules)
+        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools, arguments)
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     marks_of_call = _marks(notation, str(getattr(tokenizer, "chat_template", None) or ""))
     tokens = [vocabulary.get(mark) for mark in marks_of_call]
@@ -42,14 +43,24 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
     found = [token for token in tokens if token is not None]
     if thoughts is None or not found or len(found) < len(tokens):
         return None
-    make = _in_json if notation == "json" else _of_mistral
-    call = make(found, [tool.name for tool in tools], vocabulary)
+    names = [tool.name for tool in tools]
+    match notation:
+        case "functions":
+            rules = function_rules(found, tools)
+        case "json":
+            rules = _in_json(found, names) + _SPACE + arguments
+        case _:
+            rules = _of_mistral(found, names, vocabulary.get("[CALL_ID]")) + _SPACE + arguments
+    if rules is None:
+        return None
     opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
-    return f"{_around_thoughts(thoughts, found[0], opened)}{call}{_SPACE}{rules}"
+    return f"{_around_thoughts(thoughts, found[0], opened)}{rules}"
 
 
 def _marks(notation: str, template: str) -> tuple[str, ...]:
-    """That a call begins with, and that ends it or its tool's name; none where arguments are no JSON."""
+    """That a call begins with, and that ends it or its tool's name; none of other notations."""
+    if notation == "functions":
+        return "<tool_call>", "</tool_call>"
     if notation == "json" and '"arguments"' in template.replace("\\", ""):  # in a text of the template's
         return "<tool_call>", "</tool_call>"
     if notation == "mistral" and "[ARGS]" in template:
@@ -57,7 +68,7 @@ def _marks(notation: str, template: str) -> tuple[str, ...]:
     return ()
 
 
-def _in_json(marks: Sequence[int], names: Sequence[str], vocabulary: Mapping[str, int]) -> str:
+def _in_json(marks: Sequence[int], names: Sequence[str]) -> str:
     field = 'SPACE "," SPACE "\\"arguments\\"" SPACE ":" SPACE'
     quoted = [json.dumps(json.dumps(name)) for name in names]
     one = " | ".join(f"{name} {field} arguments{i}" for i, name in enumerate(quoted))
@@ -65,8 +76,8 @@ def _in_json(marks: Sequence[int], names: Sequence[str], vocabulary: Mapping[str
     return f'call: <[{marks[0]}]> {opening} called SPACE "}}" SPACE <[{marks[1]}]>\ncalled: {one}\n'
 
 
-def _of_mistral(marks: Sequence[int], names: Sequence[str], vocabulary: Mapping[str, int]) -> str:
-    made = vocabulary.get("[CALL_ID]")
+def _of_mistral(marks: Sequence[int], names: Sequence[str], made: int | None) -> str:
+    """made: the token before a call's id."""
     named = "" if made is None else f"(<[{made}]> /[A-Za-z0-9]{{1,40}}/)? "
     each = (f"{json.dumps(name)} {named}<[{marks[1]}]> SPACE arguments{i}" for i, name in enumerate(names))
     return f"call: <[{marks[0]}]> SPACE called\ncalled: {' | '.join(each)}\n"

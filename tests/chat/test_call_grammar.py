@@ -133,6 +133,41 @@ def test_calls_of_mistral_are_those_of_the_tools(text: str, expected: str) -> No
     assert accepted(MISTRAL, text) == expected
 
 
+FUNCTIONS = marked("<tool_call><function=x></function></tool_call>", "<tool_call>", "</tool_call>")
+CODE = "a\n</parameter>\n</functions>\n<tool_call\nif x < 3:"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello <function=x>", "Hello <function=x>."),
+        (f"<tool_call>\n<function=weather>\n<parameter=city>\n{CODE}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+         "</function>\n</tool_call> done",) * 2,
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n<parameter=city>\n\n</parameter>\n"
+         "</function>\n</tool_call>",) * 2,
+        ("<tool_call>\n<function=weather_now>\n</function>\n</tool_call>",) * 2,
+        ("<tool_call>\n<function=any>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",) * 2,
+        ("<tool_call>\n<function=forecast>", "<tool_call>\n<function="),
+        ("<tool_call>\n<function=weather_now>\n<parameter=", "<tool_call>\n<function=weather_now>\n<"),
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n0",
+         "<tool_call>\n<function=weather>\n<parameter=days>\n"),
+        ("<tool_call>\n<function=weather>\n<parameter=year>", "<tool_call>\n<function=weather>\n<parameter="),
+    ],
+)  # fmt: skip
+def test_calls_with_parameters_in_tags_are_those_of_the_tools(text: str, expected: str) -> None:
+    assert find_format(FUNCTIONS) == "functions"
+    whole = text == expected
+    assert accepted(FUNCTIONS, text) == expected + "." * whole
+    if whole:
+        stream = ToolStream(format_of("functions"), TOOLS)
+        parts = (*stream.add(text), *stream.finish())
+        (call,) = (part for part in parts if isinstance(part, ToolCall))
+        given = {"weather": {"city", "days"}, "weather_now": set(), "any": {"a"}}[call.name]
+        found = json.loads(call.arguments)
+        assert found.keys() == given and found.get("days", 3) == 3
+        assert found.get("city", CODE) in (CODE, "")
+
+
 ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>{a} to=functions.no<|end|><|start|>assistant"
 ARGUMENTS = '<|message|>{"city": "oslo"}<|call|>'
@@ -173,7 +208,9 @@ def test_where_calls_cannot_be_told_all_is_free() -> None:
     assert calls_grammar(JSON, hi, (), "json") is None
     assert calls_grammar(JSON, hi, [Tool("odd name", '{"name": "odd name"}')], "json") is None
     assert calls_grammar(byte_level(), hi, TOOLS, "json") is None, "its marks are no tokens"
-    assert calls_grammar(JSON, hi, TOOLS, "functions") is None
+    assert calls_grammar(JSON, hi, TOOLS, "arguments") is None
+    odd = Tool("f", json.dumps({"name": "f", "parameters": {"properties": {"a b": {"type": "string"}}}}))
+    assert calls_grammar(FUNCTIONS, hi, [odd], "functions") is None
     assert calls_grammar(marked(HERMES.replace("arguments", "p"), "<tool_call>"), hi, TOOLS, "json") is None
     assert calls_grammar(marked(THINKS + HERMES, "<tool_call>", "</tool_call>"), hi, TOOLS, "json") is None
     middle = ids(channels(), ASKED + "<|channel|>final<|message|>it")
