@@ -131,8 +131,14 @@ def _read(prompt: str) -> str | None:
     if sys.stdin is None:  # closed, as of a job that nobody types to
         return None
     if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\r\n") if line else None
+        return _line()
+    if not sys.stdout.isatty():  # Python would write the prompt among the answers of the file or pipe
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        line = _line()
+        if line is None:
+            note("")
+        return line
     with contextlib.suppress(ImportError):  # not on Windows: without it a line cannot be edited as in a shell
         import readline  # noqa: F401
     try:
@@ -141,3 +147,8 @@ def _read(prompt: str) -> str | None:
     except EOFError:
         note("")
         return None
+
+
+def _line() -> str | None:
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None

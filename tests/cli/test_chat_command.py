@@ -82,6 +82,23 @@ def test_a_closed_input_is_one_that_has_ended(
     assert capsys.readouterr().out == ""
 
 
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_where_answers_go_to_a_file_what_is_typed_at_is_shown_beside_them(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "__stdout__", file)
+    monkeypatch.setattr(sys, "stdin", Keyboard("Hello \\\nyou\n"))
+    monkeypatch.setattr(sys, "stdout", file)
+    assert main(["chat", "demo", "--device", "cpu", "--context", "256", "--max-new-tokens", "8"]) == 0
+    assert file.getvalue() == greedy(engine, [("user", "Hello \nyou")], 8) + "\n"
+    assert re.search(r"> \.\.\. \[8 tokens.*\]\n> \n", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("locale", ["utf-8", "iso8859-1"])
 def test_a_pipe_is_read_as_utf_8_and_a_line_that_is_none_is_refused_in_a_sentence(
     locale: str, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
