@@ -7,6 +7,7 @@ import argparse
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.routing_trace import RoutingTrace, check_trace_file
 from localmoe.core.types import Message
@@ -32,14 +33,24 @@ def run_trace(args: argparse.Namespace) -> None:
         note(f"Recording {len(requests)} prompts ...")
         recorder = RoutingRecorder(engine.footprint.num_layers)
         engine.record_routing(recorder)
-        for request in requests:
+        refused = 0
+        for prompt, request in zip(prompts, requests, strict=True):
             engine.reset()  # a prefix that is reused from the prompt before would not be routed again
             recorder.begin()
-            for _ in engine.stream(request):
-                pass
+            try:
+                for _ in engine.stream(request):
+                    pass
+            except (ConfigError, ContextLengthError) as error:  # of this prompt; hours of others are kept
+                refused += 1
+                note(f"localmoe: Prompt {prompt.id!r}: {error}")
+        refusal = f"{refused} of {len(prompts)} prompts could not be recorded: see above."
+        if refused == len(prompts):
+            raise ConfigError(refusal)
         trace = recorder.trace(engine.info().name, engine.footprint.num_experts)
     trace.write(args.out)
     _report(args, trace)
+    if refused:
+        raise ConfigError(refusal)
 
 
 def _report(args: argparse.Namespace, trace: RoutingTrace) -> None:

@@ -22,8 +22,9 @@ class RoutingRecorder:
         return min(sum(len(part) for part in layer) for layer in self._layers)
 
     def begin(self) -> None:
-        """The tokens of another prompt follow."""
-        self._starts.append(self.num_tokens)
+        """The tokens of another prompt follow; a prompt that had none is forgotten."""
+        if not self._starts or self._starts[-1] < self.num_tokens:
+            self._starts.append(self.num_tokens)
 
     def record(self, layer: int, index: Tensor) -> None:
         """Keep one pass of one MoE layer; index (T, K), no padding rows."""
@@ -33,4 +34,5 @@ class RoutingRecorder:
         """All that was recorded."""
         assert self._starts and self.num_tokens, "nothing was recorded"
         experts = np.stack([np.concatenate(layer) for layer in self._layers], axis=1)
-        return RoutingTrace(model, num_experts, experts, np.array(self._starts, np.int64))
+        starts = [start for start in self._starts if start < len(experts)]
+        return RoutingTrace(model, num_experts, experts, np.array(starts, np.int64))

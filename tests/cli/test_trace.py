@@ -65,6 +65,29 @@ def test_what_was_recorded_is_said_with_the_share_that_repeats(
     assert f"Recorded {len(trace.experts)} tokens of 2 prompts" in out
 
 
+def test_prompts_that_cannot_be_used_are_named_and_the_others_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def record(*texts: str) -> tuple[int, str, str]:
+        lines = [json.dumps({"id": f"p{number}", "prompt": text}) for number, text in enumerate(texts)]
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text("\n".join(lines))
+        out = tmp_path / f"{len(texts)}.npz"
+        argv = ("--prompts", str(prompts), "--max-new-tokens", "2", "--context", "64", "--device", "cpu")
+        return run(capsys, "trace", "demo", *argv, "--out", str(out))
+
+    long = "cat " * 200
+    code, out, err = record(long, "Hello", "bad \ud800", "Tell me", long)
+    assert code == 1 and "of 2 prompts" in out
+    assert "Prompt 'p0': " in err and "Prompt 'p2': " in err and "Prompt 'p4': " in err
+    assert err.endswith("localmoe: 3 of 5 prompts could not be recorded: see above.\n")
+    trace = RoutingTrace.read(tmp_path / "5.npz")
+    first, second = trace.starts.tolist()
+    assert first == 0 < second < len(trace.experts)
+    code, out, err = record(long)
+    assert (code, out) == (1, "") and "1 of 1 prompts" in err and not (tmp_path / "1.npz").exists()
+
+
 def test_bench_replays_a_recorded_trace(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
