@@ -49,7 +49,8 @@ def note(text: str) -> None:
 
 def _stdout() -> Console:
     """As wide as the terminal; in a file or a pipe wide enough for every table."""
-    return Console() if sys.stdout.isatty() else Console(width=180)
+    width = None if sys.stdout.isatty() else 180
+    return Console(width=width, markup=False, emoji=False)  # names may have brackets and colons
 
 
 class ProgressBars:
@@ -57,7 +58,8 @@ class ProgressBars:
 
     def __init__(self) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.fields[amount]}", markup=False),
             console=Console(stderr=True), transient=True,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}

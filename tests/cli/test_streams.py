@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from localmoe.cli.main import main
-from localmoe.cli.output import ProgressBars, note, print_json, print_table
+from localmoe.cli.output import ProgressBars, note, print_json, print_pairs, print_table
 from localmoe.cli.streams import sound_streams
 from localmoe.core.types import Progress
 
@@ -136,3 +136,22 @@ def test_what_a_terminal_has_no_character_for_is_escaped(monkeypatch: pytest.Mon
     first, second = out.getvalue().decode("cp1252").splitlines()
     assert json.loads(first) == {"text": TEXT}
     assert second == "\\u65e5\\u672c \\U0001f600 é"
+
+
+@pytest.mark.parametrize("name", ["a [v2] b", "[/bold]", ":smile:"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_with_brackets_and_colons_are_printed_as_they_are(
+    name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = (_Terminal(), _Terminal()) if terminal else (io.BytesIO(), io.BytesIO())
+    for variable, value in (("NO_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(variable, value)  # colours could be within a name
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8"))
+    with sound_streams():
+        print_table(name, [name], [[name]])
+        print_pairs(name, [(name, name)])
+        with ProgressBars() as progress:
+            progress(Progress(name, 1, 2, "bytes", detail=name))
+    assert out.getvalue().decode().count(name) == 6
+    assert err.getvalue().decode().count(name) >= (2 if terminal else 0)
