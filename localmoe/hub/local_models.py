@@ -83,7 +83,7 @@ def resolve_model(model: str) -> LocalModel:
             "id such as Qwen/Qwen1.5-MoE-A2.7B-Chat, or demo."
         )
     own = models_folder() / safe_name(model)
-    if own.is_dir():
+    if os.path.isdir(own):  # of what may not be looked into, Path would raise
         return _local(model, own, read_folder(own), "localmoe")
     return _resolve_cached(model)
 
@@ -121,7 +121,7 @@ def _cached_models() -> Iterator[LocalModel]:
 
 
 def _resolve_cached(repo_id: str) -> LocalModel:
-    if not repo_folder(repo_id).is_dir():
+    if not os.path.isdir(repo_folder(repo_id)):
         raise ModelNotFoundError(
             f"Model {repo_id} is not on this machine: download it with 'localmoe pull {repo_id}', or give "
             "the folder that holds it."

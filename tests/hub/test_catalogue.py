@@ -55,6 +55,15 @@ def test_nothing_on_the_machine_is_an_empty_list() -> None:
     assert catalogue.list_models() == []
 
 
+@pytest.mark.parametrize("place", ["LOCALMOE_HOME", "HF_HUB_CACHE"])
+def test_a_folder_that_the_system_refuses_to_look_into_holds_no_model(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(place, str(tmp_path / ("x" * 300)))  # refused to root too, unlike a lack of rights
+    with pytest.raises(ModelNotFoundError, match="org/moe is not on this machine"):
+        catalogue.resolve_model("org/moe")
+
+
 def test_the_list_has_the_demo_own_models_and_complete_cached_moes(tmp_path: Path) -> None:
     write_model(tmp_path / "demo-moe")
     write_model(tmp_path / "home/models/me--mine")
