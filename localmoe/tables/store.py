@@ -56,10 +56,14 @@ def read_results(path: Path) -> Results:
     """What a file holds.
 
     Raises:
-        ConfigError: it cannot be read, or is no results file.
+        ConfigError: it is not there, cannot be read, or is no results file.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no file {path}: run 'localmoe bench tables --json {path}' first."
+        ) from None
     except OSError as error:
         raise ConfigError(f"The results {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):

@@ -84,6 +84,9 @@ def test_a_shape_is_predicted_on_a_card(capsys: pytest.CaptureFixture[str]) -> N
         (("--limit", "0"), "0 is out of range: use at least 1", 2),
         (("--render", "x.md", "missing.json"), "There is no file missing.json", 1),
         (("--json", "missing/r.json"), "name a file in a folder that exists", 1),
+        (("--json", "x" * 300), "cannot be written (File name too long)", 1),  # as of a folder of others
+        (("--render", "x.md", "x" * 300), "cannot be read: File name too long", 1),
+        (("--render", "x.md", "."), "The results . cannot be read: ", 1),
         (("--model", "nobody/nothing", "--tables", "fig6"), "nobody/nothing", 1),
     ],
 )
