@@ -34,6 +34,7 @@ from localmoe.quant.builder import (
     build_rtn_draft,
     estimate_layout_bytes,
 )
+from localmoe.quant.calibrated_layer import LittleMemoryError
 from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
 from localmoe.quant.draft_folder import DraftFolder, DraftWriteError
 from localmoe.quant.draft_format import DraftProvenance, Setting
@@ -47,6 +48,7 @@ _GOES_ON_LATER = (
     SystemExit,
     DraftCancelledError,
     DraftWriteError,
+    LittleMemoryError,
     torch.OutOfMemoryError,
 )
 

@@ -32,6 +32,10 @@ _CPU_PIECE_FLOPS = 3e10  # of the columns' feedback at once: some tenths of a se
 _ROWS = 2048  # tokens of one expert at a time
 
 
+class LittleMemoryError(DraftError):
+    """There is less memory than a build needs, which may be another time; its finished layers are fine."""
+
+
 class LayerWeights(Protocol):
     """The experts of one layer, as a calibration needs them. I: intermediate size, H: hidden size."""
 
@@ -89,7 +93,7 @@ class CalibratedLayer:
         """budget_bytes: of device memory beside the tokens.
 
         Raises:
-            DraftError: not even one expert fits into it.
+            LittleMemoryError: not even one expert fits into it.
         """
         self._tokens = tokens
         self._weights = weights
@@ -219,7 +223,7 @@ class CalibratedLayer:
         fitting = max((count for count in counts if needed(count) <= budget_bytes), default=0)
         if not fitting:
             wanted, allowed = needed(1) + self.outputs.nbytes, budget_bytes + self.outputs.nbytes
-            raise DraftError(
+            raise LittleMemoryError(
                 f"Building a GPTQ draft needs {format_bytes(wanted)} of device memory beside a layer's "
                 f"tokens and shared weights, and the budget leaves {format_bytes(max(0, allowed))}: give a "
                 "larger budget, or use --device cpu."

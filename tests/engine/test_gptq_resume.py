@@ -149,3 +149,13 @@ def test_a_disk_that_fills_up_costs_only_the_layer_under_way(
     draft, done = build(model, out)
     assert done[0] == 8 and weights_of(draft) == whole
     assert only_draft_in(tmp_path)
+
+
+def test_memory_that_does_not_suffice_to_go_on_costs_no_finished_layer(
+    model: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    cancel_at(model, tmp_path / "draft", 17)
+    with pytest.raises(DraftError, match="give a larger budget"):
+        build(model, tmp_path / "draft", replace(SMALL, budget_bytes=1 << 20))
+    draft, done = build(model, tmp_path / "draft")
+    assert done == [8, 16, *range(17, 25)] and weights_of(draft) == whole
