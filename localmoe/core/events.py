@@ -77,9 +77,11 @@ class PassRouted:
 
 @dataclass(frozen=True, slots=True)
 class DraftFinished:
-    """All tokens of the step are drafted; the verify pass comes next."""
+    """All tokens of the step are drafted; the verify pass comes next. looked_up: no pass was run for them, so
+    that they tell nothing of what drafting takes."""
 
     drafted: int
+    looked_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

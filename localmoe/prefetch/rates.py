@@ -79,7 +79,7 @@ class RateMeter:
                 return self._news()
             case DraftFinished() if self._step_began is not None:
                 self._pass_began = self._mark()
-                if event.drafted:
+                if event.drafted and not event.looked_up:
                     self._draft_token_s.append((self._pass_began[0] - self._step_began) / event.drafted)
             case LayerDemanded() if self._step_began is not None:
                 self._layer(event.layer, self._clock())

@@ -25,11 +25,12 @@ _LOG = logging.getLogger(__name__)
 class Proposal:
     """Drafted tokens, the distribution (V,) that each was drawn from (empty where none was drawn: greedily,
     and of a drafter that looks up), and how sure the draft was of each (speculative.margin_rates; empty of a
-    drafter that cannot say)."""
+    drafter that cannot say). looked_up: no pass was run for them."""
 
     tokens: list[int]
     distributions: list[Tensor]
     margins: list[float] = field(default_factory=list)
+    looked_up: bool = False
 
     def add(self, logits: Tensor, text: Sequence[int], sampler: TokenSampler) -> int | None:
         """Choose the token after `text` from the draft's logits (1, V), as the target would from its own.

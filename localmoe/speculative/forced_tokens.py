@@ -31,7 +31,7 @@ class ForcedTokens:
         gate: Gate | None = None,
     ) -> Proposal:
         """Up to `count` tokens that are forced after `history`."""
-        return Proposal(self._grammar.forced(history)[:count], [])
+        return Proposal(self._grammar.forced(history)[:count], [], looked_up=True)
 
 
 class ForcedOrFound(PromptLookupDrafter):
@@ -51,4 +51,5 @@ class ForcedOrFound(PromptLookupDrafter):
         if len(forced) < count and forced[-1] not in self._end_tokens:
             found = super().look_up([*history, *forced], count - len(forced))
             self._forget(len(history))
-        return Proposal([*forced, *found.tokens], [], [*(SUREST for _ in forced), *found.margins])
+        margins = [*(SUREST for _ in forced), *found.margins]
+        return Proposal([*forced, *found.tokens], [], margins, looked_up=True)

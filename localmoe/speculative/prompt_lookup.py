@@ -52,7 +52,8 @@ class PromptLookupDrafter:
         period = len(history) - start
         tokens = self._up_to_end([history[start + i % period] for i in range(count)])
         agree = self._agreeing(history, start)
-        return Proposal(tokens, [], [MARGIN_A_TOKEN * (agree + i) for i in range(len(tokens))])
+        margins = [MARGIN_A_TOKEN * (agree + i) for i in range(len(tokens))]
+        return Proposal(tokens, [], margins, looked_up=True)
 
     def _take(self, history: Sequence[int]) -> None:
         """Note what was written since."""

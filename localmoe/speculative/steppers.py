@@ -113,7 +113,7 @@ class PassStepper:
                 proposal, draft_s = self._draft(history, self._length)
             else:
                 proposal, draft_s = instead, 0.0
-                runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
+                runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens), looked_up=True))
             captured_s, started = runner.capture_s, time.perf_counter()
             # verify: row i of the logits is the target's view of what follows history + drafted[:i]
             logits = runner.run([history[-1], *proposal.tokens], "verify", last_only=False)
@@ -149,7 +149,8 @@ class PassStepper:
             proposal.margins[:] = synthetic.margins(len(history), len(proposal.margins))
         if gate is not None:
             proposal.cut(self._kept(proposal, length, gate))
-        self._runner.passes.scheduler.notify(DraftFinished(len(proposal.tokens)))
+        finished = DraftFinished(len(proposal.tokens), looked_up=proposal.looked_up)
+        self._runner.passes.scheduler.notify(finished)
         ended = time.perf_counter()
         if self._runner.passes.timeline is not None:
             name = f"draft {len(proposal.tokens)} tokens"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from engine.test_output_independence import ARCHITECTURE, PROMPT, Tiny
 from support.engines import ask, load_with_slots
 
+from localmoe.core.events import Event, PrefetchRequest, RatesMeasured
 from localmoe.core.switches import Switches
 from localmoe.engine import Engine
+from localmoe.prefetch.policies.moe_speq import MoeSpeqPolicy
 
 TOKENS = 120
 
@@ -42,3 +44,21 @@ def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: E
         answer = ask(engine, PROMPT, TOKENS, **how)
         assert answer.tokens == plain.tokens and answer.stats.looked_up == 0
     assert plain.stats.looked_up == plain.stats.drafted == 0
+
+
+def test_policies_hear_of_lookups_as_of_no_drafts_that_take_next_to_no_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe, told = MoeSpeqPolicy.observe, list[float]()
+
+    def listen(policy: MoeSpeqPolicy, event: Event) -> Sequence[PrefetchRequest]:
+        if isinstance(event, RatesMeasured) and event.rates.draft_token_s is not None:
+            told.append(event.rates.draft_token_s)
+        return observe(policy, event)
+
+    monkeypatch.setattr(MoeSpeqPolicy, "observe", listen)
+    engine.reset()
+    ask(engine, PROMPT, TOKENS, draft_length=4)
+    least_s, answers = min(told), [ask(engine, PROMPT, TOKENS, draft_length="auto") for _ in range(3)]
+    assert sum(answer.stats.looked_up for answer in answers) > 20
+    assert min(told) > least_s / 8, "a lookup takes a fiftieth of a pass"
