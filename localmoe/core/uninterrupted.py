@@ -5,11 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from _thread import RLock
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code of what Ctrl+C has ended
+
+
+class Monitor(RLock):  # type: ignore[misc]  # final, says typeshed
+    """A threading.Condition that Ctrl+C does not leave locked for ever. Python heeds it wherever a function
+    written in Python begins, as Condition's __exit__ is, which then gives no lock back; a lock's own is
+    none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        changed = threading.Condition(self)
+        self.wait, self.wait_for, self.notify_all = changed.wait, changed.wait_for, changed.notify_all
 
 
 @contextmanager

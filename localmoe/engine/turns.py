@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from localmoe.core.uninterrupted import Monitor
+
 
 class Turns:
     """Answers and one piece of background work exclude each other; work gives way at its next `pause`."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._answers = 0  # that are being written, or want to be
         self._working = False
 

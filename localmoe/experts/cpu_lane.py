@@ -21,6 +21,7 @@ from torch import Tensor
 
 from localmoe.core.errors import HardwareError
 from localmoe.core.uncollected import uncollected
+from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_arguments import unit_computes, worker_arguments
 from localmoe.experts.lane_attention import LaneAttention
@@ -30,8 +31,7 @@ from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox,
 
 SPIN_S = 0.0004  # longer than what lies between two jobs, of which attention takes a GPU most
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
-_GLANCE_S = 5e-5
-_SHORT_S = 0.02  # to measure the clock by
+_GLANCE_S, _SHORT_S = 5e-5, 0.02  # the latter to measure the clock by
 _LONGEST_JOB_S = 5.0
 _ALONE_BYTES = 512 << 10  # what one core reads before another one is awake
 
@@ -91,7 +91,7 @@ class CpuLane:
             store, activation, self._biases, self.mailbox, self._dtype, threads, self._control, self._dense,
             self._attention, matrix_unit=self.has_matrix_unit,
         )  # fmt: skip
-        self._posting, self._condition = threading.Lock(), threading.Condition()
+        self._posting, self._condition = threading.Lock(), Monitor()
         self._parked, self._stopped = 0, False
         self.failure = ""  # one sentence, once a thread has failed
         self._compile()

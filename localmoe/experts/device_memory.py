@@ -10,7 +10,6 @@ an expert of the window's unused prefetches. WHICH expert goes is the policy's, 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
+from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
@@ -67,7 +67,7 @@ class DeviceExpertMemory(SlotTable):
         self.copies_beside = True  # else the computation stands still while they run
         self.copy_s: float | None = None  # seconds of one copy, if that was measured
         self._issue_s: deque[float] = deque(maxlen=_RECENT_ISSUES)  # of the host for one copy, by stretch
-        self.lock = threading.Condition()
+        self.lock = Monitor()
         self.times: CopyTimes | None = None  # while somebody wants to know when copies ran
 
     def counters(self) -> TransferCounters:

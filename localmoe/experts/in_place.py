@@ -5,7 +5,6 @@ lane's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from torch import Tensor
 from localmoe.core.errors import HardwareError, TransferError
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey
+from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.lane_attention import MOST_SHARING
@@ -54,7 +54,7 @@ class InPlaceMemory:
         self.layer_batches = False  # no prefetch, no batch of them
         self.timeline: Timeline | None = None
         self.lane = lane
-        self.lock = threading.Condition()
+        self.lock = Monitor()
         self._here = np.ones((store.num_layers, store.num_experts), np.bool_)
         self.closed = False
         self._pytorch_threads = torch.get_num_threads()

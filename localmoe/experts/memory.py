@@ -22,6 +22,7 @@ from torch import Tensor
 from localmoe.core.errors import TransferError
 from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey
+from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.host_store import HostStore
@@ -62,7 +63,7 @@ class ExpertMemory:
         self._copies_s: deque[float] = deque(maxlen=_RECENT)
         self._stall_s = 0.0
         self.timeline: Timeline | None = None  # told of copies and waits, while somebody wants to know
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self.closed = False
         self._idle = False  # the worker found nothing to start since something was last asked for
         self.layer_batches = False  # prefetches of one layer are one operation
@@ -70,7 +71,7 @@ class ExpertMemory:
         self._worker.start()
 
     @property
-    def lock(self) -> threading.Condition:
+    def lock(self) -> Monitor:
         """Held while a policy is asked or told anything, since the worker asks it too. Reentrant."""
         return self._changed
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from localmoe.core.uninterrupted import ended_at_once, uninterrupted
+from localmoe.core.uninterrupted import Monitor, ended_at_once, uninterrupted
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["default", "ignored"])
@@ -131,3 +132,40 @@ def test_afterwards_it_is_pythons_exception_again() -> None:
         pass
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_leaves_no_monitor_locked() -> None:
+    """Python calls the handler where it begins to run one of its own functions; of threading.Condition's
+    these are `__enter__` and `__exit__`."""
+    monitor, left = Monitor(), 0
+
+    def interrupt(_frame: FrameType, event: str, _given: object) -> None:
+        if event == "call" and left == 0:
+            raise KeyboardInterrupt
+
+    for left in (0, 1):
+        sys.setprofile(interrupt)
+        try:
+            with monitor:
+                left -= 1
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(monitor.acquire, blocking=False).result(), "it is locked for ever"
+            other.submit(monitor.release).result()
+
+
+def test_whoever_waits_for_a_monitor_is_woken() -> None:
+    monitor, done = Monitor(), list[int]()
+
+    def work() -> None:
+        with monitor:
+            done.append(1)
+            monitor.notify_all()
+
+    with ThreadPoolExecutor(1) as other, monitor, monitor:
+        assert not monitor.wait(0.01)
+        other.submit(work)
+        assert monitor.wait_for(lambda: bool(done), 10)
