@@ -20,14 +20,15 @@ class Turns:
     @contextmanager
     def answer(self) -> Iterator[None]:
         """An answer's time; waits for a piece of work to end."""
-        with self._changed:
-            self._answers += 1
-            self._changed.wait_for(lambda: not self._working)
+        counts = False
         try:
+            with self._changed:
+                self._answers, counts = self._answers + 1, True
+                self._changed.wait_for(lambda: not self._working)  # where Ctrl+C may end it
             yield
         finally:
             with self._changed:
-                self._answers -= 1
+                self._answers -= counts
                 self._changed.notify_all()
 
     @contextmanager

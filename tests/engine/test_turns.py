@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
+
+import pytest
 
 from localmoe.engine.turns import Turns
 
@@ -86,3 +90,27 @@ def test_an_answer_that_breaks_gives_its_turn_back() -> None:
 
     start(work)
     assert done.wait(5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal goes to no thread of one's choice there")
+def test_work_goes_on_after_an_answer_that_was_interrupted_while_it_waited() -> None:
+    turns, cancel, working, interrupted = Turns(), threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with turns.work(cancel):
+            working.set()
+            time.sleep(0.05)  # the answer waits by now
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert interrupted.wait(5)
+            turns.pause(cancel)
+
+    worker = start(work)
+    with pytest.raises(KeyboardInterrupt):
+        assert working.wait(5)
+        with turns.answer():
+            pass
+    interrupted.set()
+    worker.join(5)
+    assert not worker.is_alive()
+    with turns.answer():
+        pass
