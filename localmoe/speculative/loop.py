@@ -134,7 +134,8 @@ class SpeculativeLoop:
         counters.steps += 1
         if done.verified:
             counters.drafted += drafted
-            counters.left_out += len(done.margins) - drafted if self._gated else 0
+            if self._gated and not done.found:  # of what was looked up nothing was drafted
+                counters.left_out += len(done.margins) - drafted
             counters.accepted += done.accepted
             counters.looked_up += drafted if done.found else 0
         counters.draft_s += done.draft_s

@@ -29,10 +29,16 @@ def engine(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Engine]:
 @pytest.mark.slow(but=1)
 def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> None:
     plain = ask(engine, PROMPT, TOKENS, draft_length=0)
+    engine.live.record_timeline(3 * TOKENS)
     answers = [ask(engine, PROMPT, TOKENS, draft_length="auto") for _ in range(3)]
     for answer in answers:
         assert answer.tokens == plain.tokens
         assert answer.stats.looked_up <= answer.stats.drafted
+    spans = [span for step in engine.live.timeline() for span in step.spans if span.lane == "draft"]
+    engine.live.record_timeline(None)
+    all_stats = [answer.stats for answer in answers if not answer.stats.draft_aside]
+    counts = [stats.drafted - stats.looked_up + stats.left_out for stats in all_stats]
+    assert sum(counts) == sum(span.name.startswith("token") for span in spans), "by the draft's passes"
     assert sum(answer.stats.looked_up for answer in answers) > 20
     assert not engine.info().looks_up
 
