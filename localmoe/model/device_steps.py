@@ -116,7 +116,7 @@ class DeviceSteps:
             decides = step.window is None
             ready = self._hear_drafts(step)
             if decides:
-                self._passes.scheduler.notify(DraftFinished(step.count))
+                self._passes.scheduler.notify(DraftFinished(step.count, looked_up=not step.drafts))
             decided = step.gate is not None or step.window is None
             if step.window is None:
                 self._issue_verify(step)
