@@ -88,12 +88,12 @@ class Conversation:
                 text += OPEN + event.text if event.opens_reasoning else event.text
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        note(answer_line(event.stats, self._engine.info().link))
-        answer = split_reasoning(text).answer
-        if answer:
-            self.messages = (*messages, Message("assistant", answer))
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            note(answer_line(event.stats, self._engine.info().link))
+            answer = split_reasoning(text).answer
+            if answer:
+                self.messages = (*messages, Message("assistant", answer))
 
 
 @contextlib.contextmanager
@@ -113,11 +113,24 @@ def _set_by_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _questions() -> Iterator[str]:
-    """What is typed, or piped in; lines without anything are left out."""
+    """What is typed, or piped in; lines without anything are left out. Ctrl+C at the keyboard drops what is
+    being typed, and twice in a row it ends the program: one that comes just behind an answer's end, which it
+    was to stop, costs nobody the conversation."""
     lines: list[str] = []
     line: str | None = ""
+    dropped = False
     while line is not None:
-        line = _read(_FURTHER if lines else _FIRST)
+        try:
+            line = _read(_FURTHER if lines else _FIRST)
+        except KeyboardInterrupt:
+            if sys.stdin is None or not sys.stdin.isatty():
+                raise
+            note("" if dropped else "\nCtrl+C once more ends, as Ctrl+D does.")
+            if dropped:
+                raise
+            lines, dropped = [], True
+            continue
+        dropped = False
         if line is not None:
             lines.append(line.removesuffix("\\"))
         if line is None or not line.endswith("\\"):

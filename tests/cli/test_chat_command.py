@@ -83,8 +83,16 @@ def test_a_closed_input_is_one_that_has_ended(
 
 
 class Keyboard(io.StringIO):
+    """A line ^C is that key."""
+
     def isatty(self) -> bool:
         return True
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        line = super().readline(-1 if size is None else size)
+        if line == "^C\n":
+            raise KeyboardInterrupt
+        return line
 
 
 def test_where_answers_go_to_a_file_what_is_typed_at_is_shown_beside_them(
@@ -97,6 +105,19 @@ def test_where_answers_go_to_a_file_what_is_typed_at_is_shown_beside_them(
     assert main(["chat", "demo", "--device", "cpu", "--context", "256", "--max-new-tokens", "8"]) == 0
     assert file.getvalue() == greedy(engine, [("user", "Hello \nyou")], 8) + "\n"
     assert re.search(r"> \.\.\. \[8 tokens.*\]\n> \n", capsys.readouterr().err)
+
+
+def test_ctrl_c_drops_what_is_typed_and_twice_in_a_row_ends(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard("Hello\n^C\nTell me \\\n^C\nGoodbye\n^C\n^C\nnever\n"))
+    capsys.readouterr()
+    code = main(["chat", "demo", "--device", "cpu", "--context", "256", "--max-new-tokens", "8"])
+    out, err = capsys.readouterr()
+    first = greedy(engine, [("user", "Hello")], 8)
+    second = greedy(engine, [("user", "Hello"), ("assistant", first), ("user", "Goodbye")], 8)
+    assert (code, out) == (130, f"{first}\n{second}\n")
+    assert err.count("Ctrl+C once more ends") == 3
 
 
 @pytest.mark.parametrize("locale", ["utf-8", "iso8859-1"])
