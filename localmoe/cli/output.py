@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from localmoe.cli.table_layout import lay_out
 from localmoe.core.types import Progress as ProgressReport
 from localmoe.core.units import format_seconds
 
@@ -25,13 +26,18 @@ def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout; the first column is left-aligned, the others right."""
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    _stdout().print(table)
+    """A table on stdout; the first column is left-aligned, the others right. Where a terminal is too narrow,
+    further columns follow below."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    console = _stdout()
+    titles, parts = lay_out(columns, texts, console.width)
+    for part in parts:
+        table = Table(title=title if part is parts[0] else None, title_justify="left")
+        for i in part:
+            table.add_column(titles[i], justify="left" if i == 0 else "right", no_wrap=i == 0)
+        for row in texts:
+            table.add_row(*(row[i] for i in part))
+        console.print(table)
 
 
 def print_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:

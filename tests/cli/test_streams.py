@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from localmoe.cli import bench_report, simulate
 from localmoe.cli.main import main
 from localmoe.cli.output import ProgressBars, note, print_json, print_pairs, print_table
 from localmoe.cli.streams import sound_streams
@@ -155,3 +157,27 @@ def test_names_with_brackets_and_colons_are_printed_as_they_are(
             progress(Progress(name, 1, 2, "bytes", detail=name))
     assert out.getvalue().decode().count(name) == 6
     assert err.getvalue().decode().count(name) >= (2 if terminal else 0)
+
+
+@pytest.mark.parametrize("columns", [bench_report.COLUMNS, simulate.COLUMNS])
+@pytest.mark.parametrize("width", [50, 80, 120, 250])
+def test_no_figure_is_cut_in_a_narrow_terminal(
+    width: int, columns: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = _Terminal()
+    for variable, value in (("NO_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", str(width))):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    names = ("moe-infinity, auto", "on-demand, 4")
+    rows = [
+        (name, *(f"{line}{i:02}.{i} %" for i in range(1, len(columns)))) for line, name in enumerate(names)
+    ]
+    with sound_streams():
+        print_table("The title", columns, rows)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue().decode())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert text.count("The title") == 1 and all(text.count(cell) == 1 for row in rows for cell in row[1:])
+    for line in lines:  # a figure stands behind its line's name
+        assert not any(cell in line for cell in rows[1][1:]) or line.split("\u2502")[1].strip() == names[1]
+    assert (text.count(names[0]) == 1) == (width > 120)
