@@ -33,8 +33,12 @@ def tables_parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="FILE", help="keep results here, and go on with those that are there"
     )
     what = parser.add_argument_group("what is run")
-    what.add_argument("--tables", type=_names, metavar="A,B", help="e.g. 3,fig6; an unknown one lists them")
-    what.add_argument("--datasets", type=_names, metavar="A,B", help="e.g. gsm8k,c4; another lists them")
+    what.add_argument(
+        "--tables", type=checked(_names), metavar="A,B", help="e.g. 3,fig6; an unknown one lists them"
+    )
+    what.add_argument(
+        "--datasets", type=checked(_names), metavar="A,B", help="e.g. gsm8k,c4; another lists them"
+    )
     what.add_argument(
         "--limit", type=checked(at_least(1)), default=4, metavar="N", help="prompts a dataset; default: 4"
     )
@@ -66,7 +70,15 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """ "A,B".
+
+    Raises:
+        ConfigError: it names nothing, as a variable of the shell that is empty: that is not all there is.
+    """
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise ConfigError(f"'{text}' names nothing: leave the option out for all, or give A,B.")
+    return names
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

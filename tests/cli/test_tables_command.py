@@ -74,6 +74,8 @@ def test_a_shape_is_predicted_on_a_card(capsys: pytest.CaptureFixture[str]) -> N
     [
         (("--tables", "5"), "There is no table '5': choose from 2, 3,", 1),
         (("--datasets", "gpqa"), "There is no dataset 'gpqa'", 1),
+        (("--tables", ""), "'' names nothing", 2),
+        (("--datasets", " , ", "--tables", "2"), "' , ' names nothing", 2),
         (("--shape", "gpt-5"), "Shape 'gpt-5' is unknown", 1),
         (("--shape", "olmoe-1b-7b", "--card", "h900", "--tables", "3"), "Card 'h900' is unknown", 1),
         (("--card", "rtx-4090"), "add --shape NAME", 2),
