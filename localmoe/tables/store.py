@@ -75,11 +75,17 @@ def read_results(path: Path) -> Results:
             Run(subject_from(run["subject"]), str(run["load"]), dict(run["cells"]), dict(run["memory"]))
             for run in value["runs"]
         ]
-        return Results(runs, dict(value["sharing"]), dict(value["notes"]))
+        if not all(isinstance(figures, dict) for run in runs for figures in run.cells.values()):
+            raise TypeError("figures of a cell are none")
+        sharing, notes = dict(value["sharing"]), dict(value["notes"])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{path} holds no results of 'localmoe bench tables' (format '{FORMAT}'): give another file."
         ) from None
+    wrong = [table for table, note in notes.items() if not isinstance(note, str)]
+    if wrong:  # people write them
+        raise ConfigError(f"The note on table '{wrong[0]}' in {path} is no text: write one in quotes.")
+    return Results(runs, sharing, notes)
 
 
 def write_results(path: Path, results: Results) -> None:

@@ -114,6 +114,19 @@ def test_a_file_that_holds_no_results_is_refused_in_one_sentence(text: str, tmp_
     assert str(caught.value).count(". ") == 0
 
 
+def test_a_cell_without_figures_and_a_note_that_is_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    run_cells(FakeBench(), ("fig13",), Results(), lambda: "", path, lambda text: None)
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "notes": {"3": ["of", "two lines"]}}))
+    with pytest.raises(ConfigError, match=r"The note on table '3' in .*x\.json is no text"):
+        read_results(path)
+    value["runs"][0]["cells"]["more"] = 5
+    path.write_text(json.dumps(value))
+    with pytest.raises(ConfigError, match=r"x\.json .*give another"):
+        read_results(path)
+
+
 def test_results_that_cannot_be_written_leave_the_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
