@@ -36,7 +36,7 @@ from localmoe.quant.builder import (
 )
 from localmoe.quant.calibrated_layer import LittleMemoryError
 from localmoe.quant.calibration import CalibrationText, cut_sequences, read_calibration
-from localmoe.quant.draft_folder import DraftFolder, DraftWriteError
+from localmoe.quant.draft_folder import DraftFolder, DraftPlaceError, DraftWriteError
 from localmoe.quant.draft_format import DraftProvenance, Setting
 from localmoe.quant.draft_layout import layout_of
 from localmoe.quant.draft_writer import DraftWriter
@@ -47,6 +47,7 @@ _GOES_ON_LATER = (
     KeyboardInterrupt,
     SystemExit,
     DraftCancelledError,
+    DraftPlaceError,
     DraftWriteError,
     LittleMemoryError,
     torch.OutOfMemoryError,
@@ -149,6 +150,11 @@ def make_draft(
                 build = GptqBuild(basis.skeleton, basis.store, tokens, settings.gptq, device, budget)
                 build.run(writer, progress=progress, cancel=cancel, pause=pause)
             return writer.publish()
+    except DraftPlaceError as error:  # which was free when the build began
+        if not text:
+            raise
+        kept = "or take it away and build the draft again, which goes on with all that is finished"
+        raise DraftPlaceError(f"{str(error).rstrip('.')}, {kept}.") from None
     except torch.OutOfMemoryError:
         raise DraftError(
             "The GPU's memory ran out while the draft was built, as other programs use it too: close them, "

@@ -26,6 +26,10 @@ _OUR_FILES = re.compile(
 _MARGIN_BYTES = 16 << 20  # JSON files and the file system's own blocks
 
 
+class DraftPlaceError(DraftError):
+    """Something else is where the draft is to lie."""
+
+
 class DraftWriteError(DraftError):
     """The operating system refused to write; what is on the disk already is fine."""
 
@@ -183,7 +187,7 @@ class DraftFolder:
         """`out` may be absent, empty, or a draft of the same model; no mount point, as nothing can be renamed
         to one."""
         if os.path.ismount(self.out):
-            raise DraftError(
+            raise DraftPlaceError(
                 f"{self.out} is a mount point, which a draft cannot replace: give a folder inside it."
             )
         if not os.path.lexists(self.out):
@@ -195,7 +199,7 @@ class DraftFolder:
             if PROVENANCE_FILE in names and all(_OUR_FILES.fullmatch(name) for name in names):
                 self._check_same_model()
                 return
-        raise DraftError(
+        raise DraftPlaceError(
             f"{self.out} holds something that is not a draft, and is left as it is: choose another folder."
         )
 
@@ -208,7 +212,7 @@ class DraftFolder:
         if self._provenance.base_model != found.base_model and (
             self._provenance.base_fingerprint != found.base_fingerprint
         ):
-            raise DraftError(
+            raise DraftPlaceError(
                 f"{self.out} holds a draft of {found.base_model}, not of {self._provenance.base_model}: "
                 "choose another folder, or remove it first."
             )

@@ -159,3 +159,21 @@ def test_memory_that_does_not_suffice_to_go_on_costs_no_finished_layer(
         build(model, tmp_path / "draft", replace(SMALL, budget_bytes=1 << 20))
     draft, done = build(model, tmp_path / "draft")
     assert done == [8, 16, *range(17, 25)] and weights_of(draft) == whole
+
+
+def test_a_place_that_was_taken_meanwhile_costs_no_finished_layer(
+    model: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As by a file manager that looked into an empty folder."""
+    out = tmp_path / "draft"
+    out.mkdir()
+
+    def take(done: int) -> None:
+        if done == 20:
+            (out / ".DS_Store").touch()
+
+    with pytest.raises(DraftError, match=r"holds something that .*, or take it away .* is finished\.$"):
+        build(model, out, report=take)
+    (out / ".DS_Store").unlink()
+    draft, done = build(model, out)
+    assert done == [8, 16, 24] and weights_of(draft) == whole and only_draft_in(tmp_path)
