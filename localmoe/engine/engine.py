@@ -171,7 +171,8 @@ class Engine(AbstractContextManager["Engine"]):
         governor = self._draft_place.governor(request, counters)
         parts.passes.counters = counters
         parts.passes.lookahead.clear()
-        parts.passes.memory.begin_answer()
+        meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
+        parts.passes.memory.begin_answer()  # the meter counts already what may be wasted from here on
         self.live.begin_answer()
         if parts.passes.synthetic is not None:
             parts.passes.synthetic.begin(self._answers)
@@ -181,7 +182,6 @@ class Engine(AbstractContextManager["Engine"]):
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
-        meter = Meter(counters, self.transfer_counters, self.peak_device_bytes, started)
         yield from write_events(steps, prompt, self._session, self._encoder.tokenizer, meter, request)
 
     def _use_policy(self, name: str) -> None:

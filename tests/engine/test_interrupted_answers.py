@@ -26,6 +26,7 @@ from support.engines import (
 
 from localmoe.core.config import DraftLength, GenerationRequest
 from localmoe.core.errors import EngineClosedError, TransferError
+from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.prefetch.scheduler import Scheduler
 
@@ -240,3 +241,28 @@ def test_closing_the_engine_ends_a_running_answer_with_a_clear_error(tiny: Tiny)
         list(stream)
     with pytest.raises(EngineClosedError, match="closed"):
         ask(engine, PROMPTS[0])
+
+
+def test_a_copy_that_ends_as_the_next_answer_begins_is_wasted_by_that_one_alone_if_it_counts_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, arrived, begin = memory_of(engine), threading.Event(), engine._session.begin
+    ask(engine, PROMPTS[0], NUM_TOKENS, policy="on-demand", draft_length=0)
+    copy = memory.link.copy
+
+    def held(*given: Any) -> None:
+        assert arrived.wait(5)
+        copy(*given)
+
+    def bring_back(*given: Any, **how: Any) -> int:
+        arrived.set()
+        wait_until_idle(memory)
+        return begin(*given, **how)
+
+    monkeypatch.setattr(memory.link, "copy", held)
+    monkeypatch.setattr(engine._session, "begin", bring_back)
+    last, resident = memory.store.num_layers - 1, memory.resident_keys()
+    keys = (ExpertKey(last, expert) for expert in range(memory.store.num_experts))
+    memory.prefetch(next(key for key in keys if key not in resident), 0.0)
+    stats = ask(engine, PROMPTS[2], NUM_TOKENS, policy="on-demand", draft_length=0).stats
+    assert (stats.prefetched, stats.wasted) == (1, 1)
