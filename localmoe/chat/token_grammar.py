@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.errors import ConfigError
@@ -44,7 +45,8 @@ class Vocabulary:
         """
         grammar, tokens = LLMatcher.grammar_from_lark(lark), self._tokens()
         limits = LLParserLimits(max_items_in_row=_ROWS, verbose_errors=False)
-        made = AnswerGrammar(LLMatcher(tokens, grammar, log_level=0, limits=limits), begins, self._end_tokens)
+        matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+        made = AnswerGrammar(matcher, begins, self._end_tokens, tokens.vocab_size)
         made.check()
         return made
 
@@ -66,9 +68,10 @@ class Vocabulary:
 class AnswerGrammar:
     """The grammar of one answer (speculative.grammar.Grammar)."""
 
-    def __init__(self, matcher: LLMatcher, begins: int, end_tokens: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, begins: int, end_tokens: frozenset[int], vocab_size: int) -> None:
         """begins: tokens of the prompt, of which the grammar knows nothing."""
         self._matcher, self._begins, self._end_tokens = matcher, begins, end_tokens
+        self._vocab_size = vocab_size
         self._taken: list[int] = []  # what the matcher stands behind
 
     def allowed(self, text: Sequence[int], count: int) -> Tensor | None:
@@ -79,10 +82,22 @@ class AnswerGrammar:
         """
         if self._go_to(text) < len(text):
             return None
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._refuse_errors()
+        bits = self._bits()
         found = np.unpackbits(bits, count=min(count, 8 * len(bits)), bitorder="little")
         return torch.from_numpy(np.pad(found, (0, count - len(found))).view(np.bool_))
+
+    def free(self, text: Sequence[int]) -> bool:
+        """As the protocol says, of the tokenizer's. Raises as `allowed`."""
+        if self._go_to(text) < len(text):
+            return False
+        bits, (whole, rest) = self._bits(), divmod(self._vocab_size, 8)
+        return bool((bits[:whole] == 0xFF).all()) and (not rest or bits[whole] | -1 << rest & 0xFF == 0xFF)
+
+    def _bits(self) -> NDArray[np.uint8]:
+        """One a token that may follow what the matcher stands behind."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._refuse_errors()
+        return bits
 
     def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """As the protocol says, one by one as `allowed` says: where it leaves no choice but of how a text is

@@ -92,7 +92,7 @@ def make_stepper(
     at tokens once they are there; recurrent state goes back behind them only while no other pass has run."""
     runner, whole_window = parts.runner, request.switches.whole_window
     grammar = sampler.grammar
-    stays_near = grammar is not None and parts.prepared.footprint.state_bytes > 0
+    goes_on = grammar.free if grammar is not None and parts.prepared.footprint.state_bytes else None
     drafts = _wanted_length(request, config) != 0 and not request.draft_only
     synthetic = parts.passes.synthetic
     lookup: PromptLookupDrafter | None = None
@@ -113,7 +113,7 @@ def make_stepper(
 
         def on_device() -> Stepper:
             steps = DeviceSteps(
-                runner, sampler.config, sampler.seed, whole_window=whole_window, may_go_back=stays_near
+                runner, sampler.config, sampler.seed, whole_window=whole_window, goes_on=goes_on
             )
             return DeviceStepper(steps, end_tokens, lookup, instead)
 

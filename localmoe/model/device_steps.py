@@ -9,7 +9,7 @@ cache (device_runner).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,11 +36,12 @@ class DeviceSteps:
         seed: int,
         *,
         whole_window: bool = False,
-        may_go_back: bool = False,
+        goes_on: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         """sampling, seed: how tokens are chosen, the draft's and the target's. whole_window: see
-        core.switches. may_go_back: to any token of a step that has ended; then none is verified behind it."""
-        self._runner, self._runs_behind = runner, not may_go_back
+        core.switches. goes_on: whether a step after a text is one that nobody goes back behind, so that
+        another may be verified behind it; None: always."""
+        self._runner, self._goes_on = runner, goes_on
         self._sampling: tuple[SamplingConfig, int] | None = (sampling, seed)  # None: the device knows
         self._whole_window = whole_window
         self._parts = StepPasses(runner, whole_window=whole_window)
@@ -100,7 +101,8 @@ class DeviceSteps:
             decides = step.gate is not None or (step.drafts and self._passes.memory.may_copy)
             if step.window is None and not decides:
                 self._issue_verify(step)
-            if self._plain_steps >= RUN_BEHIND_AFTER and room > 1 and self._runs_behind:
+            behind = self._plain_steps >= RUN_BEHIND_AFTER and room > 1
+            if behind and (self._goes_on is None or self._goes_on(text)):
                 self._issue_behind(step)
         except BaseException:
             self._rewind(start)

@@ -18,6 +18,9 @@ class Grammar(Protocol):
     def valid(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of `tokens` may follow `text`, which is allowed."""
 
+    def free(self, text: Sequence[int]) -> bool:
+        """Whether any token may follow `text`."""
+
     def forced(self, text: Sequence[int]) -> list[int]:
         """What has to follow `text`, in the tokens that a tokenizer would use; []: there is a choice, or
         nothing may follow."""

@@ -217,6 +217,20 @@ def test_where_calls_cannot_be_told_all_is_free() -> None:
     assert calls_grammar(channels(), middle, TOOLS, "json") is None
 
 
+@pytest.mark.parametrize("tokenizer", [JSON, THINKING], ids=["plain", "thinking"])
+def test_any_token_may_come_but_in_a_call(tokenizer: Any) -> None:
+    made, hi = grammar(tokenizer, [5, 6]), [5, 6]
+    text = [*hi, *ids(tokenizer, f"Sure.{GOOD} And")]
+    begin, end = (tokenizer.convert_tokens_to_ids(mark) for mark in ("<tool_call>", "</tool_call>"))
+    called = range(text.index(begin) + 1, text.index(end) + 1)
+    assert [made.free(text[:at]) for at in range(2, len(text))] == [
+        at not in called for at in range(2, len(text))
+    ]
+    if tokenizer is THINKING:
+        assert made.free([*hi, *ids(tokenizer, "<think>So <tool_call> x")])
+    assert not made.free([*hi, begin, begin])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_chosen_among_the_allowed_tokens_every_call_can_be_read(seed: int) -> None:
     chance, text = random.Random(seed), ids(JSON, "hi")

@@ -118,6 +118,9 @@ class NoThirds:
     def goes(self, last: int, token: int) -> bool:
         return self.follows(last) in (None, token) and (last + token) % 3 != 0
 
+    def free(self, text: Sequence[int]) -> bool:
+        return False
+
     def forced(self, text: Sequence[int]) -> list[int]:
         tokens, token = [], self.follows(text[-1])
         while token is not None:

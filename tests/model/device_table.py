@@ -99,6 +99,7 @@ class TablePasses:
     def __init__(self, table: Table, rig: DeviceRig, window: DeviceWindow) -> None:
         self.table, self.rig, self.window_numbers = table, rig, window
         self.held: dict[int, int] = {}  # position -> token: the cache
+        self.ran_behind = 0  # passes, one of which no report was read yet
         self.last_start, self.went_behind = 0, False  # of windows; whether the text went back behind one
         self.by_draft: set[int] = set()  # positions whose entries are not the target's
         self.issued: list[str] = []
@@ -173,6 +174,7 @@ class TablePasses:
         return PassOutput(torch.stack(rows), torch.from_numpy(np.concatenate(parts).astype(np.int32)))
 
     def advance(self, output: PassOutput) -> None:
+        self.ran_behind += 1
         count = len(output.logits)
         first = LAYERS * (EXPERTS + count * TOP_K)
         self.window_numbers.advance(output.report[first : first + 1])
@@ -262,7 +264,8 @@ class Rig:
         instead = FoundInstead(lookup, governor, ROWS - 1) if lookup is not None and beside else None
 
         def steps() -> DeviceStepper:
-            made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole, may_go_back=near)
+            goes_on = grammar.free if near else None
+            made = DeviceSteps(self.runner, sampling, sampler.seed, whole_window=whole, goes_on=goes_on)
             return DeviceStepper(made, end, None if beside else lookup, instead)
 
         truncate = self.cache.truncate

@@ -88,6 +88,9 @@ class Rule:
             written.append(token)
         return len(written) - len(text)
 
+    def free(self, text: Sequence[int]) -> bool:
+        return len(self.may[text[-1], len(text) % 2]) == self.vocab
+
     def forced(self, text: Sequence[int]) -> list[int]:
         """Where one token alone may follow, it and what alone may follow it."""
         found: list[int] = []
