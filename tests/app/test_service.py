@@ -16,6 +16,7 @@ from fake_engine import RECOMMENDED, FakeEngine, FakeLoader, answer_to
 
 from app.chats import ChatError, ChatMessage, ChatStore
 from app.engine_holder import UNLOADED, EngineNotReadyError
+from app.engine_status import EngineStatus
 from app.jobs import BenchmarkRunningError, JobRunningError
 from app.messages import turn_entries
 from app.requests import request_messages
@@ -432,12 +433,18 @@ def test_a_budget_is_applied_without_a_reload_and_kept(
 
 @pytest.mark.parametrize(("in_place", "budget"), [(True, "24MiB"), (False, "auto")])
 def test_from_slots_to_experts_in_place_and_back_takes_a_load(
-    service: ChatService, loader: FakeLoader, in_place: bool, budget: str
+    service: ChatService, loader: FakeLoader, in_place: bool, budget: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = service.holder.status()
-    assert status.info is not None and status.plan is not None
-    may = replace(status.info, may_be_in_place=True)  # type: ignore[type-var]
-    service.holder._status = replace(status, info=may, plan=replace(status.plan, in_place=in_place))
+    told = service.holder.status
+
+    def status() -> EngineStatus:  # whatever the engine is asked for meanwhile
+        found = told()
+        if found.info is None or found.plan is None:
+            return found
+        may = replace(found.info, may_be_in_place=True)  # type: ignore[type-var]
+        return replace(found, info=may, plan=replace(found.plan, in_place=in_place))
+
+    monkeypatch.setattr(service.holder, "status", status)
     other = LoadSettings(vram_budget="auto" if in_place else "24MiB")
     assert service.applies_live(other) and not service.applies_live(LoadSettings(vram_budget=budget))
     assert service.apply_load(LoadSettings(vram_budget=budget)) == ""
