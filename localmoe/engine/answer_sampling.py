@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
 from localmoe.chat.call_grammar import calls_grammar
+from localmoe.chat.lenient_grammar import LenientGrammar
 from localmoe.chat.prompt import Encoder
 from localmoe.chat.tool_formats import find_format
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.speculative.grammar import Grammar
 from localmoe.speculative.sampling import TokenSampler
 
 _LOG = logging.getLogger(__name__)
@@ -50,14 +52,14 @@ class AnswerSampling:
             self._vocabulary = Vocabulary(self._encoder.tokenizer, self._end_tokens)
         return self._vocabulary.grammar(lark, len(prompt))
 
-    def _of_calls(self, request: GenerationRequest, prompt: Sequence[int]) -> AnswerGrammar | None:
+    def _of_calls(self, request: GenerationRequest, prompt: Sequence[int]) -> Grammar | None:
         """Of an answer that may call tools; None: its calls are as the model writes them."""
         if not request.tools or request.continue_answer or request.draft_only:
             return None
         tokenizer = self._encoder.tokenizer
         try:
             lark = calls_grammar(tokenizer, prompt, request.tools, find_format(tokenizer))
-            return None if lark is None else self._grammar(lark, prompt)
+            return None if lark is None else LenientGrammar(self._grammar(lark, prompt))
         except (ConfigError, RecursionError) as reason:  # nobody asked for it: the model may still be right
             _LOG.info("calls of tools are not held to their schemas: %s", reason)
             return None

@@ -94,11 +94,13 @@ def _routers(
 ) -> list[partial[tuple[Tensor, Tensor, Tensor]]]:
     bias = getattr(module, "bias", None)
     scale = float(getattr(module, "routed_scaling_factor", 1.0) or 1.0)
+    groups = dict.fromkeys((_groups(module, len(weight)), (1, 1)))  # it may have some and use none
     return [
         partial(
             _route, weight=weight, top_k=top_k, score=score, renormalise=renormalise, bias=bias, scale=scale,
-            dtypes=(wanted[0].dtype, wanted[1].dtype), groups=_groups(module, len(weight)),
+            dtypes=(wanted[0].dtype, wanted[1].dtype), groups=grouped,
         )
+        for grouped in groups
         for score in ("softmax", "softmax_after_topk", "sigmoid")
         for renormalise in (False, True)
     ]  # fmt: skip

@@ -14,9 +14,11 @@ from small_tokenizers import DEMO, byte_level, channels
 
 from localmoe.chat.call_grammar import calls_grammar
 from localmoe.chat.harmony import HarmonyText, harmony_marks
+from localmoe.chat.lenient_grammar import LenientGrammar
 from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
 from localmoe.chat.tool_formats import find_format, format_of
 from localmoe.chat.tool_stream import ToolStream
+from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool, ToolCall
 
 FIELDS = {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}}
@@ -215,6 +217,25 @@ def test_where_calls_cannot_be_told_all_is_free() -> None:
     assert calls_grammar(marked(THINKS + HERMES, "<tool_call>", "</tool_call>"), hi, TOOLS, "json") is None
     middle = ids(channels(), ASKED + "<|channel|>final<|message|>it")
     assert calls_grammar(channels(), middle, TOOLS, "json") is None
+
+
+def test_a_grammar_that_takes_more_than_it_may_leaves_the_rest_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, hi = grammar(JSON, [5, 6]), [5, 6]
+    lenient, (mark,) = LenientGrammar(made), ids(JSON, "<tool_call>")
+    text, wrong = [*hi, mark], ids(JSON, "no JSON")
+    assert lenient.valid(text, wrong) == 0 and not lenient.free(text)
+    allowed = lenient.allowed(text, len(JSON))
+    assert allowed is not None and not allowed.all()
+
+    def refuse() -> None:
+        raise ConfigError("No answer can be held to this schema: it takes too long.")
+
+    monkeypatch.setattr(made, "_refuse_errors", refuse)
+    assert lenient.valid(text, wrong) == len(wrong)
+    monkeypatch.undo()
+    assert lenient.free(text) and lenient.forced(text) == [] and lenient.valid(text, wrong) == len(wrong)
+    allowed = lenient.allowed(text, len(JSON))
+    assert allowed is not None and allowed.all()
 
 
 @pytest.mark.parametrize("tokenizer", [JSON, THINKING], ids=["plain", "thinking"])
