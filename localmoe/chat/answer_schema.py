@@ -70,12 +70,13 @@ def any_object() -> str:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments, which has to be an object; they are those that it names, and none
-    where it names none, unless it says otherwise."""
+    """The schema of a tool's arguments, which has to be an object; they are those that it names, and any
+    where it is but said to be an object, unless it says otherwise. Of a tool without a schema they are none.
+    """
     found = tool.as_dict()["function"].get("parameters") or {}
     if not isinstance(found, dict) or found.get("type", "object") != "object":
         raise ConfigError(f"The parameters of tool '{tool.name}' are no schema of an object: mend them.")
-    if not _COMPOSED.isdisjoint(found):
+    if not _COMPOSED.isdisjoint(found) or (found and "properties" not in found):
         return {"type": "object", **found}
     return {"type": "object", "properties": {}, "additionalProperties": False, **found}
 

@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
-from localmoe.chat.function_grammar import function_rules
+from localmoe.chat.function_grammar import PLAIN_NAME, function_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as OpenAI has it; others would need escapes
 # a space, or an indented new line; without a bound a model may write nothing else
 _SPACE = "SPACE: /( |\\n[ \\t]{0,8})?/\n"
 _WORDS = "/[^<=]{0,60}/"  # of a header, which call nobody
@@ -31,7 +30,7 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
     Args:
         notation: of tool_formats.FORMATS.
     """
-    if not tools or not all(_NAME.fullmatch(tool.name) for tool in tools):
+    if not tools or not all(PLAIN_NAME.fullmatch(tool.name) for tool in tools):
         return None
     arguments = "".join(f"arguments{i}: {_arguments(tool)}\n" for i, tool in enumerate(tools))
     if marks := harmony_marks(tokenizer):
@@ -133,8 +132,7 @@ def _in_messages(
     form = f"(<[{marks[CONSTRAIN]}]> {_WORDS})? " if CONSTRAIN in marks else ""
     calls, names = [], []
     for i, tool in enumerate(tools):
-        name = re.escape(tool.name).replace("/", "\\/")
-        names.append(f"TO{i}: /[^<=]{{0,40}}{re.escape(_TO)}{name}( [^<=]{{0,20}})?/\n")
+        names.append(f"TO{i}: /[^<=]{{0,40}}{re.escape(_TO + tool.name)}( [^<=]{{0,20}})?/\n")
         behind = f"{form}{message} arguments{i}"
         calls.append(f"WORDS {channel} TO{i} {behind} | TO{i} {channel} WORDS {behind}")
     return (

@@ -15,7 +15,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
 _TYPES = frozenset(("integer", "number", "boolean", "object", "array"))
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as OpenAI has those of tools; others would need escapes
 # a value may hold what ends one, so it ends where another one begins, or all of them end
 _RULES = (
     'GAP: /[ \\n]{0,2}/\nmore: GAP "<parameter="\nlast: GAP "</function>"\n'
@@ -46,7 +46,7 @@ def _function(number: int, tool: Tool) -> str | None:
         schema = {"additionalProperties": True}
     properties = schema.get("properties")
     known: dict[str, Any] = properties if isinstance(properties, dict) else {}
-    if not all(_NAME.fullmatch(name) for name in known):
+    if not all(PLAIN_NAME.fullmatch(name) for name in known):
         return None
     these, opening = f"of{number}", json.dumps(f"<function={tool.name}>")
     ways, rules = [], []

@@ -29,6 +29,7 @@ TOOLS = (
                        "additionalProperties": False},
     })),
     Tool("weather_now", json.dumps({"name": "weather_now"})),
+    Tool("get-any.v1", json.dumps({"name": "get-any.v1", "parameters": {"type": "object"}})),
     Tool("any", json.dumps({"name": "any", "parameters": {"type": "object", "multipleOf": 1, "properties": {
         "a": {"type": "number", "multipleOf": 123456789}}}})),
 )  # fmt: skip
@@ -91,6 +92,7 @@ GOOD = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2
         (f"I look.\n{GOOD}", f"I look.\n{GOOD}."),
         (f"{GOOD}\n{GOOD} and so on", f"{GOOD}\n{GOOD} and so on."),
         ('<tool_call>{"name":"weather_now","arguments":{}}</tool_call>',) * 2,
+        ('<tool_call>{"name": "get-any.v1", "arguments": {"x": [1]}}</tool_call>',) * 2,
         ('<tool_call>{"name": "forecast"', '<tool_call>{"name": "'),
         ('<tool_call>{"name": "weather", "arguments": {"days": 0',
          '<tool_call>{"name": "weather", "arguments": {"'),
@@ -127,6 +129,7 @@ def test_thoughts_may_name_the_marks_of_calls() -> None:
         ('[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}', '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}.'),
         ("[TOOL_CALLS]weather_now[CALL_ID]a1b2[ARGS]{}[TOOL_CALLS]weather_now[ARGS]{}",
          "[TOOL_CALLS]weather_now[CALL_ID]a1b2[ARGS]{}[TOOL_CALLS]weather_now[ARGS]{}."),
+        ('[TOOL_CALLS]get-any.v1[ARGS]{"x": [1]}', '[TOOL_CALLS]get-any.v1[ARGS]{"x": [1]}.'),
         ('[TOOL_CALLS]weather[ARGS]{"city": 3', '[TOOL_CALLS]weather[ARGS]{"city": '),
         ("[TOOL_CALLS]weather[ARGS]Oslo", "[TOOL_CALLS]weather[ARGS]"),
     ],
@@ -149,6 +152,8 @@ CODE = "a\n</parameter>\n</functions>\n<tool_call\nif x < 3:"
          "</function>\n</tool_call>",) * 2,
         ("<tool_call>\n<function=weather_now>\n</function>\n</tool_call>",) * 2,
         ("<tool_call>\n<function=any>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",) * 2,
+        ("<tool_call>\n<function=get-any.v1>\n<parameter=x>\n[1]\n</parameter>\n</function>\n"
+         "</tool_call>",) * 2,
         ("<tool_call>\n<function=forecast>", "<tool_call>\n<function="),
         ("<tool_call>\n<function=weather_now>\n<parameter=", "<tool_call>\n<function=weather_now>\n<"),
         ("<tool_call>\n<function=weather>\n<parameter=days>\n0",
@@ -164,7 +169,9 @@ def test_calls_with_parameters_in_tags_are_those_of_the_tools(text: str, expecte
         stream = ToolStream(format_of("functions"), TOOLS)
         parts = (*stream.add(text), *stream.finish())
         (call,) = (part for part in parts if isinstance(part, ToolCall))
-        given = {"weather": {"city", "days"}, "weather_now": set(), "any": {"a"}}[call.name]
+        given = {"weather": {"city", "days"}, "weather_now": set(), "any": {"a"}, "get-any.v1": {"x"}}[
+            call.name
+        ]
         found = json.loads(call.arguments)
         assert found.keys() == given and found.get("days", 3) == 3
         assert found.get("city", CODE) in (CODE, "")

@@ -293,6 +293,8 @@ def test_an_answer_that_has_to_be_a_call_is_one_of_a_tool_s_schema(text: str, ca
     [
         (None, "{}", True), (None, '{"a"', False), ({}, '{"a"', False),
         ({"type": "object", "properties": {}}, '{"a"', False),
+        ({"type": "object"}, '{"a": [1]}', True),
+        ({"type": "object", "additionalProperties": False}, '{"a"', False),
         ({"properties": {"a": {"type": "integer"}}}, '{"a": 1}', True),
         ({"properties": {"a": {"type": "integer"}}}, '{"b"', False),
         ({"type": "object", "additionalProperties": True}, '{"b": [1]}', True),
