@@ -180,6 +180,7 @@ def test_layers_run_on_the_gpu_and_their_weights_go_back(tmp_path: Path) -> None
 
 def test_another_model_drafts_within_the_budget(tmp_path: Path) -> None:
     model = str(own_demo(tmp_path))
+    circles = GenerationRequest(messages=(Message("user", "say" + 9 * " la"),), max_new_tokens=200)
     budget = 3 * GIB
     config = EngineConfig(device="cuda", vram_budget_bytes=budget, strict=True, policy="sp-moe")
     with Engine.load(model, replace(config, draft_length=0)) as engine:
@@ -189,6 +190,7 @@ def test_another_model_drafts_within_the_budget(tmp_path: Path) -> None:
             for question in QUESTIONS
             for request in (GenerationRequest(messages=(Message("user", question),), max_new_tokens=48),)
         ]
+        plain = [token for event in engine.stream(circles) for token in event.token_ids]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with Engine.load(model, replace(config, drafter="model", draft_model=model)) as engine:
@@ -199,4 +201,10 @@ def test_another_model_drafts_within_the_budget(tmp_path: Path) -> None:
         )
         stats = list(engine.stream(request))[-1].stats
         assert (stats.acceptance_rate or 0) > 0.9 and (stats.expert_match_rate or 0) > 0.9
+        looked_up = 0
+        for _ in range(4):
+            events = list(engine.stream(circles))
+            assert [token for event in events for token in event.token_ids] == plain
+            looked_up += events[-1].stats.looked_up
+        assert looked_up > 20, "faster than any draft where a text goes in circles"
         assert torch.cuda.max_memory_reserved() <= budget

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 from engine.test_more_architectures import ANSWERING
-from engine.test_schemas import ASKED, SCHEMA, TOOLS, calling_model, check_call, is_fox
+from engine.test_schemas import (
+    ASKED,
+    SCHEMA,
+    TOOLS,
+    calling_model,
+    check_call,
+    is_fox,
+    rename_tokens,
+    take_tools,
+)
 from support.engines import Answer, ask, budget_for_slots, check_stats, runner_of
 from support.tiny_models import tiny_model, write_model
 
@@ -113,3 +122,26 @@ def test_calls_that_need_not_be_are_held_to_their_schemas(
             check_stats(answer)
             check_call(answer.text)
             assert not sampling.greedy or answer.tokens == answers[0].tokens
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "bailing_hybrid"])
+def test_a_call_in_the_middle_of_passes_behind_each_other_is_held(name: str, tmp_path: Path) -> None:
+    """Of a recurrent model without drafts, whose passes do not wait for the grammar where all is free."""
+    pytest.importorskip(f"transformers.models.{name}")
+    model = model_of(name, tmp_path)
+    take_tools(Path(model))
+    fixed: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "context": 1024, "strict": True}
+    config = EngineConfig(**fixed, vram_budget_bytes=budget_for_slots(model, 12, **fixed))
+    with Engine.load(model, config) as engine:
+        free = ask(engine, ASKED, 60, draft_length=0, tools=TOOLS)
+        words = engine._encoder.tokenizer.convert_ids_to_tokens(free.tokens)
+    said = {*free.prompt, *free.tokens[:8]}
+    at = next(i for i, one in enumerate(free.tokens) if one not in said and len(words[i]) > 2)
+    rename_tokens(Path(model), {words[at]: "<tool_call>", "Z": "</tool_call>"})
+    with Engine.load(model, config) as engine:
+        answers = [ask(engine, ASKED, 200, draft_length=n, tools=TOOLS) for n in (0, *LENGTHS)]
+        for answer in answers:
+            assert answer.prompt == free.prompt and answer.tokens[: at + 1] == free.tokens[: at + 1]
+            assert answer.tokens == answers[0].tokens
+            check_call(answer.text)
+            check_stats(answer)

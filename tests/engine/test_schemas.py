@@ -144,9 +144,21 @@ def test_what_no_answer_can_be_is_refused_at_once(
 
 
 def calling_model(folder: Path) -> str:
-    """The demo model with two tokens that are marks of calls, so that it writes them though it knows none."""
-    marks = {"Ġand": "<tool_call>", "Z": "</tool_call>"}
+    """The demo model, which writes marks of calls though it knows none."""
     shutil.copytree(demo_folder(), folder)
+    take_tools(folder)
+    rename_tokens(folder, {"Ġand": "<tool_call>", "Z": "</tool_call>"})
+    return str(folder)
+
+
+def take_tools(folder: Path) -> None:
+    """Let a model's chat template show tools, and calls in JSON."""
+    template = folder / "chat_template.jinja"
+    template.write_text('{{ tools | tojson if tools }}{# <tool_call>{"arguments" #}\n' + template.read_text())
+
+
+def rename_tokens(folder: Path, marks: dict[str, str]) -> None:
+    """Let tokens of a model's be marks, which it writes where it would have written these."""
     file = folder / "tokenizer.json"
     known = json.loads(file.read_text())
     model = known["model"]
@@ -156,9 +168,6 @@ def calling_model(folder: Path) -> str:
     for mark in marks.values():
         known["added_tokens"].append({**usual, "id": model["vocab"][mark], "content": mark})
     file.write_text(json.dumps(known))
-    template = folder / "chat_template.jinja"
-    template.write_text('{{ tools | tojson if tools }}{# <tool_call>{"arguments" #}\n' + template.read_text())
-    return str(folder)
 
 
 RED = {"properties": {"red": {"type": "boolean"}}, "required": ["red"]}
