@@ -171,6 +171,7 @@ def test_an_overtaken_answer_of_the_server_is_mended(page: PageDriver, server: S
     route.fulfill(response=late)
     page.page.unroute(PREDICT)
     wait_for(lambda: asked(page, "/run/predict") >= before + 2, 10, "another refresh")
+    page.wait_questions([])
     page.page.wait_for_timeout(300)
     assert page.questions() == [] and page.evaluate(MARK + ".chat") == ""
 
