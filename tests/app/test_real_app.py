@@ -85,6 +85,7 @@ def test_a_reload_finds_the_chat_again(page: PageDriver) -> None:
     assert page.titles()[0] == "hello"
 
 
+@pytest.mark.slow
 def test_real_answers_have_versions_go_on_and_show_what_the_draft_wrote(page: PageDriver) -> None:
     page.page.click("#lm-new")
     page.wait_questions([])

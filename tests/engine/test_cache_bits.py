@@ -49,7 +49,7 @@ def left_by(engine: Engine, take: int = 40, **request: Any) -> list[Tensor]:
     ]
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("device", "architecture"), CASES)
 def test_drafts_leave_nothing_in_the_cache(
     device: str, architecture: str, tiny: Callable[[str], Any], tiny16: Callable[[str], Path]

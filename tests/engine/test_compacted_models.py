@@ -30,7 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_passes_have_the_same_bits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,6 +104,7 @@ def test_passes_of_prompts_are_as_long_as_the_budget_of_now_has_room_for(
         parts.close()
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
     "architecture", ["qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "phimoe", "gpt_oss", "qwen3_next"]

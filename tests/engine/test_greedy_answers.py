@@ -22,7 +22,7 @@ Tiny = Callable[[str], tuple[Path, Any]]
 Engines = Callable[[str], Engine]
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers_for_every_draft_length_and_policy(
     architecture: str, tiny: Tiny, tiny_engine: Engines

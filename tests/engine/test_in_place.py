@@ -44,7 +44,7 @@ def load(folder: Path | str, **config: Any) -> Engine:
     return Engine.load(str(folder), EngineConfig(device="cpu", cpu_threads=2, context=256, **config))
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("number", "architecture"), [*enumerate((*ARCHITECTURES, UNGATED_ARCHITECTURE))])
 def test_greedy_tokens_are_those_of_transformers_in_float32(
     number: int, architecture: str, tmp_path: Path
@@ -68,6 +68,7 @@ def test_greedy_tokens_are_those_of_transformers_in_float32(
                 assert answer.stats.cpu_bytes > 0 and answer.stats.cpu_jobs > 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("stored", ["two values", "one value twice", "the head alone"])
 def test_what_the_files_have_twice_or_elsewhere_is_used_as_by_transformers(
     stored: str, tmp_path: Path
@@ -119,6 +120,7 @@ def test_pytorch_keeps_to_one_thread_in_passes_alone(demo: Engine, monkeypatch: 
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_the_demo_answers_as_through_slots(demo: Engine) -> None:
     with load("demo", lanes="vram+link") as slots:
         for prompt in ("Once upon a time", "The capital of"):
@@ -156,7 +158,7 @@ def test_a_budget_for_what_lies_in_place_is_refused_and_nothing_changes(demo: En
     assert ask(demo, "Once upon a time", 4).stats.hit_rate == 1
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt_oss", "qwen2_moe"])
 def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: str, tmp_path: Path) -> None:
     """Greedily texts of tiny models go round in circles; drawn, a seed says them."""
@@ -232,6 +234,7 @@ def test_weights_of_more_than_16_bits_keep_them(tmp_path: Path) -> None:
         assert answer.tokens == reference_greedy(exact, answer.prompt, 16)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "gpt_oss"])
 def test_in_16_bits_answers_depend_on_neither_draft_nor_policy(architecture: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / architecture, tiny_model(architecture, dtype=torch.bfloat16))

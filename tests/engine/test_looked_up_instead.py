@@ -52,6 +52,7 @@ def test_whoever_asks_for_a_length_or_for_no_lookups_gets_drafts_alone(engine: E
     assert plain.stats.looked_up == plain.stats.drafted == 0
 
 
+@pytest.mark.slow(but=1)
 def test_policies_hear_of_lookups_as_of_no_drafts_that_take_next_to_no_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

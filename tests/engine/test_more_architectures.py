@@ -80,7 +80,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow(but=5)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("case", ANSWERING)
 def test_greedy_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     model = tiny_model(case.split()[-1], **ANSWERING[case])

@@ -95,7 +95,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return found
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
 def test_a_twin_launches_what_the_model_does(

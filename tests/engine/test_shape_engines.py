@@ -31,7 +31,7 @@ def simulation(engine: Engine, settings: SyntheticSettings) -> SyntheticModel:
     return SyntheticModel(settings, footprint.num_layers, footprint.num_experts, footprint.experts_per_token)
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "deepseek_v2", "gpt_oss", "phimoe", "nemotron_h"])
 def test_the_tokens_are_those_of_transformers_with_the_same_weights(architecture: str) -> None:
     with shape_engine(tiny_shape(architecture), 8) as engine:
@@ -73,6 +73,7 @@ def forced_greedy(
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("number", "architecture"), [*enumerate(["qwen2_moe", "deepseek_v2", "gpt_oss"])])
 def test_forced_experts_compute_as_they_would_in_transformers_for_every_setting(
     number: int, architecture: str

@@ -79,7 +79,7 @@ def run(runner: DeviceRunner, tokens: Sequence[int], phase: Phase = "verify") ->
     return runner.run(tokens, phase, last_only=phase == "prefill")
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_tokens_can_be_dropped_again(model: Any, runner: DeviceRunner) -> None:
     tokens = [17, 99, 140, 31, 8, 230, 45, 61, 76, 120]
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def test_a_text_goes_back_to_before_the_end_of_its_prompt(model: Any, runner: De
     assert sequence.keepable(PROMPT) == 0
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3_next", "lfm2_moe"], indirect=True)
 def test_a_text_that_was_left_goes_on_as_if_nobody_had_left(runner: DeviceRunner) -> None:
     tokens = torch.randint(6, 250, (PROMPT + 9,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -204,7 +204,7 @@ def test_a_prompts_pass_shorter_than_an_ending_keeps_the_state_of_where_it_begin
     assert cache.keepable(55) == 50
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_a_prompt_needs_no_more_in_a_layer_than_is_planned_for_its_rows(
     model: Any, runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ def counted(skeleton: Skeleton) -> Iterator[list[int]]:
             hook.remove()
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_few_layers_say_what_all_would(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skeleton, for_experts = filled(architecture), RowPadding(1, 80)

@@ -52,7 +52,7 @@ def check_windows(folder: Path, dtype: str) -> None:
             assert torch.equal(alone, together), f"window {window}: {(alone - together).abs().max()} apart"
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_of_a_window_have_the_bits_of_one_token_passes(

@@ -197,6 +197,7 @@ def test_leaving_out_what_the_draft_is_unsure_of_changes_no_distribution() -> No
     assert 0.2 < verified / drafted < 0.8  # of what was drafted, both were exercised
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("ends", [frozenset(), frozenset({1, 2})])
 def test_what_a_gate_makes_of_later_margins_changes_no_distribution(ends: frozenset[int]) -> None:
     """ends: tokens at which drafts stop. Whether the last one is left out must not depend on it being one."""

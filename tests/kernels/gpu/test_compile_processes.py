@@ -110,6 +110,7 @@ def soon(there: int, session: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_they_compile_is_found_and_what_they_cannot_is_said(tmp_path: Path) -> None:
     said, found, later, session = said_by(COMPILED, tmp_path)
     assert said[:-1] == [True, True, False, False, False, True]

@@ -111,6 +111,7 @@ ELSEWHERE = [
 ]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("activation", "hidden", "inner"),
     [*INTERPRETED, *(pytest.param(*case, marks=pytest.mark.gpu) for case in ELSEWHERE)],
