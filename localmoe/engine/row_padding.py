@@ -19,7 +19,7 @@ from localmoe.hardware.cpu import cpu_name_and_flags
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.row_check import ALIGNMENT, measure_row_padding
 
-FILE = Remembered("row-padding.json", "localmoe row padding 2", "multiple_and_most_rows", "row padding")
+FILE = Remembered("row-padding.json", "localmoe row padding 3", "multiple_and_most_rows", "row padding")
 _NUMBERS = 64  # of each weight, at least
 _SWITCHES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")  # environment that libraries look at
 _NONE: list[int] = []  # no padding makes rows independent

@@ -59,8 +59,11 @@ def measure_row_padding(
     for width in () if own_attention else sorted(head_widths(skeleton)):
         keys = torch.randn(KV_BLOCK, width, generator=torch.Generator().manual_seed(1)).to(device)
         products += [keys, keys.T.contiguous()]
-    for_attention = measure_row_multiple(products, for_experts.max_rows, transposed=False)
-    if for_attention is None:
+    # and layers' own products: 16 bits round away most of what the passes below could show
+    layers = decoder_layers(skeleton)
+    products += [m.weight for layer in getattr(*layers) for m in layer.modules() if _is_product(m)]
+    for_products = measure_row_multiple(products, for_experts.max_rows, transposed=False)
+    if for_products is None:
         return None
     take_over(skeleton, [_stand_in] * len(skeleton.experts), attention=NAME)
     generator, vocab = torch.Generator().manual_seed(0), int(skeleton.text_config.vocab_size)
@@ -75,11 +78,16 @@ def measure_row_padding(
         passes = _Passes(skeleton, cache, device, watch)
         passes.run(prefix, 1)
         for multiple in CANDIDATES:
-            if multiple >= max(for_experts.multiple, for_attention):
+            if multiple >= max(for_experts.multiple, for_products):
                 width = _same_bits_up_to(passes, texts, multiple, for_experts.max_rows)
                 if width:
                     return RowPadding(multiple, min(width, for_experts.max_rows))
     return None
+
+
+def _is_product(module: nn.Module) -> bool:
+    """Whether it is a linear layer that PyTorch computes."""
+    return type(module) is nn.Linear and "forward" not in vars(module) and not module.weight.is_meta
 
 
 def _same_bits_up_to(passes: _Passes, texts: Sequence[list[int]], multiple: int, most: int) -> int:

@@ -130,6 +130,25 @@ def test_what_is_wrong_for_few_rows_of_wide_passes_is_seen() -> None:
     assert narrow is not None and narrow.max_rows == 16, "wider ones are of no use"
 
 
+def test_products_of_the_layers_are_tried_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits a model's own texts may miss that a few rows alone are summed in another order."""
+    skeleton = skeleton_from_config(tiny_config("olmoe"), torch.bfloat16, "the model")
+    fill_alike(skeleton, CPU)
+    plain = nn.functional.linear
+    square = layers_of(skeleton)[0].self_attn.q_proj.weight.shape  # type: ignore[union-attr]
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if weight.shape != square or x.flatten(0, -2).shape[0] >= 8 or x.dtype != torch.bfloat16:
+            return plain(x, weight, bias)
+        return plain(x.flip(-1), weight.flip(-1), bias)
+
+    monkeypatch.setattr(row_check, "_same_bits_up_to", lambda passes, texts, multiple, most: most)
+    found = measure_row_padding(skeleton, CPU, RowPadding(1, 80), own_attention=True)
+    monkeypatch.setattr(nn.functional, "linear", linear)
+    other = measure_row_padding(skeleton, CPU, RowPadding(1, 80), own_attention=True)
+    assert found is not None and other is not None and other.multiple == max(8, found.multiple)
+
+
 def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     skeleton = filled("olmoe")
     whole = list(layers_of(skeleton))
