@@ -20,8 +20,9 @@ from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import Message
-from localmoe.engine import Engine
+from localmoe.engine import Engine, device_support
 from localmoe.model.device_runner import DeviceRunner, PendingWindow
+from localmoe.model.runner import ModelRunner
 from localmoe.model.shapes import SHAPES
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +56,10 @@ def watched(engine: Engine) -> Iterator[list[Window]]:
         yield windows
     finally:
         del runner.issue_window
+
+
+def random_ids(vocab: int, count: int, seed: int) -> list[int]:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def check_rows(
@@ -116,3 +121,27 @@ def test_so_it_is_for_models_of_real_shapes(name: str) -> None:
                 misses += check_rows(engine, one, ("auto", 1, 3, 5, 8, 16), chance)
         torch.cuda.empty_cache()
     assert misses > 0  # a head that is the embedding says the same again, whose experts forty slots hold
+
+
+@pytest.mark.parametrize("name", ["olmoe-1b-7b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "phi-3.5-moe"])
+def test_so_it_is_where_there_are_no_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are PyTorch's there, whose rows depend on how many there are, unless these are padded."""
+    monkeypatch.setattr(device_support, "why_no_kernels", lambda: "Triton is not installed")
+    text = random_ids(1000, 84, seed=len(name))
+    with Engine.load_shape(shallow(name, 2), replace(CONFIG, draft_length=0), SyntheticSettings()) as engine:
+        keep_slots(engine, 24)
+        runner, padding = runner_of(engine), engine._loaded.row_padding
+        assert isinstance(runner, ModelRunner) and padding is not None
+
+        def logits(width: int) -> Tensor:
+            """(64, V), of passes of so many tokens."""
+            runner.sequence.truncate(0)
+            runner.run(text[:20], "prefill", last_only=True)
+            places = range(20, 84, width)
+            return torch.cat([
+                runner.run(text[at : at + width], "verify", last_only=False).clone() for at in places
+            ])  # fmt: skip
+
+        alone = logits(1)
+        for width in (2, 3, 5, 8, 9, 16):
+            assert torch.equal(logits(width), alone), (padding, width)
