@@ -16,9 +16,9 @@ from localmoe.cli.bench_report import COLUMNS, cells
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, percent, print_json, print_table
 from localmoe.core.config import DraftLength, GenerationRequest
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.plan_types import MemoryPlan
-from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.prompts import BUNDLED_PROMPTS, Prompt, read_prompts
 from localmoe.core.types import Message
 from localmoe.engine import Engine, EngineInfo
 from localmoe.engine.bench_row import Row
@@ -37,7 +37,7 @@ def run_bench(args: argparse.Namespace) -> None:
     """
     policies = [check_policy(name) for name in args.policy or POLICIES]
     _check_amount(args)
-    prompts = _text_requests(args) if args.shape is None else []
+    prompts = read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit) if args.shape is None else []
     config = engine_config(args, policy=policies[0])
     with ProgressBars() as progress:
         if args.shape is None:
@@ -45,11 +45,16 @@ def run_bench(args: argparse.Namespace) -> None:
         else:
             engine = Engine.load_shape(args.shape, config, args.synthetic, progress=progress)
     with engine:
-        requests = prompts or _random_requests(args, engine.footprint.vocab_size)
+        if prompts:
+            requests = _text_requests(args, engine, prompts)
+        else:
+            requests = _random_requests(args, engine.footprint.vocab_size)
         loaded = engine.info(), engine.plan  # auto may lay the draft aside
         settings = [(policy, length) for policy in policies for length in _lengths(args, engine)]
         rows = [_measure(engine, requests, setting, _label(args)) for setting in settings]
         (_print_json if args.json else _print_table)(args, *loaded, rows)
+    if prompts and len(requests) < len(prompts):
+        raise ConfigError(_left_out(len(prompts) - len(requests), len(prompts)))
 
 
 def _lengths(args: argparse.Namespace, engine: Engine) -> Sequence[DraftLength]:
@@ -77,11 +82,26 @@ def _check_amount(args: argparse.Namespace) -> None:
     GenerationRequest(prompt="", max_new_tokens=args.max_new_tokens)  # refuses a number that is none
 
 
-def _text_requests(args: argparse.Namespace) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
-        for prompt in read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
-    ]
+def _text_requests(
+    args: argparse.Namespace, engine: Engine, prompts: Sequence[Prompt]
+) -> list[GenerationRequest]:
+    """Those that can be answered; which are not, and why, is said before the others are measured."""
+    found = []
+    for prompt in prompts:
+        asked = (Message("user", prompt.text),)
+        request = GenerationRequest(messages=asked, max_new_tokens=args.max_new_tokens)
+        try:
+            engine.encode(request, engine.plan.context)
+            found.append(request)
+        except (ConfigError, ContextLengthError) as error:
+            note(f"localmoe: Prompt {prompt.id!r}: {error}")
+    if not found:
+        raise ConfigError(_left_out(len(prompts), len(prompts)))
+    return found
+
+
+def _left_out(refused: int, prompts: int) -> str:
+    return f"{refused} of {prompts} prompts could not be measured: see above."
 
 
 def _random_requests(args: argparse.Namespace, vocab_size: int) -> list[GenerationRequest]:

@@ -1,5 +1,4 @@
-"""The engine: load a model, stream answers, say what it holds, close. The page, the command line and the
-API sit on it."""
+"""The engine: load a model, stream answers, say what it holds, close. Page, commands and API sit on it."""
 
 from __future__ import annotations
 
@@ -55,7 +54,8 @@ class Engine(AbstractContextManager["Engine"]):
         self._parts: EngineParts | None = parts
         self._closing: EngineParts | None = None  # closed while an answer was being written
         self._encoder = encoder
-        self.count_tokens = encoder.count  # of a text by itself; any thread may ask
+        # of a text by itself, and a request's prompt; any thread may ask
+        self.count_tokens, self.encode = encoder.count, encoder.encode
         self._busy = threading.Lock()
         self._turns = Turns()
         self._policy = config.policy

@@ -310,6 +310,23 @@ def test_a_prompt_that_cannot_be_used_is_named_and_the_others_are_answered(
     assert said[2:] == ["localmoe: 2 of 4 prompts could not be answered: see above."]
 
 
+def test_bench_names_a_prompt_that_cannot_be_used_and_measures_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, options = tmp_path / "prompts.jsonl", ("--max-new-tokens", "2", "--context", "64")
+    setting = ("--policy", "on-demand", "--draft-lengths", "0", "--draft-length", "0", "--device", "cpu")
+    lines = [json.dumps({"id": key, "prompt": "word " * count}) for key, count in (("a", 1), ("long", 400))]
+    path.write_text("\n".join(lines))
+    code, out, err = run(capsys, "bench", "demo", "--json", "--prompts", str(path), *options, *setting)
+    said = [line for line in err.splitlines() if line.startswith("localmoe: ")]
+    assert (code, json.loads(out)["rows"][0]["prompts"]) == (1, 1)
+    assert "Prompt 'long': The prompt has" in said[0] and "the context holds 64" in said[0]
+    assert said[1:] == ["localmoe: 1 of 2 prompts could not be measured: see above."]
+    path.write_text(lines[1])
+    code, out, err = run(capsys, "bench", "demo", "--prompts", str(path), *options, *setting)
+    assert (code, out) == (1, "") and "1 of 1 prompts could not be measured" in err
+
+
 def test_a_prompt_that_is_no_unicode_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refused(capsys, "generate", "demo", "--prompt", "a\udcffb", "--device", "cpu")
     assert "no valid Unicode" in sentence
