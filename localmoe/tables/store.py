@@ -11,6 +11,7 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.whole_file import write_whole
 from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject, subject_from
+from localmoe.tables.kept_values import wrong_run, wrong_sharing
 
 FORMAT = "localmoe tables 1"
 
@@ -72,16 +73,19 @@ def read_results(path: Path) -> Results:
         if value["format"] != FORMAT:
             raise KeyError("format")
         runs = [
-            Run(subject_from(run["subject"]), str(run["load"]), dict(run["cells"]), dict(run["memory"]))
+            Run(subject_from(run["subject"]), run["load"], dict(run["cells"]), dict(run["memory"]))
             for run in value["runs"]
         ]
-        if not all(isinstance(figures, dict) for run in runs for figures in run.cells.values()):
-            raise TypeError("figures of a cell are none")
         sharing, notes = dict(value["sharing"]), dict(value["notes"])
+        found = [(f"run {number}", wrong_run(run)) for number, run in enumerate(value["runs"], 1)]
+        found.append(("table 2", wrong_sharing(sharing)))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{path} holds no results of 'localmoe bench tables' (format '{FORMAT}'): give another file."
         ) from None
+    for where, what in found:
+        if what is not None:
+            raise ConfigError(f"{path} is damaged ({where}: {what}): mend it, or give another file.")
     wrong = [table for table, note in notes.items() if not isinstance(note, str)]
     if wrong:  # people write them
         raise ConfigError(f"The note on table '{wrong[0]}' in {path} is no text: write one in quotes.")

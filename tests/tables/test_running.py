@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from dataclasses import replace
 from itertools import pairwise
@@ -125,6 +126,47 @@ def test_a_cell_without_figures_and_a_note_that_is_no_text_are_refused(tmp_path:
     path.write_text(json.dumps(value))
     with pytest.raises(ConfigError, match=r"x\.json .*give another"):
         read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "words"),
+    [
+        (("subject", "slot_bytes"), 0, "run 1: 'slot_bytes' is no whole number from 1 on"),
+        (("subject", "num_experts"), "8", "run 1: 'num_experts' is no whole number from 1 on"),
+        (("subject", "device"), None, "run 1: 'device' is no text"),
+        (("subject", "kind"), "guessed", "run 1: 'kind' is neither measured nor predicted"),
+        (("subject", "whole_passes"), 1, "run 1: 'whole_passes' is neither true nor false"),
+        (("subject", "datasets"), ["c4", 5], "run 1: 'datasets' is no list of texts"),
+        (("load",), ["busy"], "run 1: 'load' is no text"),
+        (("memory", "kv"), "much", "run 1: 'kv' of its memory is no whole number"),
+        (("cells", "CELL", "tpot_s"), "fast", "run 1: 'tpot_s' is no number in 'CELL'"),
+        (("cells", "CELL", "tpot_s"), 0, "run 1: 'tpot_s' is no time in 'CELL'"),
+        (("cells", "CELL", "hit_rate"), 10**400, "run 1: 'hit_rate' is no number in 'CELL'"),
+        (("cells", "CELL", "hit_rate"), math.nan, "run 1: 'hit_rate' is no number in 'CELL'"),
+        (("cells", "CELL", "tokens_sha256"), [], "run 1: 'tokens_sha256' is no text in 'CELL'"),
+        (("cells", "CELL"), {"refused": 3}, "run 1: 'refused' is no text in 'CELL'"),
+        (("sharing",), {"kv": 5}, "table 2: 'shared_experts' is no whole number"),
+    ],
+)
+def test_a_value_that_tables_cannot_reckon_with_is_named(
+    place: tuple[str, ...], wrong: object, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    run_cells(FakeBench(), ("fig13",), Results(), lambda: "", path, lambda text: None)
+    value = json.loads(path.read_text())
+    value["runs"][0]["memory"] = dict.fromkeys(("shared", "kv", "draft", "slots", "context"), 1)
+    path.write_text(json.dumps(value))
+    cell = next(iter(read_results(path).runs[0].cells))
+    inside = value if place == ("sharing",) else value["runs"][0]
+    *above, last = (cell if name == "CELL" else name for name in place)
+    for name in above:
+        inside = inside[name]
+    inside[last] = wrong
+    path.write_text(json.dumps(value))
+    with pytest.raises(ConfigError) as caught:
+        read_results(path)
+    said = words.replace("CELL", cell)
+    assert str(caught.value) == f"{path} is damaged ({said}): mend it, or give another file."
 
 
 def test_results_that_cannot_be_written_leave_the_old_ones(
