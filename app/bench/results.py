@@ -117,16 +117,20 @@ def _is_sound(value: object) -> bool:
     texts = all(isinstance(value.get(name), str) for name in ("model", "localmoe"))
     parts = all(isinstance(value.get(name), dict) for name in ("machine", "engine"))
     parts = parts and isinstance(value["machine"].get("gpus", []), list)
-    return texts and parts and isinstance(rows := value.get("rows"), list) and all(map(_is_row, rows))
+    figures = all(_is_figure(value.get(name)) for name in ("acceptance", "match", "cpu_bytes_per_s"))
+    refused = value.get("refused")
+    shown = texts and parts and figures and (refused is None or isinstance(refused, dict))
+    return shown and isinstance(rows := value.get("rows"), list) and all(map(_is_row, rows))
 
 
 def _is_row(row: object) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("policy"), str) or "draft_length" not in row:
         return False
-    return all(
-        value is None or isinstance(value, str) or (isinstance(value, int | float) and abs(value) < _MOST)
-        for value in row.values()
-    )
+    return all(isinstance(value, str) or _is_figure(value) for value in row.values())
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < _MOST)
 
 
 def file_name(result: Result, ending: str) -> str:

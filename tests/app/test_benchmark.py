@@ -210,7 +210,8 @@ def test_damaged_results_are_kept_aside(tmp_path: Path) -> None:
         {**sound, "created": "yesterday"}, {**sound, "rows": [{"policy": 3}]}, {**sound, "kind": "<b>"},
         {**sound, "rows": [{"policy": "p", "draft_length": 0, "hit_rate": [1]}]}, [],
         {**sound, "rows": [{"policy": "p", "draft_length": 0, "hit_rate": 10**400}]},
-        {**sound, "machine": {"gpus": 2}},
+        {**sound, "machine": {"gpus": 2}}, {**sound, "refused": "rtx-4060"},
+        {**sound, "predicted": True, "acceptance": "0.9"}, {**sound, "cpu_bytes_per_s": [1]},
     ]  # fmt: skip
     texts = [json.dumps(sound), *map(json.dumps, bad), "", "[" * 100_000]
     for number, text in enumerate(texts):
