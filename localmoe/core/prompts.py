@@ -13,9 +13,13 @@ BUNDLED_PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt and its name."""
+    """One prompt and its name.
 
-    id: str
+    Attributes:
+        id: any value of JSON, as it was given: whoever numbers prompts looks answers up by number.
+    """
+
+    id: object
     text: str
 
 
@@ -40,8 +44,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
 def _parse(path: Path, number: int, line: str) -> Prompt:
     try:
         value = json.loads(line)
+        json.dumps(value, allow_nan=False)  # what Python reads, and JSON does not know, is no id
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("prompt"), str) or "id" not in value:
         raise ConfigError(f'Line {number} of {path} is no prompt: it needs {{"id": ..., "prompt": "..."}}.')
-    return Prompt(str(value["id"]), value["prompt"])
+    return Prompt(value["id"], value["prompt"])

@@ -82,7 +82,7 @@ def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"id": "a", "prompt": "hello"}\n\n{"id": "b", "prompt": "who are you?"}\n')
+    prompts.write_text('{"id": "a", "prompt": "hello"}\n\n{"id": 7, "prompt": "who are you?"}\n')
     code, out, _ = run(
         capsys,
         "generate",
@@ -98,7 +98,7 @@ def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
         str(tmp_path / "trace.json"),
     )
     answers = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and [answer["id"] for answer in answers] == ["a", "b"]
+    assert code == 0 and [answer["id"] for answer in answers] == ["a", 7]
     for answer in answers:
         assert set(answer) == {"id", "text", "prompt_token_ids", "token_ids", "finish_reason", "stats"}
         assert set(answer["stats"]) >= STATS_KEYS
