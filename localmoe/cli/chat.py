@@ -27,6 +27,7 @@ _HELP = (
     r"/new begins anew, a \ at the end of a line goes on in the next, Ctrl+C stops an answer, Ctrl+D ends."
 )
 _FIRST, _FURTHER = "> ", "... "
+_LONGEST = 8_000_000  # characters of a question, past what any context holds: what is piped in may not end
 
 
 def run_chat(args: argparse.Namespace) -> None:
@@ -118,7 +119,7 @@ def _questions() -> Iterator[str]:
     was to stop, costs nobody the conversation."""
     lines: list[str] = []
     line: str | None = ""
-    dropped = False
+    length, dropped = 0, False
     while line is not None:
         try:
             line = _read(_FURTHER if lines else _FIRST)
@@ -128,13 +129,16 @@ def _questions() -> Iterator[str]:
             note("" if dropped else "\nCtrl+C once more ends, as Ctrl+D does.")
             if dropped:
                 raise
-            lines, dropped = [], True
+            lines, length, dropped = [], 0, True
             continue
         dropped = False
         if line is not None:
             lines.append(line.removesuffix("\\"))
+            length += len(line) + 1
+            if length > _LONGEST:
+                raise ConfigError(f"A question has more than {_LONGEST:,} characters: pipe in a shorter one.")
         if line is None or not line.endswith("\\"):
-            question, lines = "\n".join(lines).strip(), []
+            question, lines, length = "\n".join(lines).strip(), [], 0
             if question:
                 yield question
 
@@ -163,5 +167,5 @@ def _read(prompt: str) -> str | None:
 
 
 def _line() -> str | None:
-    line = sys.stdin.readline()
+    line = sys.stdin.readline(_LONGEST + 1)
     return line.rstrip("\r\n") if line else None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked
@@ -20,8 +18,9 @@ from localmoe.core.config import (
     parse_draft_length,
 )
 from localmoe.core.draft_config import NF4_BITS
-from localmoe.core.errors import ConfigError
+from localmoe.core.errors import CheckpointError, ConfigError
 from localmoe.core.units import parse_bytes, parse_speed
+from localmoe.hub.weight_files import read_json_object
 
 DEFAULTS = EngineConfig()
 _NONE = re.compile(r"0+(\.0+)?\s*[a-zA-Z]*")
@@ -110,11 +109,10 @@ def _bits_of(folder: Path) -> int | None:
     """What a draft's files say, of localmoe's or others'; None where they do not, which loading refuses."""
     for name in ("quantize_config.json", "config.json"):
         try:
-            values: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = read_json_object(folder / name)
+        except CheckpointError:
             continue
-        if isinstance(values, dict):
-            values = values.get("quantization_config", values)
+        values = found.get("quantization_config", found)
         if isinstance(values, dict):
             bits = NF4_BITS if values.get("load_in_4bit") is True else values.get("bits")
             if isinstance(bits, int):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localmoe.cli.output import note
+from localmoe.core.bounded_file import read_text_bounded
 from localmoe.core.config import THINKING, SamplingConfig, check_schema
 from localmoe.core.errors import ConfigError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from localmoe.engine import Engine
 
 _GREEDY = SamplingConfig()
+_MOST_SCHEMA_BYTES = 8 << 20
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
@@ -59,7 +61,7 @@ def json_schema(args: argparse.Namespace) -> str | None:
     if path is None:
         return None
     try:
-        schema = path.read_text(encoding="utf-8-sig")
+        schema = read_text_bounded(path, _MOST_SCHEMA_BYTES)
         check_schema(schema)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from localmoe.core.bounded_file import read_text_bounded
 from localmoe.core.errors import ConfigError
 
+MOST_BYTES = 256 << 20
 BUNDLED_PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
 
 
@@ -30,9 +32,11 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
         ConfigError: the file cannot be read, is empty, or a line is no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other ends of lines may stand in a text
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The prompts file {path} cannot be read: {error}.") from None
+        lines = read_text_bounded(path, MOST_BYTES).split("\n")  # other ends of lines may stand in a text
+    except OSError as error:
+        raise ConfigError(f"The prompts file {path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The prompts file {path} cannot be read: it is no text in UTF-8.") from None
     if limit is not None and limit < 1:
         raise ConfigError(f"Limit {limit} is out of range: use at least 1 prompt.")
     prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]

@@ -8,6 +8,7 @@ its own tokens and its answer's but the last, which the target never reads.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import tokenize
@@ -19,9 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.core.bounded_file import read_bounded
 from localmoe.core.errors import ConfigError
+from localmoe.core.units import format_bytes
 from localmoe.core.whole_file import check_writable, write_whole
 
+MOST_BYTES = 4 << 30  # packed or not: days of answers
 FORMAT, VERSION = "localmoe-routing-trace", 1
 _NO_TRACE = (
     ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, NotImplementedError,
@@ -105,7 +109,10 @@ class RoutingTrace:
             ConfigError: the file is not there, no trace, damaged, or of another version.
         """
         try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            data = read_bounded(path, MOST_BYTES, begins=b"PK")
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it unpacks to more than {format_bytes(MOST_BYTES)}")
                 header = json.loads(str(file["header"]))
                 arrays = file["experts"], file["starts"]
         except OSError as error:

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localmoe.core.bounded_file import read_text_bounded
 from localmoe.core.draft_config import LEAST_SEQUENCES
 from localmoe.core.errors import DraftError
 
+MOST_BYTES = 256 << 20  # many times what is calibrated with
 BUILT_IN = Path(__file__).resolve().parents[2] / "assets" / "calibration" / "multi_domain.jsonl"
 
 
@@ -41,7 +43,7 @@ def read_calibration(file: Path | None = None) -> CalibrationText:
     """
     path = BUILT_IN if file is None else file
     try:
-        content = path.read_text("utf-8-sig")  # some editors begin a file with a mark
+        content = read_text_bounded(path, MOST_BYTES)
     except OSError as error:
         raise DraftError(
             f"The calibration text {path} cannot be read ({error.strerror or error}): give another file."

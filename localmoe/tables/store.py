@@ -7,12 +7,14 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from localmoe.core.bounded_file import read_text_bounded
 from localmoe.core.errors import ConfigError
 from localmoe.core.whole_file import write_whole
 from localmoe.engine.bench_row import Summary
 from localmoe.tables.cells import Cell, Subject, subject_from
 from localmoe.tables.kept_values import wrong_run, wrong_sharing
 
+MOST_BYTES = 64 << 20
 FORMAT = "localmoe tables 1"
 
 
@@ -60,7 +62,7 @@ def read_results(path: Path) -> Results:
         ConfigError: it is not there, cannot be read, or is no results file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text_bounded(path, MOST_BYTES))
     except FileNotFoundError:
         raise ConfigError(
             f"There is no file {path}: run 'localmoe bench tables --json {path}' first."

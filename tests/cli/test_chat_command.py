@@ -17,9 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from localmoe.cli import chat
 from localmoe.cli.chat import Conversation
 from localmoe.cli.main import main
 from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.core.errors import ConfigError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -49,6 +51,19 @@ def talk(
     code = main(["chat", "demo", "--device", "cpu", "--context", "256", *options])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("piped", ["x" * 201, "\\\n" * 201])
+def test_a_question_that_does_not_end_is_refused(piped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_LONGEST", 200)
+    assert list(questions(monkeypatch, "y" * 199)) == ["y" * 199]
+    with pytest.raises(ConfigError, match="A question has more than 200 characters"):
+        list(questions(monkeypatch, piped))
+
+
+def questions(monkeypatch: pytest.MonkeyPatch, piped: str) -> Iterator[str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    return chat._questions()
 
 
 def test_answers_know_what_was_said_and_a_new_conversation_does_not(

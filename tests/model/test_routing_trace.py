@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localmoe.core import routing_trace
 from localmoe.core.errors import ConfigError
 from localmoe.core.routing_trace import RoutingTrace
 from localmoe.model.routing_trace import RoutingRecorder
@@ -138,6 +139,21 @@ def test_an_array_that_claims_more_than_the_memory_is_refused(tmp_path: Path) ->
             np.lib.format.write_array_header_1_0(stream, claimed)
     with pytest.raises(ConfigError, match="damaged"):
         RoutingTrace.read(tmp_path / "trace.npz")
+
+
+def test_a_trace_that_is_too_large_packed_or_unpacked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.npz"
+    many = np.zeros((100_000, 2, 2), np.int16)
+    many[..., 1] = 1
+    RoutingTrace("m", 4, many, np.array([0])).write(path)
+    for most, words in ((800_000, "it unpacks to more than"), (500, "it has more than 500 B")):
+        monkeypatch.setattr(routing_trace, "MOST_BYTES", most)
+        with pytest.raises(ConfigError, match=words):
+            RoutingTrace.read(path)
+    monkeypatch.setattr(routing_trace, "MOST_BYTES", 810_000)
+    assert len(RoutingTrace.read(path).experts) == 100_000
 
 
 def test_the_sound_variant_of_those_files_is_read(tmp_path: Path) -> None:
