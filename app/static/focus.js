@@ -2,7 +2,7 @@
 // list of models, leaves the focus to nobody. The message box has it then. Who presses by pointer sees no keyboard come up on a
 // touch screen.
 (() => {
-  const PATIENCE_MS = 3000, LOOK_MS = 50, SELDOM_MS = 200;
+  const PATIENCE_MS = 3000, LOOK_MS = 50, SELDOM_MS = 200, LOAD_MS = 15000;
   const BUTTONS = '#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button, #lm-earlier, [data-act=chat]';
   const edits = () => document.querySelector('.lm-turns textarea') !== null;
 
@@ -14,9 +14,17 @@
     else setTimeout(watch, LOOK_MS, button, until);
   };
 
-  // A load may take minutes: who presses nothing meanwhile has the box as soon as the chat is opened.
+  // A load may take minutes: who presses nothing meanwhile has the box as soon as the chat is opened. Nothing is waited for once
+  // the load has failed, or if none has begun.
   const awaitChat = () => {
+    const shows = (state) => document.querySelector(`#lm-header .lm-chip.${state}`) !== null;
+    let begun = !shows('bad'), until = performance.now() + LOAD_MS; // one that failed before may still be shown
+    const inVain = () => {
+      if (shows('busy')) [begun, until] = [true, performance.now() + LOAD_MS];
+      return (begun && shows('bad')) || performance.now() > until;
+    };
     const timer = setInterval(() => {
+      if (inVain()) { end(); return; }
       const box = window.localmoePart('lm-message')?.querySelector('textarea');
       if (document.activeElement !== document.body || !box?.checkVisibility()) return;
       end();

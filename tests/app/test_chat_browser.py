@@ -333,6 +333,29 @@ def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: S
     wait_for(lambda: prompt_kept(""), 10, "no system prompt")
 
 
+INTERVALS = """() => {
+    const begin = window.setInterval, end = window.clearInterval;
+    window.running = new Set();
+    window.setInterval = (...given) => { const id = begin(...given); window.running.add(id); return id; };
+    window.clearInterval = (id) => { end(id); window.running.delete(id); };
+}"""
+
+
+def test_a_press_of_chat_by_key_waits_for_the_chat_until_its_load_has_failed(
+    page: PageDriver, server: Server
+) -> None:
+    page.page.click("#lm-tab-models-button")
+    chat = page.page.wait_for_selector("#lm-shelf [data-act=chat]")
+    page.page.evaluate(INTERVALS)
+    chat.evaluate("(button) => { button.dataset.key = 'missing'; button.focus(); }")
+    page.page.keyboard.press("Enter")
+    assert page.evaluate("window.running.size") == 1
+    page.wait_text("#lm-header", "There is no model 'missing' on this computer")
+    page.page.wait_for_function("window.running.size === 0", timeout=5000)
+    page.page.click("#lm-shelf [data-act=chat]")
+    server.wait("ready")
+
+
 def test_a_button_that_goes_away_when_it_is_pressed_by_key_leaves_the_focus_to_the_message(
     page: PageDriver,
 ) -> None:
