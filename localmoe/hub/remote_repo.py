@@ -28,6 +28,7 @@ from localmoe.hub.token import hub_token
 from localmoe.hub.weight_files import MAX_JSON_BYTES
 
 METADATA_TIMEOUT_S = 10.0  # of silence
+_NAMED = 10  # revisions in a sentence
 _GIT_ID = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # of huggingface_hub, on reading an answer
@@ -87,7 +88,10 @@ class RemoteRepo:
                 self.repo_id, revision=revision, files_metadata=True, timeout=METADATA_TIMEOUT_S
             )
         except NETWORK_ERRORS as error:
-            raise self._found(error, f"revision {shown(revision or 'main')}") from error
+            found = sorted_error(self.repo_id, error)
+            if isinstance(found, RemoteChangedError):
+                found = self._no_revision(revision or "main")
+            raise found from error
         except NO_SENSE as error:  # cut short, or of a network's own login page
             raise TransientError("the answer makes no sense") from error
         files = tuple(map(self._file, info.siblings or ()))
@@ -113,7 +117,11 @@ class RemoteRepo:
             check_link(response)
             check_status(response)
         except NETWORK_ERRORS as error:
-            raise self._found(error, f"file {shown(file.name)}") from error
+            found = sorted_error(self.repo_id, error)
+            if isinstance(found, RemoteChangedError):
+                what = f"{self.repo_id} has no file {shown(file.name)} on the Hub"
+                found = DownloadError(f"{what}: check what its page lists.")
+            raise found from error
         raw = bytes(response.content)
         hasher = file.hasher()
         hasher.update(raw)
@@ -127,11 +135,30 @@ class RemoteRepo:
             raise DownloadError(f"{file.name} of {self.repo_id} is no JSON object: choose another revision.")
         return value
 
-    def _found(self, error: Exception, what: str) -> Exception:
-        found = sorted_error(self.repo_id, error)
-        if isinstance(found, RemoteChangedError):
-            return DownloadError(f"{self.repo_id} has no {what} on the Hub: check what its page lists.")
-        return found
+    def _no_revision(self, wanted: str) -> DownloadError:
+        """The sentence for a branch, tag or commit that is not there, with those that are."""
+        text = f"{self.repo_id} has no revision {shown(wanted)} on the Hub"
+        if _GIT_ID.fullmatch(wanted):
+            text += " (commits go when they are squashed)"
+        names = self._revisions()
+        if not names:
+            main = "" if wanted == "main" else "leave it out for the main branch, or "
+            return DownloadError(f"{text}: {main}check what its page lists.")
+        known = ", ".join(map(shown, names[:_NAMED]))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return DownloadError(f"{text}: it has {known}{more}; use one of them.")
+
+    def _revisions(self) -> list[str]:
+        """Branches, the main one first, and tags; none where the Hub does not tell."""
+        try:
+            url = f"{self.endpoint}/api/models/{self.repo_id}/refs"
+            response = hub_session().get(url, headers=self.headers(), timeout=METADATA_TIMEOUT_S)
+            check_status(response)
+            refs = json.loads(response.content.decode("utf-8"))
+            names = [str(ref["name"]) for kind in ("branches", "tags") for ref in refs[kind]]
+        except (*NETWORK_ERRORS, *NO_SENSE):
+            return []
+        return sorted(names, key=lambda name: name != "main")
 
     def _commit(self, info: ModelInfo) -> str:
         if not info.sha or not isinstance(info.sha, str):

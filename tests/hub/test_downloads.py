@@ -86,6 +86,24 @@ def test_a_revision_is_what_is_fetched(hub: HubServer) -> None:
         pull("nowhere")
 
 
+def test_of_a_revision_that_is_not_there_those_that_are_are_said(hub: HubServer) -> None:
+    commit = hub.commit(REPO, small_model())
+    hub.repos[REPO].revisions = {"v1.0": commit, "gptq": commit}
+    pull("v1.0")
+    with pytest.raises(DownloadError) as caught:
+        pull("v2")
+    assert str(caught.value) == (
+        f"{REPO} has no revision 'v2' on the Hub: it has 'main', 'gptq', 'v1.0'; use one of them."
+    )
+    hub.repos[REPO].revisions = {f"b{number}": commit for number in range(12)}
+    with pytest.raises(DownloadError, match=r"commits go when .* 'b8' and 3 more; use one of them"):
+        pull("0" * 40)
+    for fault in (503, b"<html>", b'{"branches": 3}', b"[]"):
+        hub.api_faults.extend([404, fault])
+        with pytest.raises(DownloadError, match="no revision 'v2' on the Hub: leave it out for the main"):
+            pull("v2")
+
+
 def test_a_newer_commit_replaces_the_model_and_fetches_only_what_changed(hub: HubServer) -> None:
     hub.commit(REPO, small_model())
     pull()

@@ -56,7 +56,7 @@ class Request:
 
 @dataclass
 class Repo:
-    """Commits in order; the last one is the main branch."""
+    """Commits in order; the last one is the main branch. revisions: other branches and tags."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: bool = False
@@ -65,6 +65,7 @@ class Repo:
     licence: str = ""
     task: str = "text-generation"
     downloads: int = 7
+    revisions: dict[str, str] = field(default_factory=dict)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -177,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, fault, {}) if isinstance(fault, bytes) else self._refuse(fault, "")
         elif path == "/api/models":
             self._search(parse_qs(urlsplit(self.path).query))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/refs", path):
+            self._refs(match[1])
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._about(match[1], match[2])
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -189,6 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or (repo.private and self.asked.token != TOKEN):
             return self._refuse(401, "RepoNotFound")
         commit = list(repo.commits)[-1] if revision in (None, "main") else revision
+        commit = repo.revisions.get(str(commit), commit)
         if commit not in repo.commits:
             return self._refuse(404, "RevisionNotFound")
         siblings = []
@@ -205,6 +209,14 @@ class _Handler(BaseHTTPRequestHandler):
             "tags": list(repo.tags), "cardData": {"license": repo.licence} if repo.licence else {},
         }  # fmt: skip
         self._answer(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _refs(self, repo_id: str) -> None:
+        repo = self.hub.repos[repo_id]
+        refs: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": []}
+        for name, commit in {**repo.revisions, "main": list(repo.commits)[-1]}.items():
+            kind = "tags" if name.startswith("v") else "branches"
+            refs[kind].append({"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": commit})
+        self._answer(200, json.dumps(refs).encode(), {"Content-Type": "application/json"})
 
     def _search(self, asked: dict[str, list[str]]) -> None:
         """Public repos whose names hold the words, or that have the tag; as the Hub lists them."""
