@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from localmoe.chat.tool_formats import is_tool_name
 from localmoe.server.errors import ApiError
 
 MAX_STOPS = 4
+MAX_PARTS = 50_000  # lists and objects of a body: more take seconds, in which nobody else is answered
 
 
 def _refuse(sentence: str) -> PydanticCustomError:
@@ -129,7 +130,7 @@ class ChatMessage(_Lenient):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content)] = None
-    tool_calls: list[CallField] | None = None
+    tool_calls: Annotated[list[CallField], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -161,7 +162,7 @@ class _Request(_Lenient):
     n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, object] | None = None
     # the engine's own
     top_k: int | None = None
     min_p: float | None = None
@@ -174,11 +175,11 @@ class _Request(_Lenient):
 class ChatRequest(_Request):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     response_format: dict[str, object] | None = None
-    tools: list[ToolField] | None = None
+    tools: Annotated[list[ToolField], Field(fail_fast=True)] | None = None
     tool_choice: Annotated[str | dict[str, object] | None, BeforeValidator(_choice)] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateFields | None = None
@@ -201,8 +202,13 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in a JSON body.
 
     Raises:
-        ApiError: 400; the body is no JSON object, or a field has the wrong type.
+        ApiError: 400; the body is no JSON object, has too many parts, or a field has the wrong type.
     """
+    if _openings(body) > MAX_PARTS and _openings(_without_texts(body)) > MAX_PARTS:
+        raise ApiError(
+            400, f"The request has more than {MAX_PARTS:,} lists and objects, such as messages and their "
+            "parts, and no more are read: shorten it.",
+        )  # fmt: skip
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -213,3 +219,12 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"][:1].lower() + first["msg"][1:]
     raise ApiError(400, f"The field '{field}' cannot be used: {message}.", param=field)
+
+
+def _openings(body: bytes) -> int:
+    return body.count(b"{") + body.count(b"[")
+
+
+def _without_texts(body: bytes) -> bytes:
+    """What a JSON text has outside of quotes."""
+    return b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])

@@ -12,6 +12,9 @@ import pytest
 from api_rig import CHAT, HELLO, TEXT, Api, ScriptedEngine, refusal, running
 
 from localmoe.core.errors import ConfigError
+from localmoe.server.errors import ApiError
+from localmoe.server.requests import chat_order
+from localmoe.server.schema import MAX_PARTS, ChatRequest, parse
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 
@@ -139,6 +142,34 @@ def test_a_request_has_a_largest_size(api: Api) -> None:
     half = b" " * (MAX_BODY_BYTES // 2 + 1)
     refusal(api.client.post(CHAT, content=half * 2), 413)
     refusal(api.client.post(CHAT, content=iter([half, half])), 413)  # in chunks, of no declared size
+
+
+@pytest.mark.parametrize("part", ['{"role":"user","content":""}', '{"role":"user","content":[{}]}', "[]"])
+def test_a_request_has_a_most_of_parts(api: Api, part: str) -> None:
+    some = MAX_PARTS // (part.count("{") + part.count("[")) + 1
+    text = refusal(api.client.post(CHAT, content=f'{{"messages":[{",".join([part] * some)}]}}'), 400)
+    assert "more than 50,000 lists and objects" in str(text["message"])
+
+
+def test_what_a_message_says_has_as_many_brackets_as_it_likes() -> None:
+    said = '\\"{[\\' * MAX_PARTS
+    body = json.dumps({"messages": [{"role": "user", "content": said}, *HELLO]}).encode()
+    assert parse(ChatRequest, body).messages[0].content == said
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [1] * 300_000}, {"messages": HELLO, "tools": [1] * 300_000},
+        {"messages": [{"role": "assistant", "tool_calls": [1] * 300_000}]},
+        {"messages": HELLO, "logit_bias": {str(token): "a" for token in range(300_000)}},
+    ],
+)  # fmt: skip
+def test_what_is_wrong_300_000_times_costs_no_more_than_what_is_wrong_once(body: dict[str, object]) -> None:
+    text, began = json.dumps(body).encode(), time.process_time()
+    with contextlib.suppress(ApiError):
+        chat_order(parse(ChatRequest, text), "m", ServerSettings())
+    assert time.process_time() - began < 0.5
 
 
 def test_other_names_and_pages_of_other_origins_are_refused(api: Api) -> None:
