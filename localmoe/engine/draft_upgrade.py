@@ -94,7 +94,9 @@ def improve_draft(
             return parts.draft
         base = source.draft_base(prepared.skeleton, parts.store)
         device = prepared.compute.device
-        parts.draft = replace_draft(folder, prepared.skeleton, device, layers, base, give_way)
+        parts.draft = replace_draft(
+            folder, prepared.skeleton, device, layers, base, give_way, fused=parts.fused_draft
+        )
         return parts.draft
 
 

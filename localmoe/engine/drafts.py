@@ -135,11 +135,13 @@ def replace_draft(
     layers: DraftLayers,
     base: DraftBase,
     tick: Callable[[], None],
+    *,
+    fused: bool = True,
 ) -> DraftInfo:
     """Put the experts of a draft folder in the place of those that are loaded: on a GPU into the same memory,
     so that captured graphs read the new ones. 4-bit integers fit the memory of NF4 too, whose table they
     bring along. An interruption leaves some experts of both drafts, which changes no answer. `tick` is called
-    before each layer, and may raise.
+    before each layer, and may raise. fused: of one that is not packed, see LowBitLinear.
 
     Raises:
         DraftError: as `load_draft`; or the loaded draft's memory has no room for this one.
@@ -156,7 +158,7 @@ def replace_draft(
         if isinstance(loaded, LowBitExperts):
             reader.refill(loaded)
         else:
-            loaded[:] = reader.matrices()
+            loaded[:] = reader.matrices(fused=fused)
     return _info(draft)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.switches import Switches
+from localmoe.engine.draft_layers import draft_bytes, matrix_layers
 from localmoe.engine.loading import EngineParts
 from localmoe.model.runner import ModelRunner
 
@@ -24,7 +25,7 @@ def apply_switches(parts: EngineParts, switches: Switches, config: EngineConfig)
     passes.scheduler.settle = None if switches.copies_beside else passes.memory.settle
     if passes.draft is not None and parts.fused_draft != switches.fused_draft:
         prepared = parts.prepared
-        _, layers = prepared.source.load_draft(
+        parts.draft, layers = prepared.source.load_draft(  # a better one, if it was made meanwhile
             prepared.skeleton,
             parts.store,
             prepared.compute.device,
@@ -34,5 +35,5 @@ def apply_switches(parts: EngineParts, switches: Switches, config: EngineConfig)
             progress=None,
             cancel=None,
         )
-        passes.draft = [layer for layer in layers if isinstance(layer, list)]
+        passes.draft, parts.draft_bytes = matrix_layers(layers), draft_bytes(layers)
         parts.fused_draft = switches.fused_draft

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from gptq_builds import small
-from support.engines import ask, budget_for_slots, check_consistent, check_stats, load_with_slots
+from support.engines import ask, budget_for_slots, check_consistent, check_stats, load_with_slots, runner_of
 from test_vram_budget import check_within_budget
 
 from localmoe.core.errors import BudgetError, DraftError
+from localmoe.core.switches import Switches
 from localmoe.engine import Engine, draft_place, draft_upgrade, loading
 from localmoe.engine.sources import CheckpointSource
 from localmoe.experts.slots import DeviceSlots
@@ -243,6 +244,33 @@ def test_a_better_draft_that_was_made_meanwhile_is_the_one_that_comes_back(
     assert ask(engine, PROMPT, 6).tokens == tokens  # with it, since nothing is known of this one
     assert not engine.plan.draft_aside and engine.info().draft == "INT4 GPTQ, group 128"
     assert engine.why_no_better_draft() == "the draft is INT4 GPTQ, group 128"
+
+
+def test_a_better_draft_is_multiplied_as_the_switches_of_a_request_say(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_upgrade, "GptqSettings", lambda bits: small(bits=bits).gptq)
+    off = Switches(fused_draft=False)
+    ask(engine, PROMPT, 4, draft_length=2, switches=off)
+    engine.improve_draft()
+    for switches in (off, Switches(), off):
+        ask(engine, PROMPT, 4, draft_length=2, switches=switches)
+        layers = runner_of(engine).passes.draft
+        assert layers is not None
+        fused = {expert.gate_up.fused for layer in layers for expert in layer}
+        assert fused == {switches.fused_draft} and engine.info().draft == "INT4 GPTQ, group 128"
+
+
+def test_a_draft_that_is_read_again_for_other_products_is_said_to_be_what_it_is(
+    engine: Engine, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A better one may have been made meanwhile, here by another program."""
+    monkeypatch.setattr(draft_upgrade, "GptqSettings", lambda bits: small(bits=bits).gptq)
+    with load_with_slots(tiny("qwen2_moe")[0], SLOTS) as other:
+        better = other.improve_draft()
+    assert engine.info().draft != better
+    ask(engine, PROMPT, 4, draft_length=2, switches=Switches(fused_draft=False))
+    assert engine.info().draft == better and engine.why_no_better_draft() == f"the draft is {better}"
 
 
 def test_while_a_better_draft_is_built_it_stays_where_it_is(
