@@ -120,7 +120,9 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
 
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     draft = source.draft_form(config.draft_dir)
-    footprint = measure_footprint(source.name, source.stored_dtype, skeleton, draft, device)
+    footprint = measure_footprint(
+        source.name, source.stored_dtype, skeleton, draft, device, knows_state=compute.whole_passes
+    )
     if compute.whole_passes:
         footprint = footprint.in_whole_passes()
     if not source.can_pack(skeleton):

@@ -31,9 +31,11 @@ def measure_footprint(
     skeleton: Skeleton,
     draft: DraftForm | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    *,
+    knows_state: bool = False,
 ) -> ModelFootprint:
     """Counts and bytes of a model whose weights are kept in the dtype `stored`, and of its draft (None: 4-bit
-    integers in groups of 128) on a device."""
+    integers in groups of 128) on a device. knows_state: `keeps_known_state` has been asked, and said so."""
     layout = skeleton.experts[0].layout
     weight_bytes = stored.itemsize
     total_experts = len(skeleton.experts) * skeleton.num_experts
@@ -43,7 +45,7 @@ def measure_footprint(
     text = skeleton.text_config
     kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
     sliding = [layer for layer in kept if layer.window is not None]
-    state_bytes, state_row_bytes = _state_bytes(skeleton, weight_bytes)
+    state_bytes, state_row_bytes = _state_bytes(skeleton, weight_bytes, knows_state)
     return ModelFootprint(
         name=name,
         architecture=skeleton.config.model_type,
@@ -78,9 +80,9 @@ def measure_footprint(
     )
 
 
-def _state_bytes(skeleton: Skeleton, element_bytes: int) -> tuple[int, int]:
+def _state_bytes(skeleton: Skeleton, element_bytes: int, known: bool) -> tuple[int, int]:
     """Of all layers, and what one needs for a row, if its recurrent state is of a known form."""
-    if skeleton.can_rollback or not keeps_known_state(skeleton):
+    if skeleton.can_rollback or not (known or keeps_known_state(skeleton)):
         return 0, 0
     shapes = [net.shape for net in recurrent_nets(skeleton.model).values()]
     kept = sum(shape.layer_bytes(PASS_PADDING, element_bytes) for shape in shapes)

@@ -28,11 +28,14 @@ from support.tiny_models import (
     write_model,
 )
 from support.tokenizer import SPECIAL_TOKENS
+from test_packed_experts import as_on_a_gpu
 
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftingRefusedError, TransferError
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.engine.facts import local_facts
+from localmoe.model import recurrent_nets
 
 Tiny = Callable[[str], tuple[Path, Any]]
 
@@ -46,6 +49,23 @@ def recurrent(tiny: Tiny) -> tuple[Path, Any]:
 def engine(recurrent: tuple[Path, Any]) -> Any:
     with load_with_slots(recurrent[0], 10) as loaded:
         yield loaded
+
+
+def test_what_a_recurrent_layer_computes_is_tried_once_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+    computes_alike = recurrent_nets._computes_alike
+
+    def watched(net: recurrent_nets.RecurrentNet, config: Any) -> bool:
+        tried.append(net)
+        return computes_alike(net, config)
+
+    monkeypatch.setattr(recurrent_nets, "_computes_alike", watched)
+    folder = write_model(tmp_path / "m", tiny_model("qwen3_next", dtype=torch.bfloat16))
+    prepared = as_on_a_gpu(folder, monkeypatch, draft_length=0)
+    assert prepared.compute.whole_passes and prepared.footprint.state_bytes and len(tried) == 1
+    assert prepared.footprint.state_bytes == local_facts(str(folder)).footprint.state_bytes
 
 
 def test_drafting_is_refused_with_a_reason_before_weights_are_read(recurrent: tuple[Path, Any]) -> None:
