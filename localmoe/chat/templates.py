@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from localmoe.chat.marked_calls import kimi_id
+from localmoe.chat.tool_formats import find_format
 from localmoe.core.errors import CheckpointError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
@@ -65,6 +68,23 @@ def as_turns(
         parsed: arguments of calls are objects, as most templates want them; else JSON.
     """
     return [_turn(message, form, parsed) for message in messages]
+
+
+def own_ids(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
+    """With ids of calls as its model writes them: Kimi's name the tool, and a model whose template shows it
+    others writes such itself, which nobody can read."""
+    if find_format(tokenizer) != "kimi":
+        return messages
+    found: list[Message] = []
+    known: dict[str, str] = {}  # by the ids that a client has
+    count = 0
+    for message in messages:
+        calls = [replace(call, id=kimi_id(call.name, count + i)) for i, call in enumerate(message.tool_calls)]
+        known |= {old.id: new.id for old, new in zip(message.tool_calls, calls, strict=True)}
+        count += len(calls)
+        call_id = known.get(message.tool_call_id, message.tool_call_id)
+        found.append(replace(message, tool_calls=tuple(calls), tool_call_id=call_id))
+    return found
 
 
 def _turn(message: Message, form: Callable[[str], object], parsed: bool) -> dict[str, Any]:

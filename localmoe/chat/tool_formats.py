@@ -7,21 +7,18 @@ Sources: the models' chat templates, which show their own calls to them in the s
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localmoe.chat.call_values import JSON, call_of, calls_in_json, inside, some
 from localmoe.chat.gemma_values import read_gemma_object
 from localmoe.chat.harmony import harmony_marks
-from localmoe.chat.json_numbers import finite
+from localmoe.chat.marked_calls import ARGUMENTS, BEGIN, END, SECTION, SECTION_END, read_kimi
 from localmoe.core.tools import Tool, ToolCall
 
 Texts = Mapping[str, frozenset[str]]  # tool -> its parameters that are texts
-_NAME = re.compile("[^\\s<>{}\ud800-\udfff]+")
-# models write line breaks into strings as they are
-_JSON = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,47 +56,9 @@ def find_format(tokenizer: Any) -> str:
     return next((name for name, one in FORMATS.items() if one.sign in text), "")
 
 
-def is_tool_name(name: str) -> bool:
-    """Whether a call of such a name can be read."""
-    return _NAME.fullmatch(name) is not None
-
-
 def format_of(name: str) -> ToolFormat:
     """One of FORMATS, or FORCED."""
     return _FORCED if name == FORCED else FORMATS[name]
-
-
-def _call(name: Any, arguments: Any) -> ToolCall:
-    if isinstance(arguments, str):
-        arguments = _JSON.decode(arguments or "{}")
-    if not isinstance(name, str) or not _NAME.fullmatch(name.strip()) or not isinstance(arguments, dict):
-        raise ValueError("no call of a tool")
-    return ToolCall(name.strip(), _as_json(arguments))
-
-
-def _as_json(arguments: dict[str, Any]) -> str:
-    """Raises ValueError: JSON has no such value, as Python's sets and what is not finite."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except TypeError as error:
-        raise ValueError("no arguments") from error
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a pair, which a model wrote as an escape: it stays one
-        return json.dumps(arguments, allow_nan=False)
-    return text
-
-
-def _object(found: Any) -> ToolCall:
-    if not isinstance(found, dict):
-        raise ValueError("no call of a tool")
-    found = found.get("function", found) if isinstance(found.get("function"), dict) else found
-    return _call(found.get("name"), found.get("arguments", found.get("parameters", {})))
-
-
-def _objects(text: str) -> list[ToolCall]:
-    found = _JSON.decode(text.strip())
-    return [_object(one) for one in (found if isinstance(found, list) else [found])]
 
 
 def _typed(value: str, is_text: bool) -> Any:
@@ -107,17 +66,13 @@ def _typed(value: str, is_text: bool) -> Any:
     if is_text:
         return value
     try:
-        return _JSON.decode(value.strip())
+        return JSON.decode(value.strip())
     except ValueError:
         return value
 
 
-def _inside(block: str, opening: str, closing: str) -> str:
-    return block.removeprefix(opening).removesuffix(closing)
-
-
 def _read_json(block: str, texts: Texts) -> list[ToolCall]:
-    return _objects(_inside(block, "<tool_call>", "</tool_call>"))
+    return calls_in_json(inside(block, "<tool_call>", "</tool_call>"))
 
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
@@ -130,7 +85,7 @@ _PARAMETER = re.compile(
 def _read_functions(block: str, texts: Texts) -> list[ToolCall]:
     """Qwen3-Coder's, Qwen3.5's and Nemotron 3's."""
     found = _FUNCTION.findall(_up_to(block, "</function>"))
-    return _some([_with_pairs(name, body, _PARAMETER, texts) for name, body in found])
+    return some([_with_pairs(name, body, _PARAMETER, texts) for name, body in found])
 
 
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
@@ -138,8 +93,8 @@ _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>
 
 def _read_arguments(block: str, texts: Texts) -> list[ToolCall]:
     """GLM's, since 4.5."""
-    inside = _inside(block, "<tool_call>", "</tool_call>")
-    name, key, rest = inside.partition("<arg_key>")
+    within = inside(block, "<tool_call>", "</tool_call>")
+    name, key, rest = within.partition("<arg_key>")
     return [_with_pairs(name, key + rest, _ARGUMENT, texts)]
 
 
@@ -150,7 +105,7 @@ _NAMED = re.compile(r"<parameter name=\"?([^\">\n]+)\"?>(.*?)</parameter>\s*(?=<
 def _read_invokes(block: str, texts: Texts) -> list[ToolCall]:
     """MiniMax M2's."""
     found = _INVOKE.findall(_up_to(block, "</invoke>"))
-    return _some([_with_pairs(name, body, _NAMED, texts) for name, body in found])
+    return some([_with_pairs(name, body, _NAMED, texts) for name, body in found])
 
 
 def _up_to(block: str, end: str) -> str:
@@ -170,13 +125,7 @@ def _with_pairs(name: str, body: str, pair: re.Pattern[str], texts: Texts) -> To
         key = found[1].strip()
         values[key] = _typed(found[2], key in kept)
         at = found.end()
-    return _call(name, values)
-
-
-def _some(calls: list[ToolCall]) -> list[ToolCall]:
-    if not calls:
-        raise ValueError("no call of a tool")
-    return calls
+    return call_of(name, values)
 
 
 _WORDS = {"true": True, "false": False, "null": None}
@@ -191,13 +140,13 @@ class _AsPython(ast.NodeTransformer):
 
 def _read_python(block: str, texts: Texts) -> list[ToolCall]:
     """LFM2's: a list of calls in Python, or of objects in JSON."""
-    inside = _inside(block, "<|tool_call_start|>", "<|tool_call_end|>").strip()
+    within = inside(block, "<|tool_call_start|>", "<|tool_call_end|>").strip()
     try:
-        return _objects(inside)
+        return calls_in_json(within)
     except ValueError:
         pass
     try:
-        tree = ast.parse(inside, mode="eval").body
+        tree = ast.parse(within, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError("no calls in Python") from error
     nodes = tree.elts if isinstance(tree, ast.List) else [tree]
@@ -211,8 +160,8 @@ def _read_python(block: str, texts: Texts) -> list[ToolCall]:
             }
         except (TypeError, SyntaxError, MemoryError) as error:  # keys that cannot be any
             raise ValueError("no values") from error
-        calls.append(_call(ast.unparse(node.func), values))
-    return _some(calls)
+        calls.append(call_of(ast.unparse(node.func), values))
+    return some(calls)
 
 
 _GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
@@ -220,11 +169,15 @@ _GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
 
 def _read_gemma(block: str, texts: Texts) -> list[ToolCall]:
     """Gemma 4's."""
-    inside = _inside(block, "<|tool_call>", "<tool_call|>")
-    found = _GEMMA.match(inside)
+    within = inside(block, "<|tool_call>", "<tool_call|>")
+    found = _GEMMA.match(within)
     if found is None:
         raise ValueError("no call of a tool")
-    return [_call(found[1], read_gemma_object(inside[found.end() :].strip()))]
+    return [call_of(found[1], read_gemma_object(within[found.end() :].strip()))]
+
+
+def _read_kimi(block: str, texts: Texts) -> list[ToolCall]:
+    return read_kimi(block)
 
 
 _MISTRAL = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*")
@@ -235,20 +188,20 @@ def _read_mistral(block: str, texts: Texts) -> list[ToolCall]:
     calls = []
     for part in block.split("[TOOL_CALLS]")[1:]:
         if part.lstrip().startswith("["):
-            calls += _objects(part)
+            calls += calls_in_json(part)
             continue
         while part.strip():
             head = _MISTRAL.match(part)
             if head is None:
                 raise ValueError("no call of a tool")
-            arguments, end = _JSON.raw_decode(part, head.end())
-            calls.append(_call(head[1], arguments))
+            arguments, end = JSON.raw_decode(part, head.end())
+            calls.append(call_of(head[1], arguments))
             part = part[end:]
-    return _some(calls)
+    return some(calls)
 
 
 def _read_forced(block: str, texts: Texts) -> list[ToolCall]:
-    return _objects(block)
+    return calls_in_json(block)
 
 
 # of an answer that has to be a call (chat.answer_schema): JSON alone, whatever the model's own notation is
@@ -269,6 +222,9 @@ FORMATS: dict[str, ToolFormat] = {
     ),
     "python": ToolFormat(
         (("<|tool_call_start|>", "<|tool_call_end|>"),), _read_python, "<|tool_call_start|>"
+    ),
+    "kimi": ToolFormat(
+        ((SECTION, SECTION_END), (BEGIN, END)), _read_kimi, SECTION, (ARGUMENTS,)
     ),
     "gemma": ToolFormat((("<|tool_call>", "<tool_call|>"),), _read_gemma, "<|tool_call>", ('<|"|>',)),
     "mistral": ToolFormat((("[TOOL_CALLS]", ""),), _read_mistral, "[TOOL_CALLS]", ("[ARGS]", "[CALL_ID]")),

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from localmoe.chat.tool_formats import is_tool_name
+from localmoe.chat.call_values import is_tool_name
 from localmoe.server.errors import ApiError
 
 MAX_STOPS = 4

@@ -60,6 +60,24 @@ def test_tools_and_calls_are_told_as_the_template_wants_them(
     assert encoder.tokenizer.decode(without) == rest
 
 
+def test_calls_that_a_model_tells_apart_by_name_and_count_have_such_ids(tmp_path: Path) -> None:
+    """As Kimi's: shown other ids, it writes such itself, and no tool's name."""
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<|tool_calls_section_begin|>{{ c.id }} {% endfor %}"
+        "{{ m.tool_call_id }} {% endfor %}"
+    )
+    encoder = with_template(tmp_path, template)
+    twice = (*CALLED, Message("assistant", "", (ToolCall("day", "{}", "b"), ToolCall("now", "{}", "c"))))
+    results = Message("tool", "noon", tool_call_id="c"), Message("tool", "Monday", tool_call_id="b")
+    ids = encoder.encode(GenerationRequest(messages=(*twice, *results), tools=TOOLS), 4096)
+    shown = encoder.tokenizer.decode(ids).replace("<|tool_calls_section_begin|>", "call ")
+    assert shown == (
+        "nowwhen? call functions.now:0  12:00functions.now:0 call functions.day:1 call functions.now:2  "
+        "noonfunctions.now:2 Mondayfunctions.day:1 "
+    )
+
+
 @pytest.mark.parametrize(
     "said",
     [

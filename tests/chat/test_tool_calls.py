@@ -60,8 +60,14 @@ PYTHON = (
     'zip="75001")]<|tool_call_end|>'
 )
 JSON = f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(PARIS)}}}\n</tool_call>'
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    f"{json.dumps(PARIS)}<|tool_call_end|><|tool_calls_section_end|>"
+)
+KIMI_NOW = "<|tool_call_begin|>functions.now:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
 WRITTEN = {
     "functions": XML, "arguments": GLM, "invokes": MINIMAX, "gemma": GEMMA, "python": PYTHON, "json": JSON,
+    "kimi": KIMI,
     "mistral": f"[TOOL_CALLS]weather[ARGS]{json.dumps(PARIS)}",
 }  # fmt: skip
 
@@ -101,7 +107,7 @@ def test_calls_follow_each_other_and_text_may_stand_behind(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) -> None:
     closing = FORMATS[name].frames[0][1]
-    if name == "functions":
+    if name in ("functions", "kimi"):
         closing = ""  # its inner mark ends it as well
     begun = WRITTEN[name].removesuffix(closing).rstrip()
     assert split(name, [begun])[1] == [("weather", PARIS)]
@@ -142,6 +148,14 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
         ("python", '<|tool_call_start|>[{"name": "now", "arguments": {}}]<|tool_call_end|>', [("now", {})]),
         ("gemma", "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{a:{b:[]},c:bare words}<tool_call|>",
          [("now", {}), ("now", {"a": {"b": []}, "c": "bare words"})]),
+        ("kimi", f"<|tool_calls_section_begin|>{KIMI_NOW.format(3)}{KIMI_NOW.format(4)}"
+         "<|tool_calls_section_end|>",
+         [("now", {}), ("now", {})]),
+        ("kimi", f"<|tool_calls_section_begin|>\n{KIMI_NOW.format(0)}\n<|tool_calls_section_end|>",
+         [("now", {})]),
+        ("kimi", KIMI_NOW.format(0), [("now", {})]),
+        ("kimi", '<|tool_call_begin|>lib.now<|tool_call_argument_begin|> {"t": "a<|tool_call_end|>b"}\n'
+         "<|tool_call_end|>", [("lib.now", {"t": "a<|tool_call_end|>b"})]),
         ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a"}, '
          '{"name": "now", "arguments": {"a": 1}}]',
          [("now", {}), ("now", {"a": 1})]),
@@ -173,6 +187,8 @@ def test_other_forms_of_a_notation_are_read(name: str, text: str, calls: list[An
         ("gemma", "<|tool_call>call:now{a:<|\"|>b}<tool_call|>"),
         ("gemma", "<|tool_call>call:now{a}<tool_call|>"),
         ("gemma", "<|tool_call>call:now" + "{a:" * 500 + "<tool_call|>"), ("mistral", "[TOOL_CALLS]"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+        ("kimi", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>noon<|tool_call_end|>"),
         ("mistral", "[TOOL_CALLS]now{}"), ("invokes", "<minimax:tool_call></minimax:tool_call>"),
     ],
 )  # fmt: skip
@@ -256,7 +272,8 @@ def test_marks_that_decoding_drops_are_in_the_text_where_tools_may_be_called() -
         (None, ""), ("{{ messages }}", ""), ("... <tool_call>{{ tool_call.function | tojson }}", "json"),
         ("<tool_call>\n<function=example>", "functions"), ("<tool_call>{name}<arg_key>", "arguments"),
         ({"default": "a", "tool_use": "[TOOL_CALLS]"}, "mistral"), ("<|tool_call>call:", "gemma"),
-        ("<|tool_call_start|>", "python"), ("{%- set t = '<minimax:tool_call>' %}", "invokes"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ("<|tool_call_start|>", "python"),
+        ("{%- set t = '<minimax:tool_call>' %}", "invokes"),
     ],
 )  # fmt: skip
 def test_a_template_shows_its_notation(template: Any, name: str) -> None:
@@ -272,6 +289,7 @@ def test_a_template_shows_its_notation(template: Any, name: str) -> None:
         ("json", "", "<tool_call>x</tool_call>"),
         ("invokes", "<minimax:tool_call>", '<invoke name="f"></minimax:tool_call>'),
         ("gemma", "<|tool_call>call:f{", "<tool_call|>"),
+        ("kimi", "<|tool_calls_section_begin|>", "<|tool_call_begin|>f:0<|tool_call_end|>"),
     ],
 )
 def test_marks_that_a_model_repeats_without_end_hold_nobody_up(name: str, begins: str, repeated: str) -> None:
