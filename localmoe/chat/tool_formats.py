@@ -6,7 +6,6 @@ Sources: the models' chat templates, which show their own calls to them in the s
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from localmoe.chat.call_values import JSON, call_of, calls_in_json, inside, some
 from localmoe.chat.gemma_values import read_gemma_object
 from localmoe.chat.harmony import harmony_marks
 from localmoe.chat.marked_calls import ARGUMENTS, BEGIN, END, SECTION, SECTION_END, read_kimi
+from localmoe.chat.python_calls import read_python
 from localmoe.core.tools import Tool, ToolCall
 
 Texts = Mapping[str, frozenset[str]]  # tool -> its parameters that are texts
@@ -48,12 +48,19 @@ def texts_of(tools: Sequence[Tool]) -> Texts:
 
 
 def find_format(tokenizer: Any) -> str:
-    """The name of the notation in which a tokenizer's chat template has calls; "": it is none of FORMATS."""
+    """The name of the notation of calls in a tokenizer's chat template, or whose marks are tokens of it where
+    the template shows none, as LFM2's; "": it is none of FORMATS."""
     if harmony_marks(tokenizer):
         return "json"  # which is how HarmonyText writes its calls
     template = getattr(tokenizer, "chat_template", None)
     text = "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
-    return next((name for name, one in FORMATS.items() if one.sign in text), "")
+    found = next((name for name, one in FORMATS.items() if one.sign in text), "")
+    return found or next((name for name, one in FORMATS.items() if _has_marks(tokenizer, one)), "")
+
+
+def _has_marks(tokenizer: Any, form: ToolFormat) -> bool:
+    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    return form.sign not in _SHARED and {form.sign, *form.frames[0]} <= vocabulary.keys()
 
 
 def format_of(name: str) -> ToolFormat:
@@ -128,40 +135,13 @@ def _with_pairs(name: str, body: str, pair: re.Pattern[str], texts: Texts) -> To
     return call_of(name, values)
 
 
-_WORDS = {"true": True, "false": False, "null": None}
-
-
-class _AsPython(ast.NodeTransformer):
-    """JSON's words as Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
-
-
 def _read_python(block: str, texts: Texts) -> list[ToolCall]:
-    """LFM2's: a list of calls in Python, or of objects in JSON."""
+    """LFM2's: a list of calls in Python, or of objects in JSON, which it is asked for in words."""
     within = inside(block, "<|tool_call_start|>", "<|tool_call_end|>").strip()
     try:
         return calls_in_json(within)
     except ValueError:
-        pass
-    try:
-        tree = ast.parse(within, mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("no calls in Python") from error
-    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-    calls = []
-    for node in nodes:
-        if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
-            raise ValueError("no call with named arguments")
-        try:
-            values = {
-                str(word.arg): ast.literal_eval(_AsPython().visit(word.value)) for word in node.keywords
-            }
-        except (TypeError, SyntaxError, MemoryError) as error:  # keys that cannot be any
-            raise ValueError("no values") from error
-        calls.append(call_of(ast.unparse(node.func), values))
-    return some(calls)
+        return read_python(within)
 
 
 _GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
@@ -207,6 +187,8 @@ def _read_forced(block: str, texts: Texts) -> list[ToolCall]:
 # of an answer that has to be a call (chat.answer_schema): JSON alone, whatever the model's own notation is
 FORCED = "forced"
 _FORCED = ToolFormat((("{", ""),), _read_forced, "")
+
+_SHARED = ("<tool_call>",)  # models with such a token write calls in one way or another
 
 # the first whose sign is in a template: those that share marks with others come before them
 FORMATS: dict[str, ToolFormat] = {

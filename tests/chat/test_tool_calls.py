@@ -146,6 +146,13 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
          "<|tool_call_end|>",
          [("now", {}), ("lib.now", {"a": -1, "b": True, "c": [None, {"k": False}]})]),
         ("python", '<|tool_call_start|>[{"name": "now", "arguments": {}}]<|tool_call_end|>', [("now", {})]),
+        ("python", "<|tool_call_start|>[now(from=-1, max-n=2, s='it's \n\"here\", isn't it'), "
+         "get-any.v1(s='a, b'), now(s='print('hi')\\n')]<|tool_call_end|>",
+         [("now", {"from": -1, "max-n": 2, "s": 'it\'s \n"here", isn\'t it'}),
+          ("get-any.v1", {"s": "a, b"}), ("now", {"s": "print('hi')\n"})]),
+        ("python", "<|tool_call_start|>[now(o={\"a\": ['it's', \"b\"], 'c': null}, l=[], "
+         "s='''a\n'b'\n''')]<|tool_call_end|>",
+         [("now", {"o": {"a": ["it's", "b"], "c": None}, "l": [], "s": "a\n'b'\n"})]),
         ("gemma", "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{a:{b:[]},c:bare words}<tool_call|>",
          [("now", {}), ("now", {"a": {"b": []}, "c": "bare words"})]),
         ("kimi", f"<|tool_calls_section_begin|>{KIMI_NOW.format(3)}{KIMI_NOW.format(4)}"
@@ -180,7 +187,8 @@ def test_other_forms_of_a_notation_are_read(name: str, text: str, calls: list[An
         ("python", "<|tool_call_start|>now(1)<|tool_call_end|>"),
         ("python", "<|tool_call_start|>__import__('os').system(a=open('x'))<|tool_call_end|>"),
         *(("python", f"<|tool_call_start|>[now(a={value})]<|tool_call_end|>")
-          for value in ("{1, 2}", "b'x'", "{[1]: 2}", "{(1, 2): 3}", "1 + 2j", "...", "1e999", "x")),
+          for value in ("'a", "{'a' 1}", "{'a': 1", "[1 2]", "'a'b", "{1, 2}",
+                        "b'x'", "{[1]: 2}", "{(1, 2): 3}", "1 + 2j", "...", "1e999", "x")),
         ("json", '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
         ("json", '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'),
         ("python", "<|tool_call_start|>" + "(" * 5000 + "<|tool_call_end|>"),
@@ -278,6 +286,14 @@ def test_marks_that_decoding_drops_are_in_the_text_where_tools_may_be_called() -
 )  # fmt: skip
 def test_a_template_shows_its_notation(template: Any, name: str) -> None:
     assert find_format(Special(template, {})) == name
+
+
+def test_where_a_template_shows_no_calls_tokens_do() -> None:
+    """As of LFM2, whose template only says which tools there are."""
+    marks = {"<|tool_call_start|>": 5, "<|tool_call_end|>": 6}
+    assert find_format(Special("List of tools: {{ tools }}", marks)) == "python"
+    assert find_format(Special("<tool_call>{{ tools }}", marks)) == "json"
+    assert find_format(Special("{{ tools }}", {"<tool_call>": 5, "</tool_call>": 6})) == ""
 
 
 @pytest.mark.parametrize(
