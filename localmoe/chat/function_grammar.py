@@ -70,6 +70,8 @@ def _written(value: Any, schema: dict[str, Any]) -> str | None:
     """JSON of a value; None: it is a text, or may be one, or nobody can be held to its schema."""
     if not isinstance(value, dict) or value.get("type") not in _TYPES:
         return None
+    if value["type"] == "boolean":  # in Python's words too, as templates show the model its own calls
+        return '"true" | "false" | "True" | "False"'
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     try:
         return json_of(shared | value)

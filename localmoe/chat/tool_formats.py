@@ -68,6 +68,9 @@ def format_of(name: str) -> ToolFormat:
     return _FORCED if name == FORCED else FORMATS[name]
 
 
+_PYTHON = {"True": True, "False": False, "None": None}  # as Qwen3-Coder's template has them
+
+
 def _typed(value: str, is_text: bool) -> Any:
     """A value that is written without quotes."""
     if is_text:
@@ -75,7 +78,7 @@ def _typed(value: str, is_text: bool) -> Any:
     try:
         return JSON.decode(value.strip())
     except ValueError:
-        return value
+        return _PYTHON.get(value.strip(), value)
 
 
 def _read_json(block: str, texts: Texts) -> list[ToolCall]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from localmoe.chat.tool_stream import ToolStream
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool, ToolCall
 
-FIELDS = {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}}
+FIELDS = {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}, "exact": {"type": "boolean"}}
 TOOLS = (
     Tool("weather", json.dumps({
         "name": "weather",
@@ -154,6 +155,10 @@ CODE = "a\n</parameter>\n</functions>\n<tool_call\nif x < 3:"
         ("<tool_call>\n<function=any>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",) * 2,
         ("<tool_call>\n<function=get-any.v1>\n<parameter=x>\n[1]\n</parameter>\n</function>\n"
          "</tool_call>",) * 2,
+        *(("<tool_call>\n<function=weather>\n<parameter=exact>\n"
+           f"{word}\n</parameter>\n</function>\n</tool_call>",) * 2 for word in ("True", "false")),
+        ("<tool_call>\n<function=weather>\n<parameter=exact>\nyes",
+         "<tool_call>\n<function=weather>\n<parameter=exact>\n"),
         ("<tool_call>\n<function=forecast>", "<tool_call>\n<function="),
         ("<tool_call>\n<function=weather_now>\n<parameter=", "<tool_call>\n<function=weather_now>\n<"),
         ("<tool_call>\n<function=weather>\n<parameter=days>\n0",
@@ -169,11 +174,9 @@ def test_calls_with_parameters_in_tags_are_those_of_the_tools(text: str, expecte
         stream = ToolStream(format_of("functions"), TOOLS)
         parts = (*stream.add(text), *stream.finish())
         (call,) = (part for part in parts if isinstance(part, ToolCall))
-        given = {"weather": {"city", "days"}, "weather_now": set(), "any": {"a"}, "get-any.v1": {"x"}}[
-            call.name
-        ]
         found = json.loads(call.arguments)
-        assert found.keys() == given and found.get("days", 3) == 3
+        assert found.keys() == set(re.findall("<parameter=(.*?)>", text)) and found.get("days", 3) == 3
+        assert found.get("exact", True) is ("True" in text or "exact" not in found)
         assert found.get("city", CODE) in (CODE, "")
 
 

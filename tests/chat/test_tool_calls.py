@@ -135,6 +135,9 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
          [("now", {"s": " a\n\nb </parameter> c"}), ("weather", {"days": "many"})]),
         ("functions", "<tool_call>\n<function=now>\n<parameter=a>\nNaN\n</parameter>\n<parameter=b>\n1e999\n"
          "</parameter>\n</function>\n</tool_call>", [("now", {"a": "NaN", "b": "1e999"})]),
+        ("functions", "<tool_call>\n<function=weather>\n<parameter=exact>\nTrue\n</parameter>\n"
+         "<parameter=city>\nNone\n</parameter>\n<parameter=days>\nNone\n</parameter>\n</function>\n</tool_call>",
+         [("weather", {"exact": True, "city": "None", "days": None})]),
         ("arguments", "<tool_call>now<arg_key>a</arg_key><arg_value>[-Infinity]</arg_value></tool_call>",
          [("now", {"a": "[-Infinity]"})]),
         ("gemma", "<|tool_call>call:now{a:NaN,b:[1e999,2.5]}<tool_call|>",
