@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
-from localmoe.chat.function_grammar import PLAIN_NAME, function_rules
+from localmoe.chat.function_grammar import function_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
+from localmoe.chat.parameter_rules import PLAIN_NAME
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
 from localmoe.core.errors import ConfigError

@@ -140,6 +140,7 @@ def test_calls_of_mistral_are_those_of_the_tools(text: str, expected: str) -> No
 
 
 FUNCTIONS = marked("<tool_call><function=x></function></tool_call>", "<tool_call>", "</tool_call>")
+NAMED = "<parameter=city>\nOslo\n</parameter>\n"
 CODE = "a\n</parameter>\n</functions>\n<tool_call\nif x < 3:"
 
 
@@ -155,8 +156,13 @@ CODE = "a\n</parameter>\n</functions>\n<tool_call\nif x < 3:"
         ("<tool_call>\n<function=any>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",) * 2,
         ("<tool_call>\n<function=get-any.v1>\n<parameter=x>\n[1]\n</parameter>\n</function>\n"
          "</tool_call>",) * 2,
-        *(("<tool_call>\n<function=weather>\n<parameter=exact>\n"
-           f"{word}\n</parameter>\n</function>\n</tool_call>",) * 2 for word in ("True", "false")),
+        *((f"<tool_call>\n<function=weather>\n{NAMED}<parameter=exact>\n{word}\n</parameter>\n"
+           "</function>\n</tool_call>",) * 2 for word in ("True", "false")),
+        ("<tool_call>\n<function=weather>\n</function>", "<tool_call>\n<function=weather>\n<"),
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>",
+         "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n<"),
+        (f"<tool_call>\n<function=weather>\n{NAMED}<parameter=city>",
+         f"<tool_call>\n<function=weather>\n{NAMED}<parameter="),
         ("<tool_call>\n<function=weather>\n<parameter=exact>\nyes",
          "<tool_call>\n<function=weather>\n<parameter=exact>\n"),
         ("<tool_call>\n<function=forecast>", "<tool_call>\n<function="),
@@ -177,7 +183,38 @@ def test_calls_with_parameters_in_tags_are_those_of_the_tools(text: str, expecte
         found = json.loads(call.arguments)
         assert found.keys() == set(re.findall("<parameter=(.*?)>", text)) and found.get("days", 3) == 3
         assert found.get("exact", True) is ("True" in text or "exact" not in found)
-        assert found.get("city", CODE) in (CODE, "")
+        assert found.get("city", CODE) in (CODE, "Oslo", "")
+
+
+def named(count: int, others: str = "") -> Tool:
+    """A tool with so many required texts, and these others."""
+    names = [chr(ord("a") + i) for i in range(count)]
+    fields = {name: {"type": "string"} for name in [*names, *others]}
+    schema = {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
+    return Tool("f", json.dumps({"name": "f", "parameters": schema}))
+
+
+@pytest.mark.parametrize(
+    ("tool", "written", "expected"),
+    [
+        (named(2), "ba", "ba."), (named(2), "b", "b"), (named(2), "aba", "ab"),
+        (named(2, "x"), "xbxax", "xbxax."), (named(2, "x"), "xb", "xb"),
+        (named(4), "dbca", "dbca."), (named(4), "dbc", "dbc"),
+        (named(5), "a", "a."), (named(5), "", "."), (named(0, "x"), "xx", "xx."),
+    ],
+)  # fmt: skip
+def test_few_required_parameters_in_tags_are_all_there_once(tool: Tool, written: str, expected: str) -> None:
+    """Of many, any may be missing."""
+    hi = ids(FUNCTIONS, "hi")
+    lark = calls_grammar(FUNCTIONS, hi, [tool], "functions")
+    assert lark is not None
+    opening, end = "<tool_call>\n<function=f>\n", "</function>\n</tool_call>"
+    pairs = [f"<parameter={name}>\n</b>\n</parameter>\n" for name in written]
+    answer = ids(FUNCTIONS, opening + "".join(pairs) + end)
+    made = vocabulary(FUNCTIONS).grammar(lark, len(hi))
+    taken = FUNCTIONS.decode(answer[: made.valid(hi, answer)])
+    assert re.findall("<parameter=(.)>", taken) == list(expected.removesuffix("."))
+    assert taken.endswith(end) == expected.endswith(".")
 
 
 ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
