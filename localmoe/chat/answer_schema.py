@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from localmoe.chat.harmony import CHANNEL, END, MESSAGE, START, harmony_marks
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
@@ -97,7 +98,17 @@ def knows_thoughts(tokenizer: Any) -> bool:
     if thought_marks(tokenizer):
         return True
     template = getattr(tokenizer, "chat_template", None)
-    return OPEN in getattr(tokenizer, "get_vocab", dict)() or OPEN in json.dumps(template or "")
+    return OPEN in json.dumps(template or "") or _has_opening(tokenizer)
+
+
+# of each tokenizer: to list 150,000 tokens takes a tenth of a second
+_FOUND = WeakKeyDictionary[Any, bool]()
+
+
+def _has_opening(tokenizer: Any) -> bool:
+    if tokenizer not in _FOUND:
+        _FOUND[tokenizer] = OPEN in getattr(tokenizer, "get_vocab", dict)()
+    return _FOUND[tokenizer]
 
 
 def _thoughts(tokenizer: Any) -> str:

@@ -266,6 +266,17 @@ def test_where_calls_cannot_be_told_all_is_free() -> None:
     assert calls_grammar(channels(), middle, TOOLS, "json") is None
 
 
+def test_a_vocabulary_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of 150,000 tokens takes a tenth of a second, which each answer waited for that may call tools."""
+    tokenizer, listed = marked.__wrapped__(HERMES, "<tool_call>", "</tool_call>"), list[None]()
+    kind = type(tokenizer)
+    found = kind.get_vocab
+    monkeypatch.setattr(kind, "get_vocab", lambda one: listed.append(None) or found(one))
+    for _ in range(3):
+        assert calls_grammar(tokenizer, [5, 6], TOOLS, "json") is not None
+    assert len(listed) <= 1
+
+
 def test_a_grammar_that_takes_more_than_it_may_leaves_the_rest_free(monkeypatch: pytest.MonkeyPatch) -> None:
     made, hi = grammar(JSON, [5, 6]), [5, 6]
     lenient, (mark,) = LenientGrammar(made), ids(JSON, "<tool_call>")
