@@ -1,6 +1,7 @@
 """The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and a call
-is of a tool, with arguments of its schema. For notations that write arguments in JSON, or parameters in tags
-(function_grammar), between marks that are tokens of their own. Chooses no tokens.
+is of a tool, with arguments of its schema. For notations that write arguments in JSON, parameters in tags
+(function_grammar) or keys and values (keyed_grammar), between marks that are tokens of their own. Chooses no
+tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
 from localmoe.chat.function_grammar import function_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
+from localmoe.chat.keyed_grammar import keyed_rules
+from localmoe.chat.marked_calls import KIMI_MARKS
 from localmoe.chat.parameter_rules import PLAIN_NAME
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
@@ -25,11 +28,14 @@ _WORDS = "/[^<=]{0,60}/"  # of a header, which call nobody
 _TO = "to=functions."
 
 
-def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], notation: str) -> str | None:
+def calls_grammar(
+    tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], notation: str, ends: Collection[int] = ()
+) -> str | None:
     """Of the answer to this prompt; None where its calls cannot be told from the rest, token by token.
 
     Args:
         notation: of tool_formats.FORMATS.
+        ends: tokens that end an answer.
     """
     if not tools or not all(PLAIN_NAME.fullmatch(tool.name) for tool in tools):
         return None
@@ -44,9 +50,14 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
     if thoughts is None or not found or len(found) < len(tokens):
         return None
     names = [tool.name for tool in tools]
+    begins = found[:1]
     match notation:
         case "functions":
             rules = function_rules(found, tools)
+        case "arguments":
+            rules = keyed_rules(found, tools, vocabulary, ends)
+        case "kimi":
+            rules, begins = _of_kimi(found, names) + _SPACE + arguments, [found[0], found[2]]
         case "json":
             rules = _in_json(found, names) + _SPACE + arguments
         case _:
@@ -54,12 +65,14 @@ def calls_grammar(tokenizer: Any, prompt: Sequence[int], tools: Sequence[Tool], 
     if rules is None:
         return None
     opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
-    return f"{_around_thoughts(thoughts, found[0], opened)}{rules}"
+    return f"{_around_thoughts(thoughts, begins, opened)}{rules}"
 
 
 def _marks(notation: str, template: str) -> tuple[str, ...]:
-    """That a call begins with, and that ends it or its tool's name; none of other notations."""
-    if notation == "functions":
+    """That a call begins with, that ends it or its tool's name, and others; none of other notations."""
+    if notation == "kimi":
+        return KIMI_MARKS
+    if notation in ("functions", "arguments"):
         return "<tool_call>", "</tool_call>"
     if notation == "json" and '"arguments"' in template.replace("\\", ""):  # in a text of the template's
         return "<tool_call>", "</tool_call>"
@@ -74,6 +87,18 @@ def _in_json(marks: Sequence[int], names: Sequence[str]) -> str:
     one = " | ".join(f"{name} {field} arguments{i}" for i, name in enumerate(quoted))
     opening = 'SPACE "{" SPACE "\\"name\\"" SPACE ":" SPACE'
     return f'call: <[{marks[0]}]> {opening} called SPACE "}}" SPACE <[{marks[1]}]>\ncalled: {one}\n'
+
+
+def _of_kimi(marks: Sequence[int], names: Sequence[str]) -> str:
+    section, section_end, begin, before_arguments, end = (f"<[{mark}]>" for mark in marks)
+    each = (
+        f"{json.dumps(f'functions.{name}:')} COUNT SPACE {before_arguments} SPACE arguments{i}"
+        for i, name in enumerate(names)
+    )
+    return (
+        f"call: {section} SPACE (one SPACE)+ {section_end} | one\n"
+        f"one: {begin} SPACE called SPACE {end}\ncalled: {' | '.join(each)}\nCOUNT: /[0-9]{{1,4}}/\n"
+    )
 
 
 def _of_mistral(marks: Sequence[int], names: Sequence[str], made: int | None) -> str:
@@ -106,17 +131,17 @@ def _but(tokens: Collection[int]) -> str:
     return f"<[^{','.join(map(str, sorted(tokens)))}]>"
 
 
-def _around_thoughts(thoughts: Sequence[int], begin: int, opened: bool) -> str:
+def _around_thoughts(thoughts: Sequence[int], begins: Sequence[int], opened: bool) -> str:
     """Rules of the whole answer: thoughts may name the marks of calls, and call nothing. No two rules take
     one token in one place, as llguidance would follow one of them alone.
 
     Args:
-        thoughts: tokens of their marks, or none. begin: of a call. opened: the answer begins with thoughts.
+        thoughts: tokens of their marks, or none. begins: of a call. opened: the answer begins with thoughts.
     """
     if not thoughts:
-        return f"start: (free | call)*\nfree: {_but([begin])}\n"
+        return f"start: (free | call)*\nfree: {_but(begins)}\n"
     opening, closing = (f"<[{token}]>" for token in thoughts)
-    rules = f"free: {_but([begin, *thoughts[:1]])}\nhidden: {_but(thoughts[1:])}*\n"
+    rules = f"free: {_but([*begins, *thoughts[:1]])}\nhidden: {_but(thoughts[1:])}*\n"
     answer = f"(free | call | {opening} hidden {closing})* ({opening} hidden)?"  # it may end in thoughts
     start = f"hidden ({closing} rest)?" if opened else "rest"
     return f"start: {start}\nrest: {answer}\n{rules}"

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 
 from localmoe.chat.parameter_rules import (
+    Order,
     held_names,
-    in_any_order,
     properties_of,
     schema_of,
     takes_others,
@@ -50,50 +50,28 @@ def _function(number: int, tool: Tool) -> str | None:
     known = properties_of(schema)
     if known is None:
         return None
-    held, ways, rules = held_names(schema, known), _Ways(), []
+    held, order, rules = held_names(schema, known), Order(), []
     for place, (name, value) in enumerate(known.items()):
         rule = None if name in tool.texts else written(value, schema)
-        tag, one = json.dumps(f"{name}>"), f"pair{number}_{place}"
+        tag, pair = json.dumps(f"{name}>"), f"pair{number}_{place}"
         if rule is None:
-            rules.append(f'{one}: {tag} "\\n"?\n')
+            rules.append(f'{pair}: {tag} "\\n"?\n')
         else:
-            rules.append(f'{one}: {tag} GAP value{number}_{place} GAP "</parameter>"\n')
+            rules.append(f'{pair}: {tag} GAP value{number}_{place} GAP "</parameter>"\n')
             rules.append(f"value{number}_{place}: {rule}\n")
-        ways.add(one, text=rule is None, held=name in held)
+        order.add(pair, "value" if rule else "text", held=name in held)
     if takes_others(schema):
         rules.append(f"pair{number}: /[^<>\\n]{{1,200}}>/\n")
-        ways.add(f"pair{number}", text=True, held=False)
-    pairs, none = in_any_order(f"of{number}", ways.held, ways.others(), ways.follow)
+        order.add(f"pair{number}", "text", held=False)
+    pairs, none = order.rules(f"of{number}", _behind)
     begins = [f"more of{number}"] * bool(pairs) + ["last"] * none
     opening = json.dumps(f"<function={tool.name}>")
     return f"function{number}: {opening} ({' | '.join(begins)})\n{pairs}{''.join(rules)}"
 
 
-class _Ways:
-    """Rules of parameters, by what ends them."""
-
-    def __init__(self) -> None:
-        self.held: list[str] = []
-        self._texts: list[str] = []
-        self._others: list[str] = []
-
-    def add(self, rule: str, *, text: bool, held: bool) -> None:
-        if held:
-            self.held.append(f"text {rule}" if text else rule)
-        else:
-            (self._texts if text else self._others).append(rule)
-
-    def others(self) -> list[str]:
-        """Those that may be missing, as two rules at most."""
-        texts, others = " | ".join(self._texts), " | ".join(self._others)
-        return [f"text ({texts})"] * bool(texts) + [f"({others})"] * bool(others)
-
-    @staticmethod
-    def follow(rule: str, more: str, ends: bool) -> str:
-        if not rule.startswith("text "):
-            ends_in = [f"more {more}"] * bool(more) + ["last"] * ends
-        elif more and ends:
-            ends_in = [f"text_more {more}", "text_last"]
-        else:
-            ends_in = [f"text_only_more {more}" if more else "text_only_last"]
-        return f"{rule.removeprefix('text ')} ({' | '.join(ends_in)})"
+def _behind(kind: str, more: str, ends: bool) -> str:
+    if kind == "value":
+        return " | ".join([f"more {more}"] * bool(more) + ["last"] * ends)
+    if more and ends:
+        return f"text_more {more} | text_last"
+    return f"text_only_more {more}" if more else "text_only_last"

@@ -13,6 +13,7 @@ from localmoe.core.tools import ToolCall
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+KIMI_MARKS = SECTION, SECTION_END, BEGIN, ARGUMENTS, END
 # some answers leave out the first word, or the count
 _CALL = re.compile(
     rf"\s*{re.escape(BEGIN)}\s*(?:functions\.)?([^\s<]+?)(?::\d*)?\s*{re.escape(ARGUMENTS)}\s*"

@@ -4,7 +4,7 @@ values without quotes. Knows no notation."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from localmoe.chat.answer_schema import json_of, parameters_of
@@ -14,8 +14,8 @@ from localmoe.core.tools import Tool
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as OpenAI has those of tools; others would need escapes
 _TYPES = frozenset(("integer", "number", "boolean", "object", "array"))
 _MOST_HELD = 4  # required parameters of which none may be missing: each one doubles the rules
-# what follows one of them: its rule, that of more ("" for none), and whether all may end there
-Follow = Callable[[str, str, bool], str]
+# what stands behind a parameter of a kind: the rule of more ("" for none), and whether all may end there
+Behind = Callable[[str, str, bool], str]
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
@@ -45,28 +45,43 @@ def held_names(schema: dict[str, Any], names: Collection[str]) -> list[str]:
     return held if len(held) <= _MOST_HELD else []
 
 
-def in_any_order(rule: str, held: Sequence[str], others: Sequence[str], follow: Follow) -> tuple[str, bool]:
-    """Rules of parameters in any order, of which each of `held` comes once; whether there may be none.
+class Order:
+    """Parameters in any order, of which some come once."""
 
-    Args:
-        rule: the first one's name, and what the others' begin with.
-        held, others: the parameters' rules.
-    """
-    whole, rules = (1 << len(held)) - 1, []
-    for missing in range(whole, -1, -1):
-        ways = [follow(one, _state(rule, missing, whole), not missing) for one in others]
-        for place, one in enumerate(held):
-            if missing >> place & 1:
-                left = missing & ~(1 << place)
-                more = _state(rule, left, whole) if left or others else ""
-                ways.append(follow(one, more, not left))
-        if ways:
-            rules.append(f"{_state(rule, missing, whole)}: {' | '.join(ways)}\n")
-    return "".join(rules), not whole
+    def __init__(self) -> None:
+        self._held: list[tuple[str, str]] = []
+        self._others: dict[str, list[str]] = {}
+
+    def add(self, rule: str, kind: str, *, held: bool) -> None:
+        """A parameter's rule. kind: of what stands behind it. held: it comes once; others may be missing."""
+        if held:
+            self._held.append((rule, kind))
+        else:
+            self._others.setdefault(kind, []).append(rule)
+
+    def rules(self, name: str, behind: Behind) -> tuple[str, bool]:
+        """All rules, of which the first one has this name and the others' begin with it; whether there may be
+        no parameters. Where a tool has none, there are no rules."""
+        whole, rules, needed = (1 << len(self._held)) - 1, [], set[tuple[str, int]]()
+        for missing in range(whole, -1, -1):
+            ways = [f"{name}{kind} {name}{kind}{missing}" for kind in self._others]
+            needed |= {(kind, missing) for kind in self._others}
+            for place, (rule, kind) in enumerate(self._held):
+                if missing >> place & 1:
+                    left = missing & ~(1 << place)
+                    ways.append(f"{rule} {name}{kind}{left}")
+                    needed.add((kind, left))
+            if ways:
+                rules.append(f"{_state(name, missing, whole)}: {' | '.join(ways)}\n")
+        for kind, left in sorted(needed):
+            more = _state(name, left, whole) if left or self._others else ""
+            rules.append(f"{name}{kind}{left}: {behind(kind, more, not left)}\n")
+        rules += [f"{name}{kind}: {' | '.join(of_kind)}\n" for kind, of_kind in self._others.items()]
+        return "".join(rules), not whole
 
 
-def _state(rule: str, missing: int, whole: int) -> str:
-    return rule if missing == whole else f"{rule}_{missing}"
+def _state(name: str, missing: int, whole: int) -> str:
+    return name if missing == whole else f"{name}_{missing}"
 
 
 def written(value: Any, schema: dict[str, Any]) -> str | None:

@@ -58,7 +58,8 @@ class AnswerSampling:
             return None
         tokenizer = self._encoder.tokenizer
         try:
-            lark = calls_grammar(tokenizer, prompt, request.tools, find_format(tokenizer))
+            notation = find_format(tokenizer)
+            lark = calls_grammar(tokenizer, prompt, request.tools, notation, self._end_tokens)
             return None if lark is None else LenientGrammar(self._grammar(lark, prompt))
         except (ConfigError, RecursionError) as reason:  # nobody asked for it: the model may still be right
             _LOG.info("calls of tools are not held to their schemas: %s", reason)

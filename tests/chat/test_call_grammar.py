@@ -5,81 +5,25 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import cache
 from typing import Any
 
 import pytest
-import tokenizers
-import transformers
-from small_tokenizers import DEMO, byte_level, channels
+from held_calls import TOOLS, accepted, grammar, ids, marked, vocabulary
+from small_tokenizers import byte_level, channels
 
 from localmoe.chat.call_grammar import calls_grammar
 from localmoe.chat.harmony import HarmonyText, harmony_marks
 from localmoe.chat.lenient_grammar import LenientGrammar
-from localmoe.chat.token_grammar import AnswerGrammar, Vocabulary
 from localmoe.chat.tool_formats import find_format, format_of
 from localmoe.chat.tool_stream import ToolStream
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool, ToolCall
 
-FIELDS = {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}, "exact": {"type": "boolean"}}
-TOOLS = (
-    Tool("weather", json.dumps({
-        "name": "weather",
-        "parameters": {"type": "object", "properties": FIELDS, "required": ["city"],
-                       "additionalProperties": False},
-    })),
-    Tool("weather_now", json.dumps({"name": "weather_now"})),
-    Tool("get-any.v1", json.dumps({"name": "get-any.v1", "parameters": {"type": "object"}})),
-    Tool("any", json.dumps({"name": "any", "parameters": {"type": "object", "multipleOf": 1, "properties": {
-        "a": {"type": "number", "multipleOf": 123456789}}}})),
-)  # fmt: skip
 THINKS = "{{ '<think>' }}"
-
-
-@cache
-def marked(template: str, *marks: str, special: bool = False) -> Any:
-    """The demo model's tokenizer with these marks as tokens."""
-    made = transformers.AutoTokenizer.from_pretrained(DEMO)
-    made.add_tokens(
-        [tokenizers.AddedToken(mark, special=special, normalized=False) for mark in marks],
-        special_tokens=special,
-    )
-    made.chat_template = template
-    return made
-
-
 HERMES = '<tool_call>{"name": "x", "arguments": {}}</tool_call>'
 JSON = marked(HERMES, "<tool_call>", "</tool_call>")
 THINKING = marked(THINKS + HERMES, "<tool_call>", "</tool_call>", "<think>", "</think>")
 MISTRAL = marked("[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", special=True)
-
-
-@cache
-def vocabulary(tokenizer: Any) -> Vocabulary:
-    ends = ["<|return|>", "<|call|>"] if tokenizer is channels() else [tokenizer.eos_token]
-    return Vocabulary(tokenizer, tokenizer.convert_tokens_to_ids(ends))
-
-
-def ids(tokenizer: Any, text: str) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
-
-
-def grammar(tokenizer: Any, prompt: list[int]) -> AnswerGrammar:
-    lark = calls_grammar(tokenizer, prompt, TOOLS, find_format(tokenizer))
-    assert lark is not None
-    return vocabulary(tokenizer).grammar(lark, len(prompt))
-
-
-def accepted(tokenizer: Any, text: str, prompt: str = "hi") -> str:
-    """As much of an answer as is allowed, with a dot for its end."""
-    before = ids(tokenizer, prompt)
-    end = [] if text.endswith(("<|call|>", "<|return|>")) else [tokenizer.eos_token_id]
-    tokens = [*ids(tokenizer, text), *end]
-    valid = grammar(tokenizer, before).valid(before, tokens)
-    ended = bool(end) and valid == len(tokens)
-    return tokenizer.decode(tokens[: valid - ended], skip_special_tokens=False) + "." * ended  # type: ignore[no-any-return]
 
 
 GOOD = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
@@ -257,7 +201,7 @@ def test_where_calls_cannot_be_told_all_is_free() -> None:
     assert calls_grammar(JSON, hi, (), "json") is None
     assert calls_grammar(JSON, hi, [Tool("odd name", '{"name": "odd name"}')], "json") is None
     assert calls_grammar(byte_level(), hi, TOOLS, "json") is None, "its marks are no tokens"
-    assert calls_grammar(JSON, hi, TOOLS, "arguments") is None
+    assert calls_grammar(JSON, hi, TOOLS, "gemma") is None
     odd = Tool("f", json.dumps({"name": "f", "parameters": {"properties": {"a b": {"type": "string"}}}}))
     assert calls_grammar(FUNCTIONS, hi, [odd], "functions") is None
     assert calls_grammar(marked(HERMES.replace("arguments", "p"), "<tool_call>"), hi, TOOLS, "json") is None

@@ -1,0 +1,95 @@
+"""Calls in the notations of GLM, Kimi and others: held to the tools, and to nothing that is no call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from held_calls import accepted, calls_in, marked
+
+GLM_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+KEYS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GLM = marked("<think><tool_call>x<arg_key>", *GLM_MARKS, *KEYS)
+SPELT = marked("<think><tool_call>x<arg_key>", *GLM_MARKS)
+LINE = "\n"
+CODE = "if x <= 3:\n</tool_call> </arg_key>\n"
+
+
+def pair(name: str, value: Any, between: str = "") -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"<arg_key>{name}</arg_key>{between}<arg_value>{text}</arg_value>"
+
+
+@pytest.mark.parametrize("tokenizer", [GLM, SPELT], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello <arg_key> and 3 < 4", None),
+        (f"<tool_call>weather\n{pair('city', 'Oslo', LINE)}\n{pair('days', 3, LINE)}\n</tool_call>", None),
+        (f"<tool_call>weather{pair('days', 3)}{pair('city', 'Oslo')}</tool_call>", None),
+        (f"I look.<tool_call>weather\n{pair('city', '')}{pair('exact', True)}\n</tool_call>\nDone", None),
+        ("<tool_call>weather_now</tool_call><tool_call>weather_now\n\n</tool_call>", None),
+        (f"<tool_call>get-any.v1{pair('x', [1])}</tool_call>", None),
+        (f"<tool_call>any{pair('a', 'no number')}</tool_call>", None),
+        (f"<think>a <tool_call>b</think><tool_call>weather{pair('city', 'Rome')}</tool_call>", None),
+        ("<tool_call>forecast", "<tool_call>"),
+        ("<tool_call>weather</tool_call>", "<tool_call>weather"),
+        (f"<tool_call>weather{pair('days', 3)}</tool_call>", f"<tool_call>weather{pair('days', 3)}"),
+        (f"<tool_call>weather{pair('city', 'a')}{pair('city', 'b')}",
+         f"<tool_call>weather{pair('city', 'a')}<arg_key>"),
+        ("<tool_call>weather<arg_key>days</arg_key><arg_value>0",
+         "<tool_call>weather<arg_key>days</arg_key><arg_value>"),
+        ("<tool_call>weather<arg_key>year", "<tool_call>weather<arg_key>"),
+    ],
+)  # fmt: skip
+def test_calls_with_keys_and_values_are_those_of_the_tools(
+    tokenizer: Any, text: str, expected: str | None
+) -> None:
+    assert accepted(tokenizer, text) == (expected or f"{text}.")
+    if expected is None and "<think>" not in text:
+        calls = calls_in("arguments", text)
+        assert len(calls) == text.count("</tool_call>")
+        for call in calls:
+            arguments = json.loads(call.arguments)
+            assert all(
+                pair(name, value).partition("<arg_value>")[2] in text for name, value in arguments.items()
+            )
+
+
+def test_a_value_may_hold_any_token_but_those_that_end_it() -> None:
+    begun = f"<tool_call>weather<arg_key>city</arg_key><arg_value>{CODE}"
+    assert accepted(GLM, f"{begun}</arg_value></tool_call>") == f"{begun}</arg_value></tool_call>."
+    assert accepted(GLM, begun) == begun, "it ends with no answer"
+
+
+KIMI_MARKS = (
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+)  # fmt: skip
+KIMI = marked("".join(KIMI_MARKS), *KIMI_MARKS, special=True)
+NOW = "<|tool_call_begin|>functions.weather_now:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+OSLO = '<|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello functions.x:0", None),
+        (f"I look.<|tool_calls_section_begin|>{NOW.format(0)}{OSLO}<|tool_calls_section_end|>", None),
+        (f"<|tool_calls_section_begin|>\n{NOW.format(12)}\n<|tool_calls_section_end|>", None),
+        (OSLO, None),
+        ("<|tool_calls_section_begin|>Hello", "<|tool_calls_section_begin|>"),
+        ("<|tool_calls_section_begin|><|tool_calls_section_end|>", "<|tool_calls_section_begin|>"),
+        ("<|tool_call_begin|>functions.forecast", "<|tool_call_begin|>functions."),
+        ("<|tool_call_begin|>call_a1", "<|tool_call_begin|>"),
+        ("<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}",
+         "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"),
+        ("<|tool_call_begin|>functions.weather_now:0<|tool_call_end|>",
+         "<|tool_call_begin|>functions.weather_now:0"),
+    ],
+)  # fmt: skip
+def test_calls_of_kimi_are_those_of_the_tools(text: str, expected: str | None) -> None:
+    assert accepted(KIMI, text) == (expected or f"{text}.")
+    if expected is None:
+        assert len(calls_in("kimi", text)) == text.count("<|tool_call_end|>")
