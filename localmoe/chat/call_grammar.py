@@ -1,7 +1,7 @@
 """The grammar of an answer that may call tools, in llguidance's Lark: all that is no call is free, and a call
 is of a tool, with arguments of its schema. For notations that write arguments in JSON, parameters in tags
-(function_grammar) or keys and values (keyed_grammar), between marks that are tokens of their own. Chooses no
-tokens.
+(function_grammar), keys and values (keyed_grammar) or as Gemma 4 does (gemma_grammar), between marks that are
+tokens of their own. Chooses no tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
 from localmoe.chat.function_grammar import function_rules
+from localmoe.chat.gemma_grammar import MARKS as GEMMA_MARKS
+from localmoe.chat.gemma_grammar import gemma_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
 from localmoe.chat.keyed_grammar import keyed_rules
 from localmoe.chat.marked_calls import KIMI_MARKS
@@ -56,6 +58,8 @@ def calls_grammar(
             rules = function_rules(found, tools)
         case "arguments":
             rules = keyed_rules(found, tools, vocabulary, ends)
+        case "gemma":
+            rules = gemma_rules(found, tools, ends)
         case "kimi":
             rules, begins = _of_kimi(found, names) + _SPACE + arguments, [found[0], found[2]]
         case "json":
@@ -72,6 +76,8 @@ def _marks(notation: str, template: str) -> tuple[str, ...]:
     """That a call begins with, that ends it or its tool's name, and others; none of other notations."""
     if notation == "kimi":
         return KIMI_MARKS
+    if notation == "gemma":
+        return GEMMA_MARKS
     if notation in ("functions", "arguments"):
         return "<tool_call>", "</tool_call>"
     if notation == "json" and '"arguments"' in template.replace("\\", ""):  # in a text of the template's

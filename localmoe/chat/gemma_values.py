@@ -7,9 +7,10 @@ from typing import Any
 
 from localmoe.chat.json_numbers import finite
 
-_QUOTE = '<|"|>'
+QUOTE = '<|"|>'
 _ENDS = ",}]"
 _DEEPEST = 64
+_WORDS = {"None": None, "True": True, "False": False}  # the template writes null in Python's word
 
 
 def read_gemma_object(text: str) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if depth > _DEEPEST:
         raise ValueError("too deep")
     at = _skip(text, at)
-    if text.startswith(_QUOTE, at):
+    if text.startswith(QUOTE, at):
         return _quoted(text, at)
     if text.startswith("{", at):
         return _object(text, at + 1, depth)
@@ -42,22 +43,22 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     try:
         return json.loads(bare, parse_float=finite, parse_constant=finite), end
     except ValueError:
-        return bare, end
+        return _WORDS.get(bare, bare), end
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
-    begin = at + len(_QUOTE)
-    end = text.find(_QUOTE, begin)
+    begin = at + len(QUOTE)
+    end = text.find(QUOTE, begin)
     if end < 0:
         raise ValueError("a text does not end")
-    return text[begin:end], end + len(_QUOTE)
+    return text[begin:end], end + len(QUOTE)
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     found: dict[str, Any] = {}
     at = _skip(text, at)
     while not text.startswith("}", at):
-        if text.startswith(_QUOTE, at):
+        if text.startswith(QUOTE, at):
             name, at = _quoted(text, at)
             at = _skip(text, at)
             if not text.startswith(":", at):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -53,18 +54,18 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return found
 
 
-def grammar(tokenizer: Any, prompt: list[int]) -> AnswerGrammar:
-    lark = calls_grammar(tokenizer, prompt, TOOLS, find_format(tokenizer), [tokenizer.eos_token_id])
+def grammar(tokenizer: Any, prompt: list[int], tools: Sequence[Tool] = TOOLS) -> AnswerGrammar:
+    lark = calls_grammar(tokenizer, prompt, tools, find_format(tokenizer), [tokenizer.eos_token_id])
     assert lark is not None
     return vocabulary(tokenizer).grammar(lark, len(prompt))
 
 
-def accepted(tokenizer: Any, text: str, prompt: str = "hi") -> str:
+def accepted(tokenizer: Any, text: str, prompt: str = "hi", tools: Sequence[Tool] = TOOLS) -> str:
     """As much of an answer as is allowed, with a dot for its end."""
     before = ids(tokenizer, prompt)
     end = [] if text.endswith(("<|call|>", "<|return|>")) else [tokenizer.eos_token_id]
     tokens = [*ids(tokenizer, text), *end]
-    valid = grammar(tokenizer, before).valid(before, tokens)
+    valid = grammar(tokenizer, before, tools).valid(before, tokens)
     ended = bool(end) and valid == len(tokens)
     return tokenizer.decode(tokens[: valid - ended], skip_special_tokens=False) + "." * ended  # type: ignore[no-any-return]
 

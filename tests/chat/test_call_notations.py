@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from held_calls import accepted, calls_in, marked
 
+from localmoe.core.tools import Tool
+
 GLM_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 KEYS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 GLM = marked("<think><tool_call>x<arg_key>", *GLM_MARKS, *KEYS)
@@ -93,3 +95,66 @@ def test_calls_of_kimi_are_those_of_the_tools(text: str, expected: str | None) -
     assert accepted(KIMI, text) == (expected or f"{text}.")
     if expected is None:
         assert len(calls_in("kimi", text)) == text.count("<|tool_call_end|>")
+
+
+GEMMA = marked(
+    "<|tool_call>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", special=True
+)
+BEGUN = "<|tool_call>call:"
+CITY = 'city:<|"|>Oslo, "{N}" <|"|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('Hello call:x{ <|"|> {a:1}', None),
+        (f"I look.{BEGUN}weather{{{CITY},days:3,exact:false}}<tool_call|>", None),
+        (f"{BEGUN}weather_now{{}}<tool_call|>{BEGUN}weather_now{{}}<tool_call|>", None),
+        (f"{BEGUN}weather{{days: 3, {CITY}}}<tool_call|>Done", None),
+        (BEGUN + 'weather{city:<|"|><|channel><tool_call|><|"|>}<tool_call|>', None),
+        (BEGUN + 'get-any.v1{x:[1,-2.5e-3,{a:None,b c:<|"|>t<|"|>}],y:true}<tool_call|>', None),
+        (f"<|channel>thought\n{BEGUN}no<channel|>{BEGUN}weather_now{{}}<tool_call|>", None),
+        (f"{BEGUN}forecast{{", BEGUN),
+        (f"{BEGUN}weather{{}}", f"{BEGUN}weather{{"),
+        (f"{BEGUN}weather{{days:0", f"{BEGUN}weather{{days:"),
+        (f"{BEGUN}weather{{days:3}}", f"{BEGUN}weather{{days:3"),
+        (f"{BEGUN}weather{{{CITY},city", f"{BEGUN}weather{{{CITY},"),
+        (f"{BEGUN}weather{{city:Oslo", f"{BEGUN}weather{{city:"),
+        (f"{BEGUN}weather{{year:", f"{BEGUN}weather{{"),
+    ],
+)  # fmt: skip
+def test_calls_of_gemma_are_those_of_the_tools(text: str, expected: str | None) -> None:
+    assert accepted(GEMMA, text) == (expected or f"{text}.")
+    if expected is None and "thought" not in text:
+        assert len(calls_in("gemma", text)) == text.count("}<tool_call|>")
+
+
+DEEP = {
+    "type": "object", "additionalProperties": False, "required": ["tree"],
+    "properties": {
+        "tree": {"$ref": "#/$defs/node"}, "unit": {"type": ["string", "null"], "enum": ["C", "a b", None, 2]},
+        "lines": {"type": "array", "items": {"type": "object", "required": ["n"], "properties": {
+            "n": {"type": "integer", "maximum": 9}, "t.t": {"type": ["string", "null"]}}}},
+        "free": {"anyOf": [{"type": "string"}]}, "lost": {"$ref": "#/$defs/none"}, "two": {"const": 2},
+    },
+    "$defs": {"node": {"type": "object", "additionalProperties": False, "properties": {
+        "name": {"type": "string"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}},
+}  # fmt: skip
+TREE = 'tree:{name:<|"|>a<|"|>,kids:[{name:<|"|>b<|"|>},{kids:[]},{}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TREE, None), (f'unit:<|"|>a b<|"|>,{TREE}', None), (f"unit:None,{TREE},two:2,unit:2", None),
+        (f'{TREE},lines:[{{n:9,t.t:<|"|>x<|"|>,more:[{{}}]}},{{t.t:null}}]', None),
+        (f'{TREE},free:[1,<|"|>a<|"|>],lost:{{b:{{}}}}', None),
+        ("unit:C", "unit:"), ('unit:<|"|>D', 'unit:<|"|>'), ("tree:{x", "tree:{"), ("tree:[", "tree:"),
+        ("tree:{kids:[3", "tree:{kids:["), (f"{TREE},lines:[{{n:10", f"{TREE},lines:[{{n:1"),
+        (f"{TREE},lines:[{{n:<", f"{TREE},lines:[{{n:"), (f"{TREE},two:3", f"{TREE},two:"),
+    ],
+)  # fmt: skip
+def test_values_of_gemma_are_those_of_their_schema(text: str, expected: str | None) -> None:
+    tool = Tool("f", json.dumps({"name": "f", "parameters": DEEP}))
+    whole = f"{BEGUN}f{{{text}}}<tool_call|>"
+    assert accepted(GEMMA, whole, tools=[tool]) == (f"{BEGUN}f{{{expected}" if expected else f"{whole}.")

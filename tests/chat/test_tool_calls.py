@@ -142,6 +142,7 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
          [("now", {"a": "[-Infinity]"})]),
         ("gemma", "<|tool_call>call:now{a:NaN,b:[1e999,2.5]}<tool_call|>",
          [("now", {"a": "NaN", "b": ["1e999", 2.5]})]),
+        ("gemma", "<|tool_call>call:now{a:None,b:[True]}<tool_call|>", [("now", {"a": None, "b": [True]})]),
         ("arguments", "<tool_call>now\n</tool_call>", [("now", {})]),
         ("arguments", "<tool_call>weather<arg_key>unit</arg_key><arg_value>C</arg_value></tool_call>",
          [("weather", {"unit": "C"})]),
