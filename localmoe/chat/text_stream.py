@@ -36,6 +36,6 @@ def text_stream(tokenizer: Any, prompt: Sequence[int], tool_format: str = "") ->
     labels: dict[int, str] = {}
     if thoughts := thought_marks(tokenizer):
         opening, closing = thoughts.tokens
-        marks |= {opening: OPEN, closing: CLOSE}
+        marks |= {opening: OPEN, closing: CLOSE, **dict.fromkeys(thoughts.dropped, "")}
         labels[opening] = thoughts.label
     return MarkedText(tokenizer, marks, labels) if marks else Detokeniser(tokenizer)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import tokenizers
+import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_tokenizers import byte_level, channels, special_thoughts
+from small_tokenizers import DEMO, byte_level, channels, special_thoughts
 
 from localmoe.chat.detokenise import Detokeniser
 from localmoe.chat.harmony import HarmonyText, as_messages, harmony_marks
@@ -157,6 +159,7 @@ SPECIAL = [
     ("<think>", "</think>", ""),
     ("[THINK]", "[/THINK]", ""),
     ("<|channel>", "<channel|>", "thought\n"),
+    ("<|START_THINKING|>", "<|END_THINKING|>", ""),
 ]
 
 
@@ -191,3 +194,17 @@ def test_an_answer_goes_on_in_the_marks_that_the_model_wrote(opening: str, closi
     ids = tokenizer(f"a{begun}", add_special_tokens=False)["input_ids"]
     assert opens_reasoning(tokenizer, ids) and not opens_reasoning(tokenizer, ids[:1])
     assert thought_marks(byte_level()) is None
+
+
+def test_marks_that_decoding_shows_are_tags_too_and_those_around_an_answer_none_of_it() -> None:
+    """Cohere's: North Mini Code writes all of an answer between such tokens, which are no special ones."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+    marks = [f"<|{at}_{name}|>" for name in ("THINKING", "TEXT", "RESPONSE") for at in ("START", "END")]
+    tokenizer.add_tokens([tokenizers.AddedToken(mark, normalized=False) for mark in marks])
+    for inside in ("TEXT", "RESPONSE"):
+        written = f"so<|END_THINKING|><|START_{inside}|>Yes, <think> é.<|END_{inside}|>"
+        made = text_stream(tokenizer, [1])
+        ids = tokenizer(f"<|START_THINKING|>{written}", add_special_tokens=False)["input_ids"]
+        assert opens_reasoning(tokenizer, ids[:1]) and not opens_reasoning(tokenizer, ids)
+        text = "".join([*(made.add([token]) for token in ids), made.finish()])
+        assert text == "<think>so</think>Yes, <think> é."
