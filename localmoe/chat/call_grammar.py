@@ -62,7 +62,9 @@ def calls_grammar(
             rules = gemma_rules(found, tools, ends)
         case "kimi":
             rules, begins = _of_kimi(found, names) + _SPACE + arguments, [found[0], found[2]]
-        case "json":
+        case "actions":
+            rules = _in_actions(found, names) + _SPACE + arguments
+        case "json" | "gigachat":
             rules = _in_json(found, names) + _SPACE + arguments
         case _:
             rules = _of_mistral(found, names, vocabulary.get("[CALL_ID]")) + _SPACE + arguments
@@ -78,6 +80,10 @@ def _marks(notation: str, template: str) -> tuple[str, ...]:
         return KIMI_MARKS
     if notation == "gemma":
         return GEMMA_MARKS
+    if notation == "actions":
+        return "<|START_ACTION|>", "<|END_ACTION|>"
+    if notation == "gigachat":
+        return ("<|function_call|>",)
     if notation in ("functions", "arguments"):
         return "<tool_call>", "</tool_call>"
     if notation == "json" and '"arguments"' in template.replace("\\", ""):  # in a text of the template's
@@ -88,11 +94,27 @@ def _marks(notation: str, template: str) -> tuple[str, ...]:
 
 
 def _in_json(marks: Sequence[int], names: Sequence[str]) -> str:
-    field = 'SPACE "," SPACE "\\"arguments\\"" SPACE ":" SPACE'
-    quoted = [json.dumps(json.dumps(name)) for name in names]
-    one = " | ".join(f"{name} {field} arguments{i}" for i, name in enumerate(quoted))
-    opening = 'SPACE "{" SPACE "\\"name\\"" SPACE ":" SPACE'
-    return f'call: <[{marks[0]}]> {opening} called SPACE "}}" SPACE <[{marks[1]}]>\ncalled: {one}\n'
+    """marks: the latter is missing where the end of an answer is that of a call."""
+    end = "".join(f" SPACE <[{mark}]>" for mark in marks[1:])
+    return f"call: <[{marks[0]}]> SPACE one{end}\n{_object(names, 'name', 'arguments', '')}"
+
+
+def _in_actions(marks: Sequence[int], names: Sequence[str]) -> str:
+    """Cohere's, which begin with a count."""
+    begin, end = (f"<[{mark}]>" for mark in marks)
+    count = '("\\"tool_call_id\\"" SPACE ":" SPACE /"[A-Za-z0-9_-]{1,40}"/ SPACE "," SPACE)? '
+    return (
+        f'call: {begin} SPACE "[" SPACE one (SPACE "," SPACE one)* SPACE "]" SPACE {end}\n'
+        f"{_object(names, 'tool_name', 'parameters', count)}"
+    )
+
+
+def _object(names: Sequence[str], name: str, arguments: str, before: str) -> str:
+    """Rules of `one` call in JSON. name, arguments: its keys. before: rules of what stands before them."""
+    field = f'SPACE "," SPACE "\\"{arguments}\\"" SPACE ":" SPACE'
+    each = (f"{json.dumps(json.dumps(one))} {field} arguments{i}" for i, one in enumerate(names))
+    opening = f'"{{" SPACE {before}"\\"{name}\\"" SPACE ":" SPACE'
+    return f'one: {opening} called SPACE "}}"\ncalled: {" | ".join(each)}\n'
 
 
 def _of_kimi(marks: Sequence[int], names: Sequence[str]) -> str:

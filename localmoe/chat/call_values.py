@@ -45,12 +45,17 @@ def _object(found: Any) -> ToolCall:
     if not isinstance(found, dict):
         raise ValueError("no call of a tool")
     found = found.get("function", found) if isinstance(found.get("function"), dict) else found
-    return call_of(found.get("name"), found.get("arguments", found.get("parameters", {})))
+    name = found.get("name", found.get("tool_name"))
+    return call_of(name, found.get("arguments", found.get("parameters", {})))
 
 
 def calls_in_json(text: str) -> list[ToolCall]:
     """Of one object, or a list of them. Raises ValueError: it is none."""
-    found = JSON.decode(text.strip())
+    return calls_of(JSON.decode(text.strip()))
+
+
+def calls_of(found: Any) -> list[ToolCall]:
+    """As calls_in_json, of what the JSON says."""
     return [_object(one) for one in (found if isinstance(found, list) else [found])]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localmoe.chat.call_values import JSON, call_of, calls_in_json, inside, some
+from localmoe.chat.call_values import JSON, call_of, calls_in_json, calls_of, inside, some
 from localmoe.chat.gemma_values import read_gemma_object
 from localmoe.chat.harmony import harmony_marks
 from localmoe.chat.marked_calls import ARGUMENTS, BEGIN, END, SECTION, SECTION_END, read_kimi
@@ -83,6 +83,30 @@ def _typed(value: str, is_text: bool) -> Any:
 
 def _read_json(block: str, texts: Texts) -> list[ToolCall]:
     return calls_in_json(inside(block, "<tool_call>", "</tool_call>"))
+
+
+def _read_listed(block: str, texts: Texts) -> list[ToolCall]:
+    """Jamba's."""
+    return some(calls_in_json(inside(block, "<tool_calls>", "</tool_calls>")))
+
+
+def _read_actions(block: str, texts: Texts) -> list[ToolCall]:
+    """Cohere's."""
+    return some(calls_in_json(inside(block, "<|START_ACTION|>", "<|END_ACTION|>")))
+
+
+_GIGACHAT = "<|function_call|>", "function call<|role_sep|>"  # since 3.1, before
+_GIGACHAT_MARK = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _GIGACHAT))})\s*")
+
+
+def _read_gigachat(block: str, texts: Texts) -> list[ToolCall]:
+    calls, at = [], 0
+    while mark := _GIGACHAT_MARK.match(block, at):
+        found, at = JSON.raw_decode(block, mark.end())
+        calls += calls_of(found)
+    if block[at:].strip():
+        raise ValueError("more than calls")
+    return some(calls)
 
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
@@ -213,5 +237,12 @@ FORMATS: dict[str, ToolFormat] = {
     ),
     "gemma": ToolFormat((("<|tool_call>", "<tool_call|>"),), _read_gemma, "<|tool_call>", ('<|"|>',)),
     "mistral": ToolFormat((("[TOOL_CALLS]", ""),), _read_mistral, "[TOOL_CALLS]", ("[ARGS]", "[CALL_ID]")),
+    "actions": ToolFormat(
+        (("<|START_ACTION|>", "<|END_ACTION|>"),), _read_actions, "<|START_ACTION|>"
+    ),
+    "gigachat": ToolFormat(
+        tuple((mark, "") for mark in _GIGACHAT), _read_gigachat, "<|role_sep|>", ("<|role_sep|>",)
+    ),
+    "listed": ToolFormat((("<tool_calls>", "</tool_calls>"),), _read_listed, "<tool_calls>"),
     "json": ToolFormat((("<tool_call>", "</tool_call>"),), _read_json, "<tool_call>"),
 }  # fmt: skip

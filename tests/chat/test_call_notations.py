@@ -158,3 +158,45 @@ def test_values_of_gemma_are_those_of_their_schema(text: str, expected: str | No
     tool = Tool("f", json.dumps({"name": "f", "parameters": DEEP}))
     whole = f"{BEGUN}f{{{text}}}<tool_call|>"
     assert accepted(GEMMA, whole, tools=[tool]) == (f"{BEGUN}f{{{expected}" if expected else f"{whole}.")
+
+
+COHERE = marked(
+    "<|START_ACTION|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"
+)
+GIGACHAT = marked("<|role_sep|><|function_call|>", "<|function_call|>", special=True)
+ACTION = '{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Oslo"}}'
+NOTHING = '{"tool_name": "weather_now", "parameters": {}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello [", None),
+        ("<|START_THINKING|><|START_ACTION|>x<|END_THINKING|>"
+         f"<|START_ACTION|>[\n    {ACTION}\n]<|END_ACTION|>", None),
+        (f"<|START_ACTION|>[{ACTION},\n    {NOTHING}]<|END_ACTION|>", None),
+        ("<|START_ACTION|>[]", "<|START_ACTION|>["),
+        ('<|START_ACTION|>[{"tool_name": "forecast', '<|START_ACTION|>[{"tool_name": "'),
+        (f"<|START_ACTION|>[{ACTION[:-17]}{{}}", f"<|START_ACTION|>[{ACTION[:-17]}{{"),
+    ],
+)  # fmt: skip
+def test_calls_of_cohere_are_those_of_the_tools(text: str, expected: str | None) -> None:
+    assert accepted(COHERE, text) == (expected or f"{text}.")
+    if expected is None and "THINKING" not in text:
+        assert len(calls_in("actions", text)) == text.count("tool_name")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello {", None),
+        ('I look.<|function_call|>{"name": "weather", "arguments": {"city": "Oslo"}}', None),
+        ('<|function_call|>{"name": "forecast', '<|function_call|>{"name": "'),
+        ('<|function_call|>{"name": "weather", "arguments": {}',
+         '<|function_call|>{"name": "weather", "arguments": {'),
+    ],
+)  # fmt: skip
+def test_calls_of_gigachat_are_those_of_the_tools(text: str, expected: str | None) -> None:
+    assert accepted(GIGACHAT, text) == (expected or f"{text}.")
+    if expected is None:
+        assert len(calls_in("gigachat", text)) == text.count("<|function_call|>")

@@ -68,6 +68,10 @@ KIMI_NOW = "<|tool_call_begin|>functions.now:{}<|tool_call_argument_begin|>{{}}<
 WRITTEN = {
     "functions": XML, "arguments": GLM, "invokes": MINIMAX, "gemma": GEMMA, "python": PYTHON, "json": JSON,
     "kimi": KIMI,
+    "listed": f"<tool_calls>[\n{json.dumps({'name': 'weather', 'arguments': PARIS})}\n]</tool_calls>",
+    "actions": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+    f"{json.dumps(PARIS)}}}\n]<|END_ACTION|>",
+    "gigachat": f'<|function_call|>{json.dumps({"name": "weather", "arguments": PARIS})}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{json.dumps(PARIS)}",
 }  # fmt: skip
 
@@ -100,7 +104,7 @@ def test_a_call_is_found_however_its_text_comes_in(name: str, places: list[int])
 def test_calls_follow_each_other_and_text_may_stand_behind(name: str) -> None:
     text, calls = split(name, [f"{WRITTEN[name]}\n{WRITTEN[name]}"])
     assert (text, calls) == ("", [("weather", PARIS)] * 2)
-    if name != "mistral":  # where a block ends with the answer
+    if FORMATS[name].frames[0][1]:  # else a block ends with the answer
         assert split(name, [f"{WRITTEN[name]} Done. \n"]) == (" Done.", [("weather", PARIS)])
 
 
@@ -111,7 +115,7 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
         closing = ""  # its inner mark ends it as well
     begun = WRITTEN[name].removesuffix(closing).rstrip()
     assert split(name, [begun])[1] == [("weather", PARIS)]
-    if closing or name == "mistral":  # but where it was cut, arguments may be missing
+    if closing or name in ("mistral", "gigachat"):  # but where it was cut, arguments may be missing
         stream = ToolStream(FORMATS[name], [WEATHER])
         found = [*stream.add(begun), *stream.finish(cut=True)]
         assert all(isinstance(part, str) for part in found) and "".join(map(str, found)) == begun
@@ -165,6 +169,10 @@ def test_a_call_that_ends_with_the_answer_instead_of_its_mark_counts(name: str) 
         ("kimi", f"<|tool_calls_section_begin|>\n{KIMI_NOW.format(0)}\n<|tool_calls_section_end|>",
          [("now", {})]),
         ("kimi", KIMI_NOW.format(0), [("now", {})]),
+        ("actions", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "now", "parameters": {}}, '
+         '{"tool_call_id": "1", "tool_name": "now", "parameters": {"a": 1}}]<|END_ACTION|>',
+         [("now", {}), ("now", {"a": 1})]),
+        ("gigachat", 'function call<|role_sep|>\n{"name": "now", "arguments": {}}', [("now", {})]),
         ("kimi", '<|tool_call_begin|>lib.now<|tool_call_argument_begin|> {"t": "a<|tool_call_end|>b"}\n'
          "<|tool_call_end|>", [("lib.now", {"t": "a<|tool_call_end|>b"})]),
         ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a"}, '
@@ -201,6 +209,8 @@ def test_other_forms_of_a_notation_are_read(name: str, text: str, calls: list[An
         ("gemma", "<|tool_call>call:now" + "{a:" * 500 + "<tool_call|>"), ("mistral", "[TOOL_CALLS]"),
         ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
         ("kimi", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>noon<|tool_call_end|>"),
+        ("actions", "<|START_ACTION|>[]<|END_ACTION|>"), ("listed", "<tool_calls>[]</tool_calls>"),
+        ("gigachat", "<|function_call|>now"), ("gigachat", "function call"),
         ("mistral", "[TOOL_CALLS]now{}"), ("invokes", "<minimax:tool_call></minimax:tool_call>"),
     ],
 )  # fmt: skip
@@ -284,7 +294,9 @@ def test_marks_that_decoding_drops_are_in_the_text_where_tools_may_be_called() -
         (None, ""), ("{{ messages }}", ""), ("... <tool_call>{{ tool_call.function | tojson }}", "json"),
         ("<tool_call>\n<function=example>", "functions"), ("<tool_call>{name}<arg_key>", "arguments"),
         ({"default": "a", "tool_use": "[TOOL_CALLS]"}, "mistral"), ("<|tool_call>call:", "gemma"),
-        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ("<|tool_call_start|>", "python"),
+        ("a<|role_sep|>\n<|function_call|>", "gigachat"), ("<|START_ACTION|>[", "actions"),
+        ("<tool_calls>[", "listed"), ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"),
+        ("<|tool_call_start|>", "python"),
         ("{%- set t = '<minimax:tool_call>' %}", "invokes"),
     ],
 )  # fmt: skip
