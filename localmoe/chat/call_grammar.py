@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from localmoe.chat.answer_schema import any_object, arguments_of, knows_thoughts
-from localmoe.chat.function_grammar import function_rules
+from localmoe.chat.function_grammar import INVOKES, function_rules
 from localmoe.chat.gemma_grammar import MARKS as GEMMA_MARKS
 from localmoe.chat.gemma_grammar import gemma_rules
 from localmoe.chat.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, harmony_marks
@@ -56,6 +56,10 @@ def calls_grammar(
     match notation:
         case "functions":
             rules = function_rules(found, tools)
+        case "invokes":
+            rules = function_rules(found, tools, INVOKES)
+        case "python":
+            rules = _in_python(found, names)
         case "arguments":
             rules = keyed_rules(found, tools, vocabulary, ends)
         case "gemma":
@@ -80,6 +84,10 @@ def _marks(notation: str, template: str) -> tuple[str, ...]:
         return KIMI_MARKS
     if notation == "gemma":
         return GEMMA_MARKS
+    if notation == "invokes":
+        return "<minimax:tool_call>", "</minimax:tool_call>"
+    if notation == "python":
+        return "<|tool_call_start|>", "<|tool_call_end|>"
     if notation == "actions":
         return "<|START_ACTION|>", "<|END_ACTION|>"
     if notation == "gigachat":
@@ -115,6 +123,14 @@ def _object(names: Sequence[str], name: str, arguments: str, before: str) -> str
     each = (f"{json.dumps(json.dumps(one))} {field} arguments{i}" for i, one in enumerate(names))
     opening = f'"{{" SPACE {before}"\\"{name}\\"" SPACE ":" SPACE'
     return f'one: {opening} called SPACE "}}"\ncalled: {" | ".join(each)}\n'
+
+
+def _in_python(marks: Sequence[int], names: Sequence[str]) -> str:
+    """LFM2's. The first call's name alone is held: texts stand between quotes that they may hold as well, so
+    that all of a call says where they end; and asked in words for JSON, the model writes that."""
+    name = " | ".join(json.dumps(f"{name}(") for name in names)
+    begin, end = (f"<[{mark}]>" for mark in marks)
+    return f'call: {begin} SPACE "["? SPACE ({name} | "{{") /(?s:.*)/ {end}\n{_SPACE}'
 
 
 def _of_kimi(marks: Sequence[int], names: Sequence[str]) -> str:

@@ -1,12 +1,14 @@
 """Rules, in llguidance's Lark, of calls that are written as functions with parameters in tags, whose values
-have no quotes (Qwen3-Coder's, Qwen3.5's and Nemotron 3's): names are those of the tool, values that are no
-texts are JSON of their schema, and few required parameters are all there, once. Chooses no tokens.
+have no quotes (Qwen3-Coder's, Qwen3.5's, Nemotron 3's and MiniMax M2's): names are those of the tool, values
+that are no texts are JSON of their schema, and few required parameters are all there, once. Chooses no
+tokens.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from localmoe.chat.parameter_rules import (
     Order,
@@ -18,34 +20,63 @@ from localmoe.chat.parameter_rules import (
 )
 from localmoe.core.tools import Tool
 
-# a value may hold what ends one, so it ends where another one begins, or all of them end; where but one of
-# both may come, it does not hold what looks like the other: a model that writes that means it
-_RULES = (
-    'GAP: /[ \\n]{0,2}/\nmore: GAP "<parameter="\nlast: GAP "</function>"\n'
-    "text_more[lazy]: MORE\ntext_last[lazy]: LAST\n"
-    "text_only_more[lazy]: MORE & ~/(?s:.*)<\\/parameter>[ \\n]{0,2}<\\/(?s:.*)/\n"
-    "text_only_last[lazy]: LAST & ~/(?s:.*)<\\/parameter>[ \\n]{0,2}<p(?s:.*)/\n"
-    "MORE: /(?s:.*)<\\/parameter>[ \\n]{0,2}<parameter=/\n"
-    "LAST: /(?s:.*)<\\/parameter>[ \\n]{0,2}<\\/function>/\n"
-)
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Of a notation.
+
+    Attributes:
+        function: before a tool's name. parameter: before a parameter's.
+        named: behind either. end: of a function.
+        begins: what a text may begin with, which is no part of it.
+    """
+
+    function: str
+    parameter: str
+    named: str
+    end: str
+    begins: str
+
+    def rules(self) -> str:
+        """A value may hold what ends one, so it ends where another one begins, or all of them end; where but
+        one of both may come, it does not hold what looks like the other, as a model that writes it means."""
+        more, last = (
+            f"/(?s:.*)<\\/parameter>[ \\n]{{0,2}}{_regex(tag)}/" for tag in (self.parameter, self.end)
+        )
+        return (
+            "GAP: /[ \\n]{0,2}/\n"
+            f"more: GAP {json.dumps(self.parameter)}\nlast: GAP {json.dumps(self.end)}\n"
+            "text_more[lazy]: MORE\ntext_last[lazy]: LAST\n"
+            "text_only_more[lazy]: MORE & ~/(?s:.*)<\\/parameter>[ \\n]{0,2}<\\/(?s:.*)/\n"
+            "text_only_last[lazy]: LAST & ~/(?s:.*)<\\/parameter>[ \\n]{0,2}<p(?s:.*)/\n"
+            f"MORE: {more}\nLAST: {last}\n"
+        )
 
 
-def function_rules(marks: Sequence[int], tools: Sequence[Tool]) -> str | None:
+FUNCTIONS = Tags("<function=", "<parameter=", ">", "</function>", '"\\n"?')
+INVOKES = Tags('<invoke name="', '<parameter name="', '">', "</invoke>", "")
+
+
+def function_rules(marks: Sequence[int], tools: Sequence[Tool], tags: Tags = FUNCTIONS) -> str | None:
     """The rule of a `call` and what it needs; None: a name would need escapes.
 
     Args:
         marks: tokens before and behind a call.
         tools: of names without escapes.
     """
-    rules = [_function(i, tool) for i, tool in enumerate(tools)]
+    rules = [_function(i, tool, tags) for i, tool in enumerate(tools)]
     if None in rules:
         return None
     names = " | ".join(f"function{i}" for i in range(len(tools)))
-    call = f"call: <[{marks[0]}]> GAP ({names}) GAP <[{marks[1]}]>\n"
-    return call + _RULES + "".join(rule or "" for rule in rules)
+    call = f"call: <[{marks[0]}]> GAP (called GAP)+ <[{marks[1]}]>\ncalled: {names}\n"
+    return call + tags.rules() + "".join(rule or "" for rule in rules)
 
 
-def _function(number: int, tool: Tool) -> str | None:
+def _regex(text: str) -> str:
+    return text.replace("/", "\\/")
+
+
+def _function(number: int, tool: Tool, tags: Tags) -> str | None:
     schema = schema_of(tool)
     known = properties_of(schema)
     if known is None:
@@ -53,19 +84,19 @@ def _function(number: int, tool: Tool) -> str | None:
     held, order, rules = held_names(schema, known), Order(), []
     for place, (name, value) in enumerate(known.items()):
         rule = None if name in tool.texts else written(value, schema)
-        tag, pair = json.dumps(f"{name}>"), f"pair{number}_{place}"
+        tag, pair = json.dumps(name + tags.named), f"pair{number}_{place}"
         if rule is None:
-            rules.append(f'{pair}: {tag} "\\n"?\n')
+            rules.append(f"{pair}: {tag} {tags.begins}\n")
         else:
             rules.append(f'{pair}: {tag} GAP value{number}_{place} GAP "</parameter>"\n')
             rules.append(f"value{number}_{place}: {rule}\n")
         order.add(pair, "value" if rule else "text", held=name in held)
     if takes_others(schema):
-        rules.append(f"pair{number}: /[^<>\\n]{{1,200}}>/\n")
+        rules.append(f'pair{number}: /[^<>"\\n]{{1,200}}{tags.named}/\n')
         order.add(f"pair{number}", "text", held=False)
     pairs, none = order.rules(f"of{number}", _behind)
     begins = [f"more of{number}"] * bool(pairs) + ["last"] * none
-    opening = json.dumps(f"<function={tool.name}>")
+    opening = json.dumps(f"{tags.function}{tool.name}{tags.named}")
     return f"function{number}: {opening} ({' | '.join(begins)})\n{pairs}{''.join(rules)}"
 
 

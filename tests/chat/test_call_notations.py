@@ -200,3 +200,54 @@ def test_calls_of_gigachat_are_those_of_the_tools(text: str, expected: str | Non
     assert accepted(GIGACHAT, text) == (expected or f"{text}.")
     if expected is None:
         assert len(calls_in("gigachat", text)) == text.count("<|function_call|>")
+
+
+INVOKES = marked("<minimax:tool_call><invoke>", "<minimax:tool_call>", "</minimax:tool_call>")
+OSLO_INVOKED = '<invoke name="weather">\n<parameter name="city">{}</parameter>\n</invoke>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello <invoke>", None),
+        (f"\n<minimax:tool_call>\n{OSLO_INVOKED.format(CODE)}\n</minimax:tool_call>", None),
+        ('<minimax:tool_call><invoke name="weather"><parameter name="days">3</parameter>'
+         '<parameter name="exact">true</parameter><parameter name="city"></parameter></invoke>'
+         "</minimax:tool_call> Done", None),
+        (f'<minimax:tool_call>\n{OSLO_INVOKED.format("Oslo")}\n<invoke name="weather_now">\n</invoke>\n'
+         "</minimax:tool_call>", None),
+        ('<minimax:tool_call><invoke name="get-any.v1"><parameter name="x">[1]</parameter></invoke>'
+         "</minimax:tool_call>", None),
+        ('<minimax:tool_call><invoke name="forecast', '<minimax:tool_call><invoke name="'),
+        ('<minimax:tool_call><invoke name="weather"></invoke', '<minimax:tool_call><invoke name="weather"><'),
+        ('<minimax:tool_call><invoke name="weather"><parameter name="days">x',
+         '<minimax:tool_call><invoke name="weather"><parameter name="days">'),
+    ],
+)  # fmt: skip
+def test_calls_of_minimax_are_those_of_the_tools(text: str, expected: str | None) -> None:
+    assert accepted(INVOKES, text) == (expected or f"{text}.")
+    if expected is None:
+        assert len(calls_in("invokes", text)) == text.count("</invoke>")
+
+
+LFM = marked("", "<|tool_call_start|>", "<|tool_call_end|>", special=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello [now()]", None),
+        ("<|tool_call_start|>[weather(city='it's\n\"x\"', days=2), weather_now()]<|tool_call_end|>So", None),
+        ("<|tool_call_start|>[weather_now()]<|tool_call_end|>", None),
+        ("<|tool_call_start|>get-any.v1(x=[1, None])<|tool_call_end|>", None),
+        ('<|tool_call_start|>[{"name": "weather_now", "arguments": {}}]<|tool_call_end|>', None),
+        ("<|tool_call_start|>[forecast(", "<|tool_call_start|>["),
+        ("<|tool_call_start|>Hi", "<|tool_call_start|>"),
+        ("<|tool_call_start|>[weather(city='a", "<|tool_call_start|>[weather(city='a"),
+    ],
+)  # fmt: skip
+def test_calls_of_lfm2_begin_with_the_name_of_a_tool(text: str, expected: str | None) -> None:
+    assert accepted(LFM, text) == (expected or f"{text}.")
+    if expected is None:
+        calls = calls_in("python", text)
+        assert len(calls) == ("<|tool_call_start|>" in text) + (", weather_now" in text)
