@@ -14,7 +14,7 @@ import transformers
 from localmoe.chat.harmony import as_messages, harmony_marks
 from localmoe.chat.reasoning import resumed
 from localmoe.chat.said_text import SaidText, piece_ids
-from localmoe.chat.templates import adopt_template, as_parts, as_turns, knows_tools, own_ids, takes_parts
+from localmoe.chat.templates import adopt_template, as_parts, as_turns, in_own_form, knows_tools, takes_parts
 from localmoe.chat.thinking import NO_WAYS, ThinkingWays, find_ways
 from localmoe.chat.thought_marks import thought_marks
 from localmoe.chat.tokenizer_errors import reading_tokenizer
@@ -177,7 +177,7 @@ class PromptEncoder:
             self._check_tools()
         if not self.has_template:
             return self._raw(_plain_dialogue(messages) + answer, context)
-        said, mark = self._said.marked(own_ids(self.tokenizer, messages), answer, request.tools)
+        said, mark = self._said.marked(in_own_form(self.tokenizer, messages), answer, request.tools)
         text = self._rendered(said.messages, said.tools, self.thinking.variables(request.thinking))
         if answer:
             channels = harmony_marks(self.tokenizer)

@@ -7,7 +7,9 @@ Sources: the models' chat templates.
 from __future__ import annotations
 
 import ast
+import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from localmoe.chat.call_values import JSON, call_of, some
@@ -37,6 +39,24 @@ def read_python(text: str) -> list[ToolCall]:
         return _as_python(text)
     except ValueError:
         return _as_written(text)
+
+
+def write_python(calls: Sequence[ToolCall]) -> str:
+    """As LFM2's documentation has them."""
+    return f"[{', '.join(f'{call.name}({_pairs(call.arguments)})' for call in calls)}]"
+
+
+def _pairs(arguments: str) -> str:
+    values = json.loads(arguments)
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 class _AsPython(ast.NodeTransformer):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from localmoe.chat.marked_calls import kimi_id
-from localmoe.chat.tool_formats import find_format
+from localmoe.chat.python_calls import write_python
+from localmoe.chat.tool_formats import find_format, format_of
 from localmoe.core.errors import CheckpointError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
@@ -70,11 +71,19 @@ def as_turns(
     return [_turn(message, form, parsed) for message in messages]
 
 
-def own_ids(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
-    """With ids of calls as its model writes them: Kimi's name the tool, and a model whose template shows it
-    others writes such itself, which nobody can read."""
-    if find_format(tokenizer) != "kimi":
-        return messages
+def in_own_form(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
+    """With calls as the model wrote them, where its template would not show them so."""
+    match find_format(tokenizer):
+        case "kimi":
+            return _with_ids(messages)
+        case "python" if "tool_calls" not in json.dumps(getattr(tokenizer, "chat_template", None) or ""):
+            return [_with_calls(message) for message in messages]
+    return messages
+
+
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Kimi's name the tool, and a model whose template shows it others writes such itself, which nobody can
+    read."""
     found: list[Message] = []
     known: dict[str, str] = {}  # by the ids that a client has
     count = 0
@@ -85,6 +94,14 @@ def own_ids(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
         call_id = known.get(message.tool_call_id, message.tool_call_id)
         found.append(replace(message, tool_calls=tuple(calls), tool_call_id=call_id))
     return found
+
+
+def _with_calls(message: Message) -> Message:
+    """LFM2's template leaves them out: the model would read results of calls that it did not make."""
+    if not message.tool_calls:
+        return message
+    (opening, closing), *_ = format_of("python").frames
+    return replace(message, content=f"{message.content}{opening}{write_python(message.tool_calls)}{closing}")
 
 
 def _turn(message: Message, form: Callable[[str], object], parsed: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from small_tokenizers import DEMO, copy_tokenizer
 
 from localmoe.chat import prompt
 from localmoe.chat.prompt import PromptEncoder, TokenEncoder
+from localmoe.chat.python_calls import read_python
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
 from localmoe.core.tools import Tool, ToolCall
@@ -76,6 +77,27 @@ def test_calls_that_a_model_tells_apart_by_name_and_count_have_such_ids(tmp_path
         "nowwhen? call functions.now:0  12:00functions.now:0 call functions.day:1 call functions.now:2  "
         "noonfunctions.now:2 Mondayfunctions.day:1 "
     )
+
+
+def test_calls_that_a_template_leaves_out_are_shown_as_the_model_wrote_them(tmp_path: Path) -> None:
+    """LFM2's: it would read results of calls that it has not made."""
+    mark, end = "<|tool_call_start|>", "<|tool_call_end|>"
+    template = (
+        f"{{# {mark} {end} #}}{{% for m in messages %}}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}"
+    )
+    encoder = with_template(tmp_path, template)
+    arguments = {"s": 'it\'s "é"\n', "n": -1.5, "o": {"a": [True, None]}}
+    call = ToolCall("day", json.dumps(arguments), "b")
+    said = (*CALLED, Message("assistant", "So", (call, ToolCall("now", "{}", "c"))))
+    shown = encoder.tokenizer.decode(encoder.encode(GenerationRequest(messages=said), 4096))
+    first = f'{mark}[now(zone="CET")]{end}'
+    assert shown.startswith(f"[user]when?[assistant]{first}[tool]12:00[assistant]So{mark}[day(")
+    written = shown.rpartition(mark)[2].removesuffix(end)
+    assert [(one.name, json.loads(one.arguments)) for one in read_python(written)] == [
+        ("day", arguments), ("now", {})
+    ]  # fmt: skip
+    drawn = with_template(tmp_path, template.replace("m.content", "m.tool_calls or m.content"))
+    assert mark not in drawn.tokenizer.decode(drawn.encode(GenerationRequest(messages=said), 4096))
 
 
 @pytest.mark.parametrize(
