@@ -16,6 +16,7 @@ from localmoe.chat.parameter_rules import (
     properties_of,
     schema_of,
     takes_others,
+    words_of,
     written,
 )
 from localmoe.core.tools import Tool
@@ -28,7 +29,7 @@ class Tags:
     Attributes:
         function: before a tool's name. parameter: before a parameter's.
         named: behind either. end: of a function.
-        begins: what a text may begin with, which is no part of it.
+        begins: what a text may begin with, and end with, which is no part of it.
     """
 
     function: str
@@ -83,12 +84,14 @@ def _function(number: int, tool: Tool, tags: Tags) -> str | None:
         return None
     held, order, rules = held_names(schema, known), Order(), []
     for place, (name, value) in enumerate(known.items()):
-        rule = None if name in tool.texts else written(value, schema)
+        is_text = name in tool.texts
+        rule = words_of(value) if is_text else written(value, schema)
         tag, pair = json.dumps(name + tags.named), f"pair{number}_{place}"
         if rule is None:
             rules.append(f"{pair}: {tag} {tags.begins}\n")
         else:
-            rules.append(f'{pair}: {tag} GAP value{number}_{place} GAP "</parameter>"\n')
+            around = tags.begins if is_text else "GAP"
+            rules.append(f'{pair}: {tag} {around} value{number}_{place} {around} "</parameter>"\n')
             rules.append(f"value{number}_{place}: {rule}\n")
         order.add(pair, "value" if rule else "text", held=name in held)
     if takes_others(schema):

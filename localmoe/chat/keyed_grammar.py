@@ -14,6 +14,7 @@ from localmoe.chat.parameter_rules import (
     properties_of,
     schema_of,
     takes_others,
+    words_of,
     written,
 )
 from localmoe.core.tools import Tool
@@ -47,7 +48,8 @@ def keyed_rules(
         text = "text[lazy]: /(?s:.*)<\\/arg_value>/\n"
     names = " | ".join(f"called{i}" for i in range(len(tools)))
     call = f"call: <[{marks[0]}]> GAP ({names}) GAP <[{marks[1]}]>\n"
-    return f"{call}{_GAP}{text}end: GAP {value_end}\n" + "".join(rule or "" for rule in rules)
+    ending = f"end: GAP word_end\nword_end: {value_end}\n"
+    return f"{call}{_GAP}{text}{ending}" + "".join(rule or "" for rule in rules)
 
 
 def _called(number: int, tool: Tool, key: str, between: str) -> str | None:
@@ -57,12 +59,13 @@ def _called(number: int, tool: Tool, key: str, between: str) -> str | None:
         return None
     held, order, rules = held_names(schema, known), Order(), []
     for place, (name, one) in enumerate(known.items()):
-        rule = None if name in tool.texts else written(one, schema)
-        pair = f"pair{number}_{place}"
-        value = "text" if rule is None else f"GAP value{number}_{place} end"
-        rules.append(f"{pair}: {key} {json.dumps(name)} {between} {value}\n")
+        is_text, pair = name in tool.texts, f"pair{number}_{place}"
+        rule = words_of(one) if is_text else written(one, schema)
+        value = "text"
         if rule is not None:
             rules.append(f"value{number}_{place}: {rule}\n")
+            value = f"value{number}_{place} word_end" if is_text else f"GAP value{number}_{place} end"
+        rules.append(f"{pair}: {key} {json.dumps(name)} {between} {value}\n")
         order.add(pair, "pair", held=name in held)
     if takes_others(schema):
         rules.append(f"pair{number}: {key} /[^<>\\n]{{1,200}}/ {between} text\n")

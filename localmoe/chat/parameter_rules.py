@@ -3,6 +3,7 @@ values without quotes. Knows no notation."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection
 from typing import Any
@@ -82,6 +83,20 @@ class Order:
 
 def _state(name: str, missing: int, whole: int) -> str:
     return name if missing == whole else f"{name}_{missing}"
+
+
+def words_of(value: Any) -> str | None:
+    """A text that is one of some, without quotes; None: it may be any, or one that looks like an end."""
+    found = (
+        value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, dict) else None
+    )
+    if not isinstance(found, list) or not found or not all(map(_is_plain, found)):
+        return None
+    return " | ".join(map(json.dumps, found))
+
+
+def _is_plain(word: Any) -> bool:
+    return isinstance(word, str) and word.strip() == word != "" and "<" not in word and word.isprintable()
 
 
 def written(value: Any, schema: dict[str, Any]) -> str | None:

@@ -251,3 +251,33 @@ def test_calls_of_lfm2_begin_with_the_name_of_a_tool(text: str, expected: str | 
     if expected is None:
         calls = calls_in("python", text)
         assert len(calls) == ("<|tool_call_start|>" in text) + (", weather_now" in text)
+
+
+WORDS = Tool("f", json.dumps({"name": "f", "parameters": {"type": "object", "properties": {
+    "u": {"type": "string", "enum": ["C", 'a "é"']}, "any": {"enum": ["x", "</b>"]},
+    "one": {"type": "string", "const": "k"},
+}}}))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "begun", "between", "end"),
+    [
+        (GLM, "<tool_call>f<arg_key>{}</arg_key><arg_value>", "", "</arg_value></tool_call>"),
+        (SPELT, "<tool_call>f<arg_key>{}</arg_key><arg_value>", "", "</arg_value></tool_call>"),
+        (marked("<tool_call><function=", "<tool_call>", "</tool_call>"),
+         "<tool_call>\n<function=f>\n<parameter={}>", "\n", "</parameter>\n</function>\n</tool_call>"),
+        (INVOKES, '<minimax:tool_call><invoke name="f"><parameter name="{}">', "",
+         "</parameter></invoke></minimax:tool_call>"),
+    ],
+    ids=["tokens", "text", "tags", "invokes"],
+)  # fmt: skip
+def test_a_text_that_is_one_of_some_words_is_one_of_them(
+    tokenizer: Any, begun: str, between: str, end: str
+) -> None:
+    for name, word, held in (
+        ("u", "C", "C"), ("u", 'a "é"', 'a "é"'), ("u", "D", ""), ("u", "C C", "C"), ("one", "x", ""),
+        ("one", "k", "k"), ("any", "whatever", "whatever"),
+    ):  # fmt: skip
+        opening = begun.format(name) + between
+        expected = f"{opening}{word}{between}{end}." if held == word else opening + held
+        assert accepted(tokenizer, f"{opening}{word}{between}{end}", tools=[WORDS]) == expected
