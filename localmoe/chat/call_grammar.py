@@ -51,8 +51,9 @@ def calls_grammar(
     found = [token for token in tokens if token is not None]
     if thoughts is None or not found or len(found) < len(tokens):
         return None
-    names = [tool.name for tool in tools]
-    begins = found[:1]
+    names, begins = [tool.name for tool in tools], found[:1]
+    # some configs name others beside
+    ends = [token for token in ends if token >= 0 and tokenizer.convert_ids_to_tokens(token) is not None]
     match notation:
         case "functions":
             rules = function_rules(found, tools)

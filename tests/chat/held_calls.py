@@ -55,7 +55,9 @@ def ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def grammar(tokenizer: Any, prompt: list[int], tools: Sequence[Tool] = TOOLS) -> AnswerGrammar:
-    lark = calls_grammar(tokenizer, prompt, tools, find_format(tokenizer), [tokenizer.eos_token_id])
+    lark = calls_grammar(
+        tokenizer, prompt, tools, find_format(tokenizer), [tokenizer.eos_token_id, -1, 10**6]
+    )
     assert lark is not None
     return vocabulary(tokenizer).grammar(lark, len(prompt))
 
