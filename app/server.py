@@ -27,8 +27,8 @@ from app.page import build_page
 from app.service import ChatService
 from app.theme import FAVICON, first_script, make_theme, page_css, page_head
 from localmoe import __version__
-from localmoe.server.out_of_files import BACKLOG, say_it_seldom
-from localmoe.server.quiet_end import leave_out_cancelled
+from localmoe.server.out_of_files import BACKLOG
+from localmoe.server.quiet_end import say_less
 
 _QUEUE_REST_S = 60.0
 _KEEP_ALIVE_S = 120  # longer than a page is quiet: a connection that closes as it is used loses the request
@@ -85,8 +85,7 @@ class PageServer(uvicorn.Server):
                 timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP_ALIVE_S, backlog=BACKLOG,
             )
         )  # fmt: skip
-        leave_out_cancelled()
-        say_it_seldom()
+        say_less()
         self._on_started = on_started
         self._mounted = [route.app for route in app.routes if isinstance(route, Mount)]
 

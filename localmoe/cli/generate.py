@@ -13,9 +13,10 @@ from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.cli.sampling_options import json_schema, loaded_sampling, sampling_config
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.errors import ConfigError, ContextLengthError
+from localmoe.core.output_file import check_output
 from localmoe.core.prompts import Prompt, read_prompts
 from localmoe.core.stream import StreamEvent
-from localmoe.core.timeline import check_trace_path, write_trace
+from localmoe.core.timeline import TIMELINE, write_trace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 
@@ -33,7 +34,7 @@ def run_generate(args: argparse.Namespace) -> None:
     schema = json_schema(args)
     requests = [_request(prompt, args, sampling, schema) for prompt in prompts]
     if args.timeline is not None:
-        check_trace_path(args.timeline)  # said before the answers, not after
+        check_output(TIMELINE, args.timeline)  # said before the answers, not after
     config = engine_config(args, policy=args.policy)
     with ProgressBars() as progress:
         engine = Engine.load(args.model, config, progress=progress)

@@ -8,8 +8,9 @@ from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, ContextLengthError
+from localmoe.core.output_file import check_output
 from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
-from localmoe.core.routing_trace import RoutingTrace, check_trace_file
+from localmoe.core.routing_trace import TRACE, RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.model.routing_trace import RoutingRecorder
@@ -22,7 +23,7 @@ def run_trace(args: argparse.Namespace) -> None:
         LocalMoeError: for one sentence to the user.
     """
     prompts = read_prompts(args.prompts or BUNDLED_PROMPTS, args.limit)
-    check_trace_file(args.out)  # said before hours of answers, not after
+    check_output(TRACE, args.out)  # said before hours of answers, not after
     requests = [
         GenerationRequest(messages=(Message("user", prompt.text),), max_new_tokens=args.max_new_tokens)
         for prompt in prompts

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from localmoe.core.bounded_file import read_bounded
 from localmoe.core.errors import ConfigError
+from localmoe.core.output_file import write_output
 from localmoe.core.units import format_bytes
-from localmoe.core.whole_file import check_writable, write_whole
 
 MOST_BYTES = 4 << 30  # packed or not: days of answers
 FORMAT, VERSION = "localmoe-routing-trace", 1
+TRACE = "The trace"  # to people
 _NO_TRACE = (
     ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, NotImplementedError,
     RuntimeError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
@@ -96,10 +97,7 @@ class RoutingTrace:
         )
         buffer = io.BytesIO()
         np.savez_compressed(buffer, header=np.array(header), experts=self.experts, starts=self.starts)
-        try:
-            write_whole(path, buffer.getvalue())
-        except OSError as error:
-            raise _unwritable(path, error) from error
+        write_output(TRACE, path, buffer.getvalue())
 
     @classmethod
     def read(cls, path: Path) -> RoutingTrace:
@@ -150,20 +148,3 @@ class RoutingTrace:
         )
         if not sound:
             raise ConfigError(f"The trace {path} contradicts itself: record it again with localmoe trace.")
-
-
-def check_trace_file(path: Path) -> None:
-    """See that a trace can be put there.
-
-    Raises:
-        ConfigError: none can, as its folder does not exist or takes none.
-    """
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    reason = f"The trace {path} cannot be written ({error.strerror or error})"
-    return ConfigError(f"{reason}: name a file in a folder that exists and that you may write to.")

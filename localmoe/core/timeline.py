@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from localmoe.core.errors import ConfigError
-from localmoe.core.whole_file import check_writable, write_whole
+from localmoe.core.output_file import write_output
 
 # draft: the low-bit model's tokens; verify: passes of the target; cpu: experts that the CPU computes in them;
 # stall: the target waits for a copy; copies: host to device; host: neither draft nor target runs
 Lane = Literal["draft", "verify", "cpu", "stall", "copies", "host"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 DEFAULT_STEPS = 64  # that are kept
+TIMELINE = "The timeline"  # to people
 _PASSES = ("draft", "verify")  # what the host's time is the rest of
 _MAX_SPANS = 20_000  # of a step; a prompt of a large model copies every expert
 
@@ -158,31 +158,10 @@ def _complete(
     }  # fmt: skip
 
 
-def check_trace_path(path: Path) -> Path:
-    """The path itself, if a file can be put there.
-
-    Raises:
-        ConfigError: none can, as its folder does not exist or takes none.
-    """
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    return path
-
-
 def write_trace(path: Path, steps: Sequence[StepSpans], process: str = "localmoe") -> None:
     """Save under this very name, for Perfetto; a file of that name is replaced once the new one is complete.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
-        write_whole(path, json.dumps(trace_events(steps, process)).encode())
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    reason = f"The timeline {path} cannot be written ({error.strerror or error})"
-    return ConfigError(f"{reason}: name a file in a folder that exists and that you may write to.")
+    write_output(TIMELINE, path, json.dumps(trace_events(steps, process)).encode())

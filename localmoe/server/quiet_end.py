@@ -1,14 +1,17 @@
-"""What uvicorn says of requests that the server's end breaks off. Ends none."""
+"""What servers leave out of what uvicorn and asyncio say, as of requests that are broken off. Ends none."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
+from localmoe.server.out_of_files import say_it_seldom
 
-def leave_out_cancelled() -> None:
+
+def say_less() -> None:
     """Have no traceback of each request that still waits for its client when time is up: it is no fault, and
-    uvicorn says how many there were. May be called again."""
+    uvicorn says how many there were; nor of each connection that cannot be taken. May be called again."""
+    say_it_seldom()
     logging.getLogger("uvicorn.error").addFilter(_is_told)
 
 

@@ -13,8 +13,8 @@ from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine
 from localmoe.server.address import is_loopback, own_hosts, port_taken
 from localmoe.server.desk import AnswerDesk
-from localmoe.server.out_of_files import BACKLOG, say_it_seldom
-from localmoe.server.quiet_end import leave_out_cancelled
+from localmoe.server.out_of_files import BACKLOG
+from localmoe.server.quiet_end import say_less
 from localmoe.server.routes import ServedModel, make_app
 from localmoe.server.settings import ServerSettings
 
@@ -32,8 +32,7 @@ class ApiServer(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_KEEP_ALIVE_S, backlog=BACKLOG,
             )
         )  # fmt: skip
-        leave_out_cancelled()
-        say_it_seldom()
+        say_less()
         self._desk, self._on_started = desk, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -33,14 +33,18 @@ TEXT = [(7 * i + i * i) % 250 for i in range(BEFORE + PROMPT)]
 
 
 @contextmanager
-def assembled(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineParts]:
+def streamed_once(
+    folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[EngineParts, DeviceRunner, list[Tensor]]]:
+    """What is assembled, and what it reads where all experts are streamed."""
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
     monkeypatch.setattr(device_prompt_passes, "WINDOW", LONGEST_WINDOW)
     kinds = TWO_LAYERS.get(architecture, {})
     prepared = prepared_for_kernels(folder, architecture, num_hidden_layers=2, **kinds)
     parts = assemble(prepared, PLAIN, progress=None, cancel=None)
     try:
-        yield parts
+        assert isinstance(parts.runner, DeviceRunner)
+        yield parts, parts.runner, read(parts.runner, asks=False)
     finally:
         parts.close()
 
@@ -64,10 +68,7 @@ def read(runner: DeviceRunner, *, asks: bool) -> list[Tensor]:
 def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with assembled(tmp_path, architecture, monkeypatch) as parts:
-        runner = parts.runner
-        assert isinstance(runner, DeviceRunner)
-        streamed = read(runner, asks=False)
+    with streamed_once(tmp_path, architecture, monkeypatch) as (_, runner, streamed):
         asked = read(runner, asks=True)
         for one, other in zip(streamed, asked, strict=True):
             assert torch.equal(one, other)
@@ -79,11 +80,8 @@ def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
 def test_with_the_cpu_it_is_nearly_the_same_and_every_slot_is_whole(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with assembled(tmp_path, architecture, monkeypatch) as parts:
-        runner = parts.runner
-        assert isinstance(runner, DeviceRunner)
+    with streamed_once(tmp_path, architecture, monkeypatch) as (parts, runner, streamed):
         memory = runner.passes.memory
-        streamed = read(runner, asks=False)
         with with_lane(parts, tokens=PROMPT + 3) as lane:
             asked = read(runner, asks=True)
             assert lane.counters().jobs > 0 and not lane.failure
@@ -102,10 +100,7 @@ def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where layers keep a state or a ring, too: the pass is run again from where it began."""
-    with assembled(tmp_path, architecture, monkeypatch) as parts:
-        runner = parts.runner
-        assert isinstance(runner, DeviceRunner)
-        streamed = read(runner, asks=False)
+    with streamed_once(tmp_path, architecture, monkeypatch) as (parts, runner, streamed):
         with with_lane(parts, tokens=PROMPT) as lane:
             lane.block._views = [replace(view, patience=5) for view in lane.block._views]
             lane.lane._control[control.STOP] = 1
