@@ -13,7 +13,9 @@ from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as OpenAI has those of tools; others would need escapes
-_TYPES = frozenset(("integer", "number", "boolean", "object", "array"))
+_TYPES = frozenset(("integer", "number", "boolean", "object", "array", "null"))
+# in Python's words too, as templates show the model its own calls
+_WORDS = {"boolean": '"true" | "false" | "True" | "False"', "null": '"null" | "None"'}
 _MOST_HELD = 4  # required parameters of which none may be missing: each one doubles the rules
 # what stands behind a parameter of a kind: the rule of more ("" for none), and whether all may end there
 Behind = Callable[[str, str, bool], str]
@@ -105,10 +107,14 @@ def written(value: Any, schema: dict[str, Any]) -> str | None:
     Args:
         schema: that it is a part of.
     """
-    if not isinstance(value, dict) or value.get("type") not in _TYPES:
+    kinds: Any = value.get("type") if isinstance(value, dict) else None
+    named: list[Any] = (
+        kinds if isinstance(kinds, list) else [kinds]
+    )  # as OpenAI's strict tools have of what may be null
+    if named in ([], ["null"]) or not all(isinstance(kind, str) and kind in _TYPES for kind in named):
         return None
-    if value["type"] == "boolean":  # in Python's words too, as templates show the model its own calls
-        return '"true" | "false" | "True" | "False"'
+    if "boolean" in named and set(named) <= _WORDS.keys():
+        return " | ".join(_WORDS[kind] for kind in named)
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     try:
         return json_of(shared | value)

@@ -161,6 +161,26 @@ def test_few_required_parameters_in_tags_are_all_there_once(tool: Tool, written:
     assert taken.endswith(end) == expected.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("kinds", "value", "taken"),
+    [
+        (["integer", "null"], "3", "3"), (["integer", "null"], "null", "null"),
+        (["integer", "null"], "x", ""), (["string", "null"], "x", "x"), (["string", "integer"], "x", "x"),
+        (["boolean", "null"], "None", "None"), (["boolean", "null"], "True", "True"),
+        (["boolean", "null"], "x", ""), (["boolean", "integer"], "1", "1"), ([], "x", "x"),
+        ({"a": 1}, "x", "x"), ("null", "x", "x"),
+    ],
+)  # fmt: skip
+def test_a_parameter_in_tags_may_be_of_several_types(kinds: object, value: str, taken: str) -> None:
+    """As what may be null is in OpenAI's strict tools."""
+    properties = {"a": {"type": kinds}, "b": {"type": "string"}}
+    tool = Tool("f", json.dumps({"name": "f", "parameters": {"type": "object", "properties": properties}}))
+    begun = "<tool_call>\n<function=f>\n<parameter=a>\n"
+    text = f"{begun}{value}\n</parameter>\n</function>\n</tool_call>"
+    found = accepted(FUNCTIONS, text, tools=[tool])
+    assert (found == f"{text}.") == bool(taken) and found.startswith(begun + taken)
+
+
 ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>{a} to=functions.no<|end|><|start|>assistant"
 ARGUMENTS = '<|message|>{"city": "oslo"}<|call|>'
