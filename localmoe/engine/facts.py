@@ -54,12 +54,12 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         raise HubUnreachableError(
             f"The Hub cannot be reached ({error}): check the connection and try again."
         ) from error
-    stored = _stored_dtype(skeleton)
+    stored, unsuited = _stored_dtype(skeleton), why_not_in_kernels(skeleton)
     return ModelFacts(
-        footprint=measure_footprint(repo_id, stored, skeleton),
+        footprint=measure_footprint(repo_id, stored, skeleton, knows_state=not unsuited),
         weight_bytes=stored.itemsize,
         num_bytes=num_bytes,
-        unsuited=why_not_in_kernels(skeleton),
+        unsuited=unsuited,
         unsuited_in_place=why_not_in_place(skeleton),
         licence=about.licence,
         gated=about.gated,
@@ -77,7 +77,8 @@ def local_facts(model: str) -> ModelFacts:
     checkpoint = Checkpoint.open(found.folder)
     stored = checkpoint_dtype(checkpoint)
     skeleton = build_skeleton(checkpoint, stored)
-    footprint = measure_footprint(found.name, stored, skeleton)
+    unsuited = why_not_in_kernels(skeleton)
+    footprint = measure_footprint(found.name, stored, skeleton, knows_state=not unsuited)
     source = CheckpointSource(found, checkpoint)
     if not source.can_pack(skeleton):  # as a load may have found
         footprint = replace(footprint, bf12_expert_bytes=0)
@@ -87,7 +88,7 @@ def local_facts(model: str) -> ModelFacts:
         footprint=footprint,
         weight_bytes=stored.itemsize,
         num_bytes=checkpoint.total_bytes,
-        unsuited=why_not_in_kernels(skeleton),
+        unsuited=unsuited,
         unsuited_in_place=why_not_in_place(skeleton),
         has_draft=bool(found.drafts),
     )

@@ -51,7 +51,7 @@ def engine(recurrent: tuple[Path, Any]) -> Any:
         yield loaded
 
 
-def test_what_a_recurrent_layer_computes_is_tried_once_a_load(
+def test_what_a_recurrent_layer_computes_is_tried_once_a_load_and_once_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[object] = []
@@ -66,6 +66,7 @@ def test_what_a_recurrent_layer_computes_is_tried_once_a_load(
     prepared = as_on_a_gpu(folder, monkeypatch, draft_length=0)
     assert prepared.compute.whole_passes and prepared.footprint.state_bytes and len(tried) == 1
     assert prepared.footprint.state_bytes == local_facts(str(folder)).footprint.state_bytes
+    assert len(tried) == 2
 
 
 def test_drafting_is_refused_with_a_reason_before_weights_are_read(recurrent: tuple[Path, Any]) -> None:
