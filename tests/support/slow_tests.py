@@ -9,8 +9,9 @@ import pytest
 
 
 def is_plain(config: pytest.Config) -> bool:
-    """Whether nobody chose tests on the command line."""
-    chosen = config.option.all or config.option.keyword or "slow" in config.option.markexpr
+    """Whether nobody chose tests on the command line. Those that failed last (--lf) may be slow ones."""
+    option = config.option
+    chosen = option.all or option.keyword or "slow" in option.markexpr or config.getoption("lf", False)
     return not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS
 
 
