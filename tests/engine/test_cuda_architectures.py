@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 BY_LAYERS = {
     "jamba": "it keeps recurrent state", "deepseek_v32": "it keeps more than keys and values",
+    "shared_keys gemma4_text": "it keeps more than keys and values",  # or fewer: not those of each layer
 }  # fmt: skip
 
 
