@@ -24,6 +24,7 @@ _INSIDE = re.compile(
 )
 _LONGEST = 300  # characters of its reason
 _ROWS = 20_000  # items of its parser: some 5,000 properties that may be left out
+_KEPT = 4  # grammars: each turn of an agent has the same tools
 
 
 class Vocabulary:
@@ -33,9 +34,11 @@ class Vocabulary:
         """end_tokens: which end an answer, allowed where the grammar is satisfied, and only there."""
         self._tokenizer, self._end_tokens = tokenizer, frozenset(end_tokens)
         self._made: LLTokenizer | None = None
+        self._kept: dict[str, LLMatcher] = {}  # where no answer has begun, the last used one last
 
     def grammar(self, lark: str, begins: int) -> AnswerGrammar:
-        """Of an answer that begins behind `begins` tokens.
+        """Of an answer that begins behind `begins` tokens. To compile one takes 5 to 200 ms where there are
+        tools; those that were used last are kept.
 
         Args:
             lark: in llguidance's dialect of Lark.
@@ -43,12 +46,19 @@ class Vocabulary:
         Raises:
             ConfigError: the grammar, or this tokenizer, is none that can be used.
         """
-        grammar, tokens = LLMatcher.grammar_from_lark(lark), self._tokens()
+        tokens = self._tokens()
+        matcher = self._kept.pop(lark, None) or self._compiled(lark, tokens)
+        self._kept[lark] = matcher
+        for old in list(self._kept)[:-_KEPT]:
+            self._kept.pop(old, None)
+        return AnswerGrammar(matcher.deep_copy(), begins, self._end_tokens, tokens.vocab_size)
+
+    def _compiled(self, lark: str, tokens: LLTokenizer) -> LLMatcher:
+        grammar = LLMatcher.grammar_from_lark(lark)
         limits = LLParserLimits(max_items_in_row=_ROWS, verbose_errors=False)
         matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
-        made = AnswerGrammar(matcher, begins, self._end_tokens, tokens.vocab_size)
-        made.check()
-        return made
+        AnswerGrammar(matcher, 0, self._end_tokens, tokens.vocab_size).check()
+        return matcher
 
     def _tokens(self) -> LLTokenizer:
         if self._made is None:

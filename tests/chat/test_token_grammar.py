@@ -454,3 +454,32 @@ def test_models_that_cannot_be_held_to_any_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"cannot be held to a schema: .*{words}"):
             Vocabulary(tokenizer, ends).grammar(answer_grammar(byte_level(), [5], schema_rules("{}")), 1)
+
+
+def test_answers_of_one_grammar_know_nothing_of_each_other_and_compile_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    compile_one = Vocabulary._compiled
+
+    def counted(self: Vocabulary, lark: str, tokens: Any) -> Any:
+        compiled.append(lark)
+        return compile_one(self, lark, tokens)
+
+    monkeypatch.setattr(Vocabulary, "_compiled", counted)
+    made, text = Vocabulary(byte_level(), ends_of(byte_level())), ids(byte_level(), WHOLE)
+    rules = [answer_grammar(byte_level(), [5], schema_rules(json.dumps({"const": i}))) for i in range(6)]
+    person = answer_grammar(byte_level(), [5, 6], schema_rules(json.dumps(PERSON)))
+    first, second = made.grammar(person, 0), made.grammar(person, 2)
+    assert first.valid([], text) == len(text) == second.valid([5, 6], text)
+    assert first.valid(text[:9], text[9:12]) == 3 and second.valid([5, 6], text[:1]) == 1
+    fresh = made.grammar(person, 0)
+    assert fresh.valid([], text[3:]) == 0 and fresh.valid([], text) == len(text)
+    assert compiled == [person]
+    for rule in (*rules[:3], person, rules[3], rules[4]):
+        made.grammar(rule, 0)
+    assert compiled == [person, *rules[:5]] and list(made._kept) == [rules[2], person, rules[3], rules[4]]
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            made.grammar("start: nothing_of_that_name", 0)
+    assert len(compiled) == 8 and len(made._kept) == 4, "one that cannot be used is not kept"
