@@ -12,7 +12,7 @@ from typing import Any
 
 from localmoe.chat.marked_calls import kimi_id
 from localmoe.chat.python_calls import write_python
-from localmoe.chat.tool_formats import find_format, format_of
+from localmoe.chat.tool_formats import find_format, format_of, template_text
 from localmoe.core.errors import CheckpointError
 from localmoe.core.tools import Tool
 from localmoe.core.types import Message
@@ -76,22 +76,27 @@ def in_own_form(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message
     match find_format(tokenizer):
         case "kimi":
             return _with_ids(messages)
-        case "python" if "tool_calls" not in json.dumps(getattr(tokenizer, "chat_template", None) or ""):
+        case "python" if "tool_calls" not in template_text(tokenizer):
             return [_with_calls(message) for message in messages]
     return messages
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
     """Kimi's name the tool, and a model whose template shows it others writes such itself, which nobody can
-    read."""
+    read. Results without an id are those of calls in turn."""
     found: list[Message] = []
     known: dict[str, str] = {}  # by the ids that a client has
+    waiting: list[str] = []  # of calls without a result
     count = 0
     for message in messages:
         calls = [replace(call, id=kimi_id(call.name, count + i)) for i, call in enumerate(message.tool_calls)]
-        known |= {old.id: new.id for old, new in zip(message.tool_calls, calls, strict=True)}
+        known |= {old.id: new.id for old, new in zip(message.tool_calls, calls, strict=True) if old.id}
+        waiting += [call.id for call in calls]
         count += len(calls)
         call_id = known.get(message.tool_call_id, message.tool_call_id)
+        if message.role == "tool":
+            call_id = call_id or next(iter(waiting), "")
+            waiting = [one for one in waiting if one != call_id]
         found.append(replace(message, tool_calls=tuple(calls), tool_call_id=call_id))
     return found
 

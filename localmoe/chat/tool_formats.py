@@ -52,15 +52,21 @@ def find_format(tokenizer: Any) -> str:
     the template shows none, as LFM2's; "": it is none of FORMATS."""
     if harmony_marks(tokenizer):
         return "json"  # which is how HarmonyText writes its calls
+    text = template_text(tokenizer)
+    for name, one in FORMATS.items():
+        if one.sign in text:
+            return name
+    tokens: set[str] = set(getattr(tokenizer, "get_added_vocab", dict)())
+    for name, one in FORMATS.items():
+        if one.sign not in _SHARED and {one.sign, *one.frames[0]} <= tokens:
+            return name
+    return ""
+
+
+def template_text(tokenizer: Any) -> str:
+    """All of its chat templates; "": it has none."""
     template = getattr(tokenizer, "chat_template", None)
-    text = "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
-    found = next((name for name, one in FORMATS.items() if one.sign in text), "")
-    return found or next((name for name, one in FORMATS.items() if _has_marks(tokenizer, one)), "")
-
-
-def _has_marks(tokenizer: Any, form: ToolFormat) -> bool:
-    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
-    return form.sign not in _SHARED and {form.sign, *form.frames[0]} <= vocabulary.keys()
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
 
 
 def format_of(name: str) -> ToolFormat:

@@ -77,6 +77,13 @@ def test_calls_that_a_model_tells_apart_by_name_and_count_have_such_ids(tmp_path
         "nowwhen? call functions.now:0  12:00functions.now:0 call functions.day:1 call functions.now:2  "
         "noonfunctions.now:2 Mondayfunctions.day:1 "
     )
+    calls = Message("assistant", "", (ToolCall("day", "{}"), ToolCall("now", "{}")))
+    nameless = Message("user", "when?"), calls, Message("tool", "Monday"), Message("tool", "noon")
+    ids = encoder.encode(GenerationRequest(messages=(*nameless, Message("user", "so?"))), 4096)
+    shown = encoder.tokenizer.decode(ids).replace("<|tool_calls_section_begin|>", "call ")
+    assert shown == (
+        "when? call functions.day:0 call functions.now:1  Mondayfunctions.day:0 noonfunctions.now:1 so? "
+    ), "results without ids are of the calls in turn"
 
 
 def test_calls_that_a_template_leaves_out_are_shown_as_the_model_wrote_them(tmp_path: Path) -> None:
