@@ -21,6 +21,7 @@ from localmoe.chat.marked_calls import KIMI_MARKS
 from localmoe.chat.parameter_rules import PLAIN_NAME
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
+from localmoe.chat.tool_formats import template_text
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
@@ -41,11 +42,10 @@ def calls_grammar(
     """
     if not tools or not all(PLAIN_NAME.fullmatch(tool.name) for tool in tools):
         return None
-    arguments = "".join(f"arguments{i}: {_arguments(tool)}\n" for i, tool in enumerate(tools))
     if marks := harmony_marks(tokenizer):
-        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools, arguments)
+        return _in_messages({mark: token for token, mark in marks.items()}, prompt, tools)
     vocabulary: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
-    marks_of_call = _marks(notation, str(getattr(tokenizer, "chat_template", None) or ""))
+    marks_of_call = _marks(notation, template_text(tokenizer))
     tokens = [vocabulary.get(mark) for mark in marks_of_call]
     thoughts = _thought_tokens(tokenizer, vocabulary)
     found = [token for token in tokens if token is not None]
@@ -66,13 +66,13 @@ def calls_grammar(
         case "gemma":
             rules = gemma_rules(found, tools, ends)
         case "kimi":
-            rules, begins = _of_kimi(found, names) + _SPACE + arguments, [found[0], found[2]]
+            rules, begins = _of_kimi(found, names) + _arguments(tools), [found[0], found[2]]
         case "actions":
-            rules = _in_actions(found, names) + _SPACE + arguments
+            rules = _in_actions(found, names) + _arguments(tools)
         case "json" | "gigachat":
-            rules = _in_json(found, names) + _SPACE + arguments
+            rules = _in_json(found, names) + _arguments(tools)
         case _:
-            rules = _of_mistral(found, names, vocabulary.get("[CALL_ID]")) + _SPACE + arguments
+            rules = _of_mistral(found, names, vocabulary.get("[CALL_ID]")) + _arguments(tools)
     if rules is None:
         return None
     opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
@@ -163,7 +163,12 @@ def _thought_tokens(tokenizer: Any, vocabulary: Mapping[str, int]) -> tuple[int,
     return (vocabulary[OPEN], vocabulary[CLOSE]) if both else None
 
 
-def _arguments(tool: Tool) -> str:
+def _arguments(tools: Sequence[Tool]) -> str:
+    """Rules of all tools' in JSON, and of the space in them."""
+    return _SPACE + "".join(f"arguments{i}: {_arguments_of(tool)}\n" for i, tool in enumerate(tools))
+
+
+def _arguments_of(tool: Tool) -> str:
     """A schema that nobody can be held to leaves them free, but for being an object."""
     try:
         return arguments_of(tool)
@@ -192,9 +197,7 @@ def _around_thoughts(thoughts: Sequence[int], begins: Sequence[int], opened: boo
     return f"start: {start}\nrest: {answer}\n{rules}"
 
 
-def _in_messages(
-    marks: Mapping[str, int], prompt: Sequence[int], tools: Sequence[Tool], rules: str
-) -> str | None:
+def _in_messages(marks: Mapping[str, int], prompt: Sequence[int], tools: Sequence[Tool]) -> str | None:
     """gpt-oss's: whom a message is for stands in its header, before or behind the channel's name."""
     last = next((token for token in reversed(prompt) if token in marks.values()), None)
     if last != marks[START] or CALL not in marks:
@@ -209,5 +212,5 @@ def _in_messages(
     return (
         f'start: message ({end} {start} "assistant" message)*\n'
         f"message: WORDS {channel} WORDS {form}{message} text | {' | '.join(calls)}\n"
-        f"text: {_but(marks.values())}*\nWORDS: {_WORDS}\n{''.join(names)}{rules}"
+        f"text: {_but(marks.values())}*\nWORDS: {_WORDS}\n{''.join(names)}{_arguments(tools)}"
     )

@@ -10,15 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localmoe.chat.parameter_rules import (
-    Order,
-    held_names,
-    properties_of,
-    schema_of,
-    takes_others,
-    words_of,
-    written,
-)
+from localmoe.chat.parameter_rules import Order, Parameters, takes_others, words_of, written
 from localmoe.core.tools import Tool
 
 
@@ -78,14 +70,12 @@ def _regex(text: str) -> str:
 
 
 def _function(number: int, tool: Tool, tags: Tags) -> str | None:
-    schema = schema_of(tool)
-    known = properties_of(schema)
-    if known is None:
+    parameters, order, rules = Parameters.of(tool), Order(), []
+    if parameters is None:
         return None
-    held, order, rules = held_names(schema, known), Order(), []
-    for place, (name, value) in enumerate(known.items()):
+    for place, (name, value) in enumerate(parameters.known.items()):
         is_text = name in tool.texts
-        rule = words_of(value) if is_text else written(value, schema)
+        rule = words_of(value) if is_text else written(value, parameters.schema)
         tag, pair = json.dumps(name + tags.named), f"pair{number}_{place}"
         if rule is None:
             rules.append(f"{pair}: {tag} {tags.begins}\n")
@@ -93,8 +83,8 @@ def _function(number: int, tool: Tool, tags: Tags) -> str | None:
             around = tags.begins if is_text else "GAP"
             rules.append(f'{pair}: {tag} {around} value{number}_{place} {around} "</parameter>"\n')
             rules.append(f"value{number}_{place}: {rule}\n")
-        order.add(pair, "value" if rule else "text", held=name in held)
-    if takes_others(schema):
+        order.add(pair, "value" if rule else "text", held=name in parameters.held)
+    if takes_others(parameters.schema):
         rules.append(f'pair{number}: /[^<>"\\n]{{1,200}}{tags.named}/\n')
         order.add(f"pair{number}", "text", held=False)
     pairs, none = order.rules(f"of{number}", _behind)

@@ -11,14 +11,7 @@ from typing import Any
 
 from localmoe.chat.answer_schema import json_of
 from localmoe.chat.gemma_values import QUOTE
-from localmoe.chat.parameter_rules import (
-    PLAIN_NAME,
-    Order,
-    held_names,
-    properties_of,
-    schema_of,
-    takes_others,
-)
+from localmoe.chat.parameter_rules import PLAIN_NAME, Order, Parameters, takes_others
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
@@ -54,17 +47,15 @@ def gemma_rules(marks: Sequence[int], tools: Sequence[Tool], ends: Collection[in
 
 
 def _called(number: int, tool: Tool, quote: str) -> str | None:
-    schema = schema_of(tool)
-    known = properties_of(schema)
-    if known is None:
+    parameters, order, rules = Parameters.of(tool), Order(), list[str]()
+    if parameters is None:
         return None
-    held, order, values = held_names(schema, known), Order(), _Values(f"v{number}", quote, schema)
-    rules = []
-    for place, (name, one) in enumerate(known.items()):
+    values = _Values(f"v{number}", quote, parameters.schema)
+    for place, (name, one) in enumerate(parameters.known.items()):
         rules.append(f"pair{number}_{place}: {json.dumps(name)} COLON {values.of(one)}\n")
-        order.add(f"pair{number}_{place}", "pair", held=name in held)
-    if takes_others(schema):
-        rules.append(f"pair{number}: {_other(list(known), f'K{number}', rules)} COLON any\n")
+        order.add(f"pair{number}_{place}", "pair", held=name in parameters.held)
+    if takes_others(parameters.schema):
+        rules.append(f"pair{number}: {_other(list(parameters.known), f'K{number}', rules)} COLON any\n")
         order.add(f"pair{number}", "pair", held=False)
     pairs, none = order.rules(f"of{number}", _behind)
     inside = f"of{number}" + "?" * none if pairs else ""
@@ -150,11 +141,8 @@ class _Values:
         ways = []
         for value in values:
             if isinstance(value, str):
-                ways.append(
-                    f"{self._quote} {json.dumps(value)} {self._quote}"
-                    if value
-                    else f"{self._quote} {self._quote}"
-                )
+                text = f"{json.dumps(value)} " if value else ""  # an empty literal is none to llguidance
+                ways.append(f"{self._quote} {text}{self._quote}")
             elif value is None:
                 ways.append("NULL")
             elif isinstance(value, bool | int | float):

@@ -8,15 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 
-from localmoe.chat.parameter_rules import (
-    Order,
-    held_names,
-    properties_of,
-    schema_of,
-    takes_others,
-    words_of,
-    written,
-)
+from localmoe.chat.parameter_rules import Order, Parameters, takes_others, words_of, written
 from localmoe.core.tools import Tool
 
 _KEY, _KEY_END, _VALUE, _VALUE_END = MARKS = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -53,21 +45,19 @@ def keyed_rules(
 
 
 def _called(number: int, tool: Tool, key: str, between: str) -> str | None:
-    schema = schema_of(tool)
-    known = properties_of(schema)
-    if known is None:
+    parameters, order, rules = Parameters.of(tool), Order(), []
+    if parameters is None:
         return None
-    held, order, rules = held_names(schema, known), Order(), []
-    for place, (name, one) in enumerate(known.items()):
+    for place, (name, one) in enumerate(parameters.known.items()):
         is_text, pair = name in tool.texts, f"pair{number}_{place}"
-        rule = words_of(one) if is_text else written(one, schema)
+        rule = words_of(one) if is_text else written(one, parameters.schema)
         value = "text"
         if rule is not None:
             rules.append(f"value{number}_{place}: {rule}\n")
             value = f"value{number}_{place} word_end" if is_text else f"GAP value{number}_{place} end"
         rules.append(f"{pair}: {key} {json.dumps(name)} {between} {value}\n")
-        order.add(pair, "pair", held=name in held)
-    if takes_others(schema):
+        order.add(pair, "pair", held=name in parameters.held)
+    if takes_others(parameters.schema):
         rules.append(f"pair{number}: {key} /[^<>\\n]{{1,200}}/ {between} text\n")
         order.add(f"pair{number}", "pair", held=False)
     pairs, none = order.rules(f"of{number}", _behind)

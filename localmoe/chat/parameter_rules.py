@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from localmoe.chat.answer_schema import json_of, parameters_of
@@ -21,31 +22,38 @@ _MOST_HELD = 4  # required parameters of which none may be missing: each one dou
 Behind = Callable[[str, str, bool], str]
 
 
-def schema_of(tool: Tool) -> dict[str, Any]:
-    """Of its arguments; where an answer cannot be held to that, any object's."""
-    try:
-        return parameters_of(tool)
-    except ConfigError:
-        return {"type": "object"}
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """A tool's.
 
+    Attributes:
+        schema: of all together; where an answer cannot be held to the tool's, any object's.
+        known: name -> schema, of those that it names.
+        held: names of those that may not be missing; none where they are many.
+    """
 
-def properties_of(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Its parameters; None: the name of one would need escapes."""
-    found = schema.get("properties")
-    known: dict[str, Any] = found if isinstance(found, dict) else {}
-    return known if all(PLAIN_NAME.fullmatch(name) for name in known) else None
+    schema: dict[str, Any]
+    known: dict[str, Any]
+    held: Collection[str]
+
+    @classmethod
+    def of(cls, tool: Tool) -> Parameters | None:
+        """None: the name of one would need escapes."""
+        try:
+            schema = parameters_of(tool)
+        except ConfigError:
+            schema = {"type": "object"}
+        found, required = schema.get("properties"), schema.get("required")
+        known: dict[str, Any] = found if isinstance(found, dict) else {}
+        if not all(PLAIN_NAME.fullmatch(name) for name in known):
+            return None
+        held = [name for name in known if isinstance(required, list) and name in required]
+        return cls(schema, known, held if len(held) <= _MOST_HELD else [])
 
 
 def takes_others(schema: dict[str, Any]) -> bool:
-    """Whether it has parameters beside those that it names."""
+    """Whether an object has parameters beside those that its schema names."""
     return schema.get("additionalProperties", True) is not False
-
-
-def held_names(schema: dict[str, Any], names: Collection[str]) -> list[str]:
-    """The parameters that may not be missing, unless they are many."""
-    required = schema.get("required")
-    held = [name for name in names if isinstance(required, list) and name in required]
-    return held if len(held) <= _MOST_HELD else []
 
 
 class Order:
