@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localmoe.core.errors import DownloadError
 from localmoe.core.hub_address import check_hub_address
-from localmoe.core.quiet_end import end_quietly
+from localmoe.core.teardown import silence_teardown
 from localmoe.core.uninterrupted import ended_at_once
 
 
@@ -26,5 +26,5 @@ def start(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_quietly()
+    silence_teardown()
     sys.exit(start())

@@ -15,7 +15,7 @@ from localmoe.cli.model_files import check_no_file
 from localmoe.cli.streams import OutputError, drop_stdout, sound_streams, tell
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.hub_address import check_hub_address
-from localmoe.core.quiet_end import end_quietly
+from localmoe.core.teardown import silence_teardown
 from localmoe.core.uncollected import uncollected
 from localmoe.core.uninterrupted import INTERRUPTED, ended_at_once
 
@@ -39,7 +39,7 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argv: that of the process, whose end this is then."""
     if argv is None:
-        end_quietly()
+        silence_teardown()
     try:
         with sound_streams():
             _run(parse_arguments(argv))

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from localmoe.core.quiet_end import end_quietly
+from localmoe.core.teardown import silence_teardown
 {begin}
 import atexit, gc
 
@@ -29,7 +29,7 @@ print("said", file=sys.stderr)
     [("", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why"), ("1 / 0", 1, "ZeroDivisionError")],
 )
 def test_all_is_printed_but_what_comes_when_python_takes_itself_apart(end: str, code: int, said: str) -> None:
-    for begin, leaked in (("", True), ("end_quietly()", False)):
+    for begin, leaked in (("", True), ("silence_teardown()", False)):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM.format(begin=begin, end=end)], capture_output=True, text=True
         )
@@ -39,6 +39,6 @@ def test_all_is_printed_but_what_comes_when_python_takes_itself_apart(end: str, 
 
 
 def test_a_program_without_stderr_ends_as_well() -> None:
-    begin = "end_quietly(); sys.stderr = None; os.close(2)"
+    begin = "silence_teardown(); sys.stderr = None; os.close(2)"
     program = PROGRAM.format(begin=begin, end="sys.exit(4)").replace(", file=sys.stderr", "")
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 4

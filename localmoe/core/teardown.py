@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 
 
-def end_quietly() -> None:
+def silence_teardown() -> None:
     """From the end of the program's last line on, and of all that was to run at its exit and is registered
     after this, nothing is printed any more. For a program of localmoe's own, at its beginning; exit codes
     stay what they are."""
