@@ -149,7 +149,8 @@ class RemoteRepo:
         return DownloadError(f"{text}: it has {known}{more}; use one of them.")
 
     def _revisions(self) -> list[str]:
-        """Branches, the main one first, and tags; none where the Hub does not tell."""
+        """Branches, the main one first, and tags; none where the Hub does not tell. (The library has no time
+        limit for this request.)"""
         try:
             url = f"{self.endpoint}/api/models/{self.repo_id}/refs"
             response = hub_session().get(url, headers=self.headers(), timeout=METADATA_TIMEOUT_S)
