@@ -183,6 +183,30 @@ def test_the_launcher_imports_nothing_but_the_standard_library() -> None:
     assert roots <= sys.stdlib_module_names
 
 
+MAKERS = {"empty", "zeros", "ones", "full", "rand", "randn", "eye", "linspace", "normal"}
+
+
+def default_floats(tree: ast.Module) -> list[int]:
+    """Lines that make a tensor of PyTorch's default dtype."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {f"torch.{name}" for name in MAKERS}
+        and not any(keyword.arg in ("dtype", None) for keyword in node.keywords)
+    ]
+
+
+def test_tensors_do_not_have_the_default_dtype() -> None:
+    """transformers changes it for the whole process while it builds a model, as the page does at any time:
+    kernels that write float32 to the address of such a tensor would write beyond its end."""
+    assert not {name_of(path): lines for path in MODULES if (lines := default_floats(tree_of(path)))}
+
+
+def test_the_rule_for_dtypes_sees_one_that_is_not_said() -> None:
+    assert default_floats(ast.parse("a = torch.empty(2)\nb = torch.zeros(3, dtype=torch.int64)")) == [1]
+
+
 def test_every_module_says_what_it_is_for() -> None:
     files = [*MODULES, *sorted((ROOT / "app").rglob("*.py"))]
     assert [name_of(path) for path in files if not (ast.get_docstring(tree_of(path)) or "").strip()] == []

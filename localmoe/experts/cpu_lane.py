@@ -207,7 +207,7 @@ class CpuLane:
         assert wide or weight.dtype == self._store.dtype, "the code is that of one kind of words"
         x = x.contiguous()
         tokens, (height, width) = x.shape[0], weight.shape
-        out = torch.empty(tokens if rows is None else rows, height)
+        out = torch.empty(tokens if rows is None else rows, height, dtype=torch.float32)
         if out.shape[0] > tokens:
             out[tokens:] = 0
         bias_at = 0 if bias is None else bias.data_ptr()

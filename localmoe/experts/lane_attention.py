@@ -52,11 +52,11 @@ class LaneAttention:
         if query.stride(2) != 1 or query.stride(0) % width or query.stride(1) % width:
             query = query.contiguous()
         mask = mask.contiguous()
-        out = torch.empty(tokens, heads, value_width)
+        out = torch.empty(tokens, heads, value_width, dtype=torch.float32)
         room = _MOST_NUMBERS // (heads * blocks * value_width)
         most = max(1, min(tokens, control.ATTEND_ROWS // group, room))
-        parts = torch.empty(heads * blocks * most, value_width)
-        tops, sums = torch.empty(2, heads * blocks * most)
+        parts = torch.empty(heads * blocks * most, value_width, dtype=torch.float32)
+        tops, sums = torch.empty(2, heads * blocks * most, dtype=torch.float32)
         tallies = np.zeros(kv_heads, dtype=np.int64)
         sinks = None if sinks is None else sinks.float().contiguous()
         self.factors[:] = scale, softcap or 0.0

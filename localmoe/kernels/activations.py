@@ -90,7 +90,7 @@ def detect_activation(module: Any, intermediate_size: int = 8) -> Activation | N
     """
     generator = torch.Generator().manual_seed(0)
     rows = 2 if has_gate(module) else 1
-    trial = torch.randn(4, rows * intermediate_size, generator=generator) * 6
+    trial = torch.randn(4, rows * intermediate_size, generator=generator, dtype=torch.float32) * 6
     try:
         with torch.no_grad():
             wanted = inner_function(module)(trial.clone())
@@ -108,8 +108,8 @@ def detect_activation(module: Any, intermediate_size: int = 8) -> Activation | N
 
 def _candidates(module: Any, intermediate_size: int, interleaved: bool) -> list[Activation]:
     """Activations that fit f(gate, up) at gate 1 and up 0, 1 and very far, in this layout."""
-    ups = torch.tensor([0.0, 1.0, _FAR])[:, None].expand(3, intermediate_size)
-    gates = torch.ones(3, intermediate_size)
+    ups = torch.tensor([0.0, 1.0, _FAR], dtype=torch.float32)[:, None].expand(3, intermediate_size)
+    gates = torch.ones(3, intermediate_size, dtype=torch.float32)
     pair = torch.stack((gates, ups), -1).flatten(1) if interleaved else torch.cat((gates, ups), 1)
     at_zero, at_one, at_far = module._apply_gate(pair.contiguous()).double()[:, 0].tolist()
     if 0 < at_zero < 1:  # the (up + 1) of swiglu_oai: f(1, 0) = sigmoid(alpha)

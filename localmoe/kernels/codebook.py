@@ -23,7 +23,7 @@ NF4_VALUES = (
 
 def nf4_codebook() -> Tensor:
     """float32 (16,)."""
-    return torch.tensor(NF4_VALUES)
+    return torch.tensor(NF4_VALUES, dtype=torch.float32)
 
 
 def cut_groups(matrix: CodeMatrix, group_size: int) -> CodeMatrix:

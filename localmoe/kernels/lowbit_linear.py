@@ -36,7 +36,7 @@ class LowBitLinear:
         self._group_size = matrix.group_size
         self._matrix: CodeMatrix | None = None
         self._columns: Tensor | None = None
-        self._packed = self._scales_and_zeros = torch.empty(0)
+        self._packed = self._scales_and_zeros = torch.empty(0, dtype=torch.float32)
         self._copies = 1  # of x
         if fused and device.type == "cpu" and _fits_fused_kernel(matrix):
             matrix = matrix.to(device)

@@ -49,7 +49,7 @@ def _is_invariant(weight: Tensor, multiple: int, max_rows: int, transposed: bool
     top = -(-max_rows // multiple) * multiple
     inner = weight.shape[0] if transposed else weight.shape[1]
     generator = torch.Generator().manual_seed(weight.shape[0] * 65_537 + weight.shape[1])
-    x = torch.randn(top, inner, generator=generator)
+    x = torch.randn(top, inner, generator=generator, dtype=torch.float32)
     probe, cancelled = _cancelling(weight, x, transposed, generator)
     if not _comes_out_alike(probe, cancelled.to(weight), multiple, transposed):
         return False
@@ -65,7 +65,7 @@ def _cancelling(
     outputs = min(weight.shape[1 if transposed else 0], max(1, _PROBED // x.shape[1]))
     order = torch.randperm(x.shape[1], generator=generator)
     plus, minus, rest = order.tensor_split([x.shape[1] // 2, x.shape[1] // 2 * 2])
-    numbers = torch.randn(outputs, x.shape[1], generator=generator)
+    numbers = torch.randn(outputs, x.shape[1], generator=generator, dtype=torch.float32)
     numbers[:, minus], numbers[:, rest] = -numbers[:, plus], 0
     rows = x.clone()
     rows[:, minus] = rows[:, plus]

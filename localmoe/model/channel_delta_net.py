@@ -116,7 +116,9 @@ class ChannelDeltaNet:
         inputs = reference_delta_inputs(
             x, before, module.conv1d.weight[:, 0], decays, parts[3], self.a_log, bias, self.gate
         )
-        state = torch.zeros(shape.value_heads, shape.value_dim, shape.key_dim, device=x.device)
+        state = torch.zeros(
+            shape.value_heads, shape.value_dim, shape.key_dim, device=x.device, dtype=torch.float32
+        )
         out, _ = reference_delta_rule(inputs, state, shape)
         norm = module.o_norm
         normed = reference_gated_norm(out, gates, norm.weight, norm.variance_epsilon, sigmoid=True)

@@ -73,7 +73,9 @@ class DeltaNet:
         inputs = reference_delta_inputs(
             x, before, module.conv1d.weight[:, 0], a, b, module.A_log, module.dt_bias
         )
-        state = torch.zeros(shape.value_heads, shape.value_dim, shape.key_dim, device=x.device)
+        state = torch.zeros(
+            shape.value_heads, shape.value_dim, shape.key_dim, device=x.device, dtype=torch.float32
+        )
         out, _ = reference_delta_rule(inputs, state, shape)
         normed = reference_gated_norm(out, z, module.norm.weight, module.norm.variance_epsilon)
         projected: Tensor = module.out_proj(normed.flatten(1))

@@ -85,7 +85,7 @@ def _expands_alike(expand: Any, latent: Latent, rope: int) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def trial(size: int) -> Tensor:
-        made = torch.randn((1, 1, _TRIAL_ROWS, size), generator=generator)
+        made = torch.randn((1, 1, _TRIAL_ROWS, size), generator=generator, dtype=torch.float32)
         return made.to(device=weight.device, dtype=weight.dtype)
 
     vectors, turned = trial(weight.shape[1]), trial(rope)

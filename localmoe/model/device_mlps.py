@@ -60,7 +60,7 @@ def _gated_mlp(module: Any) -> tuple[Tensor, nn.Linear, Activation] | None:
 def _activation(module: Any) -> Activation | None:
     """Found by feeding it numbers; None: another one."""
     act = getattr(module, "act_fn", None) or getattr(module, "activation", None) or nn.SiLU()
-    x = torch.linspace(-8, 8, 97)
+    x = torch.linspace(-8, 8, 97, dtype=torch.float32)
     if not isinstance(act, nn.Module):
         return None
     found, known = act(x), (Activation(kind) for kind in PLAIN_KINDS)

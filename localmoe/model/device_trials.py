@@ -63,7 +63,9 @@ def all_close(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 def random_like(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """The same numbers each time, in the dtype and on the device of `like`."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(device=like.device, dtype=like.dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(
+        device=like.device, dtype=like.dtype
+    )
 
 
 # -- norms

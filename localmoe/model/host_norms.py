@@ -28,7 +28,7 @@ def _try(module: nn.Module) -> None:
     if parts is None or parts[0].dtype != torch.float32 or not parts[0].is_contiguous():
         return
     weight, eps = parts
-    x = torch.randn(_ROWS, weight.shape[0], generator=torch.Generator().manual_seed(0))
+    x = torch.randn(_ROWS, weight.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     wanted = module(x)
     for offset in (0.0, 1.0):
         kernel = partial(rms_norm, weight=weight, eps=eps, offset=offset)

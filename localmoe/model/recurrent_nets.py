@@ -85,7 +85,7 @@ def _computes_alike(net: RecurrentNet, text_config: Any) -> bool:
                 if parameter.numel() == max(parameter.shape):  # what begins as all ones would tell nothing
                     parameter.normal_(0.7, 0.3)
             small = recurrent_net(module)
-            hidden = torch.randn(1, _TRIAL_ROWS, config.hidden_size)
+            hidden = torch.randn(1, _TRIAL_ROWS, config.hidden_size, dtype=torch.float32)
             wanted = module(hidden)[0]
             if type(small) is not type(net) or small is None:
                 return False

@@ -57,7 +57,9 @@ def measure_row_padding(
     # product
     products: list[Tensor] = []
     for width in () if own_attention else sorted(head_widths(skeleton)):
-        keys = torch.randn(KV_BLOCK, width, generator=torch.Generator().manual_seed(1)).to(device)
+        keys = torch.randn(
+            KV_BLOCK, width, generator=torch.Generator().manual_seed(1), dtype=torch.float32
+        ).to(device)
         products += [keys, keys.T.contiguous()]
     # and layers' own products: 16 bits round away most of what the passes below could show
     layers = decoder_layers(skeleton)

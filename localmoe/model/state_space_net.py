@@ -96,7 +96,9 @@ class StateSpaceNet:
         weight, bias = module.conv1d.weight[:, 0], module.conv1d.bias
         rates = module.A_log, module.dt_bias
         inputs = reference_space_inputs(x, before, weight, bias, dt, *rates, self.limits)
-        state = torch.zeros(shape.value_heads, shape.value_dim, shape.key_dim, device=x.device)
+        state = torch.zeros(
+            shape.value_heads, shape.value_dim, shape.key_dim, device=x.device, dtype=torch.float32
+        )
         out, _ = reference_state_space(inputs, module.D, state, shape)
         norm = module.norm
         normed = reference_group_norm(

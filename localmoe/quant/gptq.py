@@ -110,7 +110,7 @@ def _codes(
 ) -> Tensor:
     """uint8 (E, N, K_padded) in the order of the input features."""
     experts, rows, features = weight.shape
-    ordered = torch.empty((experts, features, rows), device=weight.device)
+    ordered = torch.empty((experts, features, rows), dtype=torch.float32, device=weight.device)
     for expert in range(experts):
         ordered[expert] = weight[expert].detach().index_select(1, factors.order[expert]).T
     by_group = scales.transpose(1, 2).float().contiguous()

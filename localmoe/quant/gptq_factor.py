@@ -70,7 +70,7 @@ def factorise(hessian: Tensor, damping: float, shrinkage: float, *, act_order: b
         if not failed:
             break
     for expert in failed:
-        feedback[expert] = torch.eye(features, device=hessian.device)
+        feedback[expert] = torch.eye(features, dtype=torch.float32, device=hessian.device)
     diagonal = feedback.diagonal(dim1=1, dim2=2)
     importance = diagonal.square()
     for expert in range(experts):

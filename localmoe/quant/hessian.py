@@ -39,7 +39,9 @@ class HessianSums:
         cls, num_experts: int, in_features: int, device: torch.device | str, *, first_expert: int = 0
     ) -> HessianSums:
         """Nothing seen yet."""
-        sums = torch.zeros(num_experts, in_features, in_features, device=device)
+        shape = num_experts, in_features, in_features
+        # not PyTorch's default: transformers changes that for the whole process while it builds a model
+        sums = torch.zeros(shape, dtype=torch.float32, device=device)
         weights = torch.zeros(num_experts, 2, dtype=torch.float64, device=device)
         return cls(sums, weights, first_expert)
 

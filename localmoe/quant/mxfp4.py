@@ -99,6 +99,6 @@ def _powers(scales: Tensor) -> Tensor:
 @cache
 def _pairs() -> Tensor:
     """int32 (256 * 256,): the bits of the two bfloat16 that each byte stands for, with each scale."""
-    values, byte = torch.tensor(_VALUES), torch.arange(256)
+    values, byte = torch.tensor(_VALUES, dtype=torch.float32), torch.arange(256)
     pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
     return (pairs * _powers(byte)[:, None, None]).to(torch.bfloat16).view(torch.int32).flatten()

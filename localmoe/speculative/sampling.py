@@ -125,7 +125,7 @@ class TokenSampler:
 
     def uniform(self) -> float:
         """One number in [0, 1)."""
-        return float(torch.rand((), generator=self.generator))
+        return float(torch.rand((), generator=self.generator, dtype=torch.float32))
 
     def _scored(self, logits: Tensor, history: Sequence[int]) -> Tensor:
         """Logits (V,) less the penalty; -inf for what the grammar forbids."""

@@ -39,6 +39,6 @@ def cut_shortlist(logits: Tensor, length: int, config: SamplingConfig) -> Tensor
         alive &= p >= config.min_p * p[0]
     if alive[-1]:
         return None
-    probabilities = torch.zeros(len(logits))
+    probabilities = torch.zeros(len(logits), dtype=torch.float32)
     probabilities[tokens[alive]] = best[alive].softmax(0).float()
     return probabilities

@@ -130,6 +130,20 @@ def test_the_demo_answers_as_through_slots(demo: Engine) -> None:
             assert given[0] == given[1] == given[2] == given[3]
 
 
+def test_answers_do_not_depend_on_a_default_that_other_threads_change(demo: Engine) -> None:
+    sampled = SamplingConfig(temperature=1.0, seed=3)
+    found = []
+    for default in (torch.float32, torch.bfloat16):
+        demo.reset()
+        torch.set_default_dtype(default)  # as transformers does for the whole process while it builds a model
+        try:
+            kinds: tuple[SamplingConfig, ...] = (SamplingConfig(), sampled)
+            found.append([ask(demo, PROMPTS[0], 24, draft_length=2, sampling=one).tokens for one in kinds])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from localmoe.kernels.codes import dequantize, quantize_rtn, search_scales
 from localmoe.quant.gptq import QuantizedExperts, gptq_quantize
+from localmoe.quant.hessian import HessianSums
 
 BITS = (2, 3, 4, 8)
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -107,6 +108,22 @@ def test_a_second_run_gives_the_same_bits() -> None:
     weight, hessian = weights(3, 40, 200, 1), second_moments(activations(3, 300, 200, 1))
     first, second = (gptq_quantize(weight, hessian, 4, 128) for _ in range(2))
     assert torch.equal(first.codes, second.codes) and torch.equal(first.scales, second.scales)
+
+
+def test_it_does_not_depend_on_a_default_that_other_threads_change() -> None:
+    weight, rows = weights(2, 16, 64, seed=1), torch.randn(40, 64)
+    found = []
+    for default in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(default)  # as transformers does while it builds a model
+        try:
+            sums = HessianSums.zeros(2, 64, "cpu")
+            for expert in range(2):
+                sums.add(expert, rows)
+            found.append((sums.sums, gptq_quantize(weight, sums.sums, 4, 32).codes))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
 
 
 def test_one_hessian_serves_all_experts() -> None:

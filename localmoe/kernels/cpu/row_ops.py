@@ -94,7 +94,7 @@ _run_norm, _run_combine = CompiledEntry(_norm_entry), CompiledEntry(_combine_ent
 
 def compile_row_ops() -> None:
     """Before they are needed: a second the first time; later they are read from numba's cache on disk."""
-    one = torch.ones(1, 1)
+    one = torch.ones(1, 1, dtype=torch.float32)
     rms_norm(one, weight=one[0], eps=1.0)
     combine_rows(one[None], one.long(), one)
 
@@ -114,7 +114,7 @@ def combine_rows(expert_out: Tensor, top_k_index: Tensor, top_k_weights: Tensor)
     rows, top_k, width = expert_out.shape
     out, index, weights = expert_out.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()
     assert out.dtype == weights.dtype == torch.float32 and index.dtype == torch.int64
-    into = torch.empty(rows, width)
+    into = torch.empty(rows, width, dtype=torch.float32)
     _run_combine(
         out.data_ptr(), index.data_ptr(), weights.data_ptr(), into.data_ptr(), rows, top_k, width
     )  # fmt: skip
