@@ -69,7 +69,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         choices=ALLOWED_DRAFT_BITS,
         help=f"of the default draft; default: {DEFAULTS.draft_bits}",
     )
-    parser.add_argument("--drafter", choices=["self", "prompt-lookup"], default="self", help="who proposes")
+    parser.add_argument(
+        "--drafter", choices=["self", "prompt-lookup", "mtp"], default="self",
+        help="who proposes: the model in INT4, a look into the text so far, or the model's own layer for it "
+        "(multi-token prediction), where its files have one",
+    )  # fmt: skip
     parser.add_argument(
         "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
     )

@@ -12,8 +12,9 @@ from localmoe.cli.output import note, number, percent, print_json, print_table
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_rate
+from localmoe.engine.model_source import ModelSource
 from localmoe.engine.random_source import RandomSource
-from localmoe.engine.sources import CheckpointSource, ModelSource
+from localmoe.engine.sources import CheckpointSource
 from localmoe.engine.what_if import best_hits, card_plan, summary_of
 from localmoe.hardware.cards import Card, find_card
 from localmoe.hardware.context import check_context, usual_context

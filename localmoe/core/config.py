@@ -29,7 +29,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 ALLOWED_DRAFT_BITS = (2, 3, 4, 8)
 LANES: tuple[Lanes, ...] = get_args(Lanes)
-DrafterName = Literal["self", "prompt-lookup", "model"]
+DrafterName = Literal["self", "prompt-lookup", "mtp", "model"]
 
 
 def check_draft_length(value: DraftLength) -> DraftLength:
@@ -75,8 +75,8 @@ class EngineConfig:
             the CPU lane, whose sums run in another order.
         cpu_threads: of the CPU lane; None: one for each core but one or two. Without a GPU, those that
             compute experts in place; None: as many as PyTorch has.
-        drafter: who proposes tokens: the model's own low-bit draft, a look into the text so far, or another,
-            smaller model.
+        drafter: who proposes tokens: the model's own low-bit draft, a look into the text so far, the layer
+            that it was trained with to predict one token more (MTP), or another, smaller model.
         draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
         draft_bits: of the draft in the default place, which is built by rounding where there is none.

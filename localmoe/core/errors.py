@@ -69,6 +69,10 @@ class DraftError(LocalMoeError):
     """A draft is missing, damaged, or belongs to another model."""
 
 
+class NoMtpLayerError(DraftError):
+    """The model has no layer that predicts one token more (MTP), or none that can draft."""
+
+
 class DraftingRefusedError(LocalMoeError):
     """The model cannot be drafted for, e.g. because its recurrent state cannot be rolled back."""
 

@@ -11,6 +11,23 @@ from localmoe.core.types import ModelFootprint
 
 
 @dataclass(frozen=True, slots=True)
+class MtpSizes:
+    """A layer that a model was trained with to predict one token more (MTP), which can draft.
+
+    Attributes:
+        shared_params: all of its weights but the routed experts', which are as many as in another layer.
+        buffer_bytes: of what is no weight.
+        kv_elements_per_token: what it caches.
+        inner_size: I of its experts.
+    """
+
+    shared_params: int
+    buffer_bytes: int
+    kv_elements_per_token: int
+    inner_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """A model that the engine can run.
 
@@ -20,6 +37,8 @@ class ModelFacts:
         unsuited: why steps cannot run whole in the GPU's kernels; "" if they can.
         unsuited_in_place: why a CPU cannot compute its experts where they lie; "" if it can.
         has_draft: whether one was made on this machine.
+        mtp: the layer for it that the files have, if it can draft; None: none, or, of a repo without an index
+            of its tensors, not known.
         licence: short name, "" where none is known.
         revision: commit on the Hub; "" for a folder.
     """
@@ -30,6 +49,7 @@ class ModelFacts:
     unsuited: str = ""
     unsuited_in_place: str = ""
     has_draft: bool = False
+    mtp: MtpSizes | None = None
     licence: str = ""
     gated: bool = False
     revision: str = ""
@@ -41,7 +61,8 @@ class ModelFacts:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelFacts:
         """The facts that `as_dict` gave."""
-        return cls(**{**values, "footprint": ModelFootprint(**values["footprint"])})
+        footprint, mtp = ModelFootprint(**values["footprint"]), values.get("mtp")
+        return cls(**{**values, "footprint": footprint, "mtp": None if mtp is None else MtpSizes(**mtp)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.types import ExpertKey
 from localmoe.engine.lanes import make_lane
+from localmoe.engine.mtp_drafts import MTP
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
@@ -27,6 +28,7 @@ from localmoe.kernels.activations import Activation, detect_activation
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.compaction import compact
+from localmoe.model.mtp_layer import MtpLayer
 from localmoe.model.next_gate import find_gates
 from localmoe.model.pass_kinds import WINDOW_BUCKETS
 from localmoe.model.recurrent_nets import recurrent_nets
@@ -35,9 +37,12 @@ from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.scheduler import Scheduler
 
 if TYPE_CHECKING:  # these need Triton
+    from localmoe.model.device_cache import DeviceKVCache
     from localmoe.model.device_lane import DeviceLane
     from localmoe.model.device_linear import KernelMode
+    from localmoe.model.device_mtp import DeviceMtp
     from localmoe.model.device_runner import DeviceRunner
+    from localmoe.model.device_window import DeviceWindow
 
 
 def assemble_on_device(
@@ -47,11 +52,13 @@ def assemble_on_device(
     scheduler: Scheduler,
     config: EngineConfig,
     *,
+    own: MtpLayer | None = None,
     compiled: bool = False,
 ) -> DeviceRunner:
     """Cache, slots, table, CPU lane and passes; the skeleton's shared weights are on the device already.
 
     Args:
+        own: the layer that drafts, likewise.
         compiled: the kernels were, on a twin of the model (see rehearsal).
 
     Raises:
@@ -67,10 +74,17 @@ def assemble_on_device(
     if lane is not None:
         scheduler.watch_cpu(lambda: lane.counters().busy_s)
     try:
-        runner = make_runner(prepared, mode, memory, scheduler, draft, lane)
+        runner = make_runner(prepared, mode, memory, scheduler, draft, lane, own)
         runner.passes.lanes = lanes
-        runner.issue.compiled |= compiled
-        _prepare(runner, prepared.source.name)
+        runner.issue.compiled |= compiled and own is None  # the twin has no such layer
+        try:
+            _prepare(runner, prepared.source.name)
+        except UnsupportedModelError:
+            if own is None or config.drafter == MTP:
+                raise
+            runner.passes.mtp = None  # nobody asked for it: without it the model may run
+            runner.forget_graphs()
+            _prepare(runner, prepared.source.name)
     except BaseException:
         if lane is not None:
             lane.close()
@@ -94,8 +108,10 @@ def make_runner(
     scheduler: Scheduler,
     draft: list[LowBitExperts] | None,
     lane: DeviceLane | None,
+    own: MtpLayer | None = None,
 ) -> DeviceRunner:
-    """Window, cache and passes over all that; nothing has run yet. mode: of `replace_modules`.
+    """Window, cache and passes over all that; nothing has run yet. mode: of `replace_modules`. own: the layer
+    that drafts.
 
     Raises:
         UnsupportedModelError: the architecture does not let its attention or experts be replaced.
@@ -118,7 +134,9 @@ def make_runner(
     window = DeviceWindow(WINDOW_BUCKETS[-1], device)
     rows = RowPadding(1, WINDOW_BUCKETS[-1])
     lookahead = LookaheadBuffer(len(skeleton.experts))
-    passes = DevicePassState(memory, scheduler, lookahead, rows, window, draft, lane, synthetic=synthetic)
+    passes = DevicePassState(
+        memory, scheduler, lookahead, rows, window, draft, lane=lane, synthetic=synthetic
+    )
     layers, shapes = [], []
     for layer, experts in enumerate(skeleton.experts):
         layout = experts.layout
@@ -149,18 +167,50 @@ def make_runner(
         shape.elements * cache_positions(positions, windows.get(layer))
         for layer, shape in enumerate(skeleton.kv_layers)
     ]
+    if own is not None:  # keeps what it does behind all layers
+        kept.append(own.made.kv_elements_per_token * positions)
     kv_bytes = sum(kept) * prepared.compute.dtype.itemsize or None
-    cache = DeviceKVCache(num_layers, positions, window, states, kv_bytes, windows)
+    cache = DeviceKVCache(num_layers + (own is not None), positions, window, states, kv_bytes, windows)
     stamp = stamp_of(
         skeleton.model.config, prepared.compute.dtype, device,
         context=context, draft=form_of(draft), form=shapes[0].form, lane=lane is not None,
-        synthetic=synthetic, packed=len(skeleton.packed_keys),
+        synthetic=synthetic, packed=len(skeleton.packed_keys), mtp=own is not None,
     )  # fmt: skip
     passes.experts_per_token = skeleton.experts_per_token
     passes.row_bytes = skeleton.experts_per_token * max(map(pair_bytes, shapes))
     passes.prompt_rows = prepared.plan.prefill_chunk
+    if own is not None:
+        passes.mtp = make_mtp(own, mode, skeleton, window, cache, context, num_layers)
     issue = DevicePasses(skeleton.model, cache, passes, mode, context)
     return DeviceRunner(issue, cache, passes, stamp if issue.on_gpu else None)
+
+
+def make_mtp(
+    own: MtpLayer,
+    target_mode: KernelMode,
+    target: Skeleton,
+    window: DeviceWindow,
+    cache: DeviceKVCache,
+    context: int,
+    layer: int,
+) -> DeviceMtp:
+    """The layer that drafts, with kernels, as decoder layer `layer` of the cache.
+
+    Raises:
+        UnsupportedModelError: the architecture does not let its attention or experts be replaced.
+    """
+    from localmoe.model.device_modules import install
+    from localmoe.model.device_mtp import DeviceMtp, MtpModules
+    from localmoe.model.device_takeover import take_over_device
+
+    with torch.inference_mode():
+        mode = install(own.model, context)
+    take_over_device(own.made.skeleton, [own.experts], window)
+    for module in own.model.modules():
+        if hasattr(module, "layer_idx"):
+            module.layer_idx = layer
+    modules = MtpModules(own, mode, target.model, target_mode)
+    return DeviceMtp(modules, window, cache, own.model.dtype, context)
 
 
 def _prepare(runner: DeviceRunner, name: str) -> None:

@@ -15,7 +15,7 @@ from localmoe.core.errors import DraftError
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
-from localmoe.model.experts_runtime import DraftExpert
+from localmoe.model.draft_experts import DraftExpert
 from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import ExpertsModule
 from localmoe.quant.expert_reader import ExpertMatrices, ExpertReader
@@ -127,7 +127,7 @@ def _fuse(draft: ExpertReader, concatenated: bool, expert: ExpertMatrices) -> tu
     """
     if len(expert) == 2:
         return expert[0], expert[1]
-    gate, up, down = expert
+    gate, up, _ = expert
     same = gate.columns is up.columns
     if gate.columns is not None and up.columns is not None:
         same = torch.equal(gate.columns, up.columns)
@@ -137,6 +137,14 @@ def _fuse(draft: ExpertReader, concatenated: bool, expert: ExpertMatrices) -> tu
             "their input features in different orders (g_idx), which no kernel reads; choose a checkpoint "
             "with desc_act false, or build a draft with 'localmoe draft MODEL'."
         )
+    return fused(expert, concatenated=concatenated)
+
+
+def fused(expert: ExpertMatrices, *, concatenated: bool) -> tuple[CodeMatrix, CodeMatrix]:
+    """gate_up, as in `_fuse`, of matrices whose columns are in one order, and down."""
+    if len(expert) == 2:
+        return expert[0], expert[1]
+    gate, up, down = expert
 
     def join(a: Tensor, b: Tensor) -> Tensor:
         return torch.cat([a, b]) if concatenated else torch.stack([a, b], dim=1).flatten(0, 1)

@@ -18,8 +18,9 @@ from localmoe.engine.budget import BudgetKeeper
 from localmoe.engine.draft_layers import draft_bytes, matrix_layers, packed_layers
 from localmoe.engine.draft_memory import Rates, recall, remember
 from localmoe.engine.lane_counts import missing_expert_s
-from localmoe.engine.loading import EngineParts, out_of_memory, release_slots
+from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_draft_moved, log_no_draft
+from localmoe.engine.new_slots import release_slots
 from localmoe.engine.sources import CheckpointSource
 from localmoe.engine.stepping import choose_governor, looks_up
 from localmoe.model.compaction import compact

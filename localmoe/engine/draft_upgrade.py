@@ -37,6 +37,8 @@ def why_not_better(parts: EngineParts, config: EngineConfig) -> str:
     draft = parts.draft
     if config.draft_dir is not None:
         return "the draft is one that was named"
+    if parts.other is not None:
+        return f"{parts.other.name} drafts"
     if not isinstance(parts.prepared.source, CheckpointSource) or draft is None:
         return "nothing is drafted"
     if draft.method not in ("RTN", "NF4"):

@@ -18,7 +18,7 @@ from localmoe.engine.draft_layers import DraftLayers, LayerReader
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.lowbit import LowBitExperts
-from localmoe.model.experts_runtime import DraftExpert
+from localmoe.model.draft_experts import DraftExpert
 from localmoe.model.skeleton import Skeleton
 from localmoe.quant.base_check import DraftBase, check_draft
 from localmoe.quant.draft_checkpoint import DraftCheckpoint

@@ -30,9 +30,10 @@ from localmoe.engine.improver import DraftImprover
 from localmoe.engine.info import EngineInfo, describe
 from localmoe.engine.lane_counts import allow_cpu, count_transfers
 from localmoe.engine.live import LiveView
-from localmoe.engine.loading import EngineParts, new_memory, out_of_memory
+from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_loaded
 from localmoe.engine.meter import Meter
+from localmoe.engine.new_slots import new_memory
 from localmoe.engine.packing import load_parts
 from localmoe.engine.planning import PreparedModel, prepare_model, prepare_shape
 from localmoe.engine.sessions import new_session
@@ -178,7 +179,7 @@ class Engine(AbstractContextManager["Engine"]):
             parts.passes.synthetic.begin(self._answers)
         self._answers += 1
         counters.reused_tokens = self._session.begin(prompt, exact=not allow_cpu(parts, not request.strict))
-        stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop)
+        stepper = make_stepper(parts, request, self.config, governor, sampler, self._end_tokens, stop, prompt)
         loop = SpeculativeLoop(parts.runner, stepper, governor, sampler, self._end_tokens, stop)
         limit = self.plan.context - len(prompt)
         steps = loop.run(prompt, min(limit, request.max_new_tokens or limit))
@@ -252,8 +253,7 @@ class Engine(AbstractContextManager["Engine"]):
         Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
             self._session.forget()
-            if self._loaded.other is not None:
-                self._loaded.other.model.forget()
+            self._loaded.forget_texts()
             self._answers = 0
             self._draft_place.restore()
             self._budget.empty_slots()

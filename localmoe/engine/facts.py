@@ -14,16 +14,19 @@ from typing import Any
 import torch
 
 from localmoe.core.errors import DownloadError, HubUnreachableError, UnsupportedModelError
-from localmoe.core.model_facts import ModelFacts
+from localmoe.core.model_facts import ModelFacts, MtpSizes
 from localmoe.engine.device_support import why_not_in_kernels, why_not_in_place
+from localmoe.engine.mtp_drafts import mtp_sizes
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
 from localmoe.hub.http_errors import TransientError
 from localmoe.hub.local_models import resolve_model
+from localmoe.hub.mtp_tensors import has_mtp
 from localmoe.hub.remote_repo import RemoteRepo
 from localmoe.hub.weight_files import CONFIG_NAME
 from localmoe.model.footprint import checkpoint_dtype, measure_footprint
+from localmoe.model.mtp_layer import mtp_skeleton
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.tying import untie_named
 
@@ -47,8 +50,9 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         skeleton = config_skeleton(repo_id, config)
         index = needs_index(snapshot)
         entries = None if index is None else repo.read_json(index, snapshot.commit)
-        named = (entries or {}).get("weight_map")
-        untie_named(skeleton.model, named if isinstance(named, dict) else {})
+        listed = (entries or {}).get("weight_map")
+        named = listed if isinstance(listed, dict) else {}
+        untie_named(skeleton.model, named)
         num_bytes = sum(file.num_bytes for file in choose_files(snapshot, entries))
     except TransientError as error:
         raise HubUnreachableError(
@@ -61,6 +65,7 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         num_bytes=num_bytes,
         unsuited=unsuited,
         unsuited_in_place=why_not_in_place(skeleton),
+        mtp=_mtp(skeleton, stored) if has_mtp(named) else None,
         licence=about.licence,
         gated=about.gated,
         revision=snapshot.commit,
@@ -91,7 +96,16 @@ def local_facts(model: str) -> ModelFacts:
         unsuited=unsuited,
         unsuited_in_place=why_not_in_place(skeleton),
         has_draft=bool(found.drafts),
+        mtp=_mtp(skeleton, stored) if source.has_mtp() else None,
     )
+
+
+def _mtp(skeleton: Skeleton, stored: torch.dtype) -> MtpSizes | None:
+    """Of a model with such a layer, if it can draft."""
+    try:
+        return mtp_sizes(mtp_skeleton(skeleton, stored))
+    except UnsupportedModelError:
+        return None
 
 
 def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:

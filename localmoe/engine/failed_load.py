@@ -4,7 +4,7 @@ refers to all that the load had made. Decides nothing."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,14 +14,15 @@ from localmoe.model.uninstall import uninstall
 
 
 @contextmanager
-def giving_back(skeleton: Skeleton, device: torch.device) -> Iterator[None]:
+def giving_back(skeletons: Sequence[Skeleton], device: torch.device) -> Iterator[None]:
     """After an error inside, forget what the functions had in hand that it came through, and those behind it;
-    the skeleton gives up its weights."""
+    the skeletons give up their weights."""
     try:
         yield
     except BaseException as error:
-        uninstall(skeleton.model)
-        skeleton.model.to("meta")
+        for skeleton in skeletons:
+            uninstall(skeleton.model)
+            skeleton.model.to("meta")
         _forget(error)
         if device.type == "cuda":
             torch.cuda.empty_cache()

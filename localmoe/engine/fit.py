@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
+from localmoe.engine.mtp_drafts import MTP, may_stand_in, with_mtp, with_stand_in
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
@@ -54,6 +56,7 @@ def fit_model(
     try:
         check_emulation(config, compute.device)
         check_lanes(config, by_layers_because)
+        config, facts = _with_drafter(config, facts, compute)
         stored = _stored(facts)
         compute = replace(
             compute, in_place=may_compute_in_place(config, compute, stored) and not facts.unsuited_in_place
@@ -62,9 +65,15 @@ def fit_model(
             facts = replace(facts, footprint=facts.footprint.in_whole_passes())
         if compute.whole_passes or compute.in_place:
             facts = replace(facts, footprint=facts.footprint.in_codes(packing=config.pack_experts))
-        plan = divide_memory(
-            facts.footprint, config, compute, facts.weight_bytes, hardware=hardware, has_draft=facts.has_draft
-        )
+        divide = partial(
+            divide_memory, config=config, compute=compute, stored_bytes=facts.weight_bytes, hardware=hardware,
+            has_draft=facts.has_draft,
+        )  # fmt: skip
+        plan = divide(facts.footprint)
+        if facts.mtp is not None and may_stand_in(config, plan, whole_passes=compute.whole_passes):
+            found = with_stand_in(facts.footprint, plan, facts.mtp, compute, divide)
+            if found is not None:
+                facts, plan = replace(facts, footprint=found[0]), found[1]
     except BudgetError as error:
         return Fit(
             False, str(error), device, budget_bytes=error.budget_bytes, better_context=error.context,
@@ -129,6 +138,17 @@ def with_given_back(hardware: Hardware, vram_bytes: int, ram_bytes: int) -> Hard
     )
     ram = min(hardware.ram_total_bytes, hardware.ram_available_bytes + ram_bytes)
     return replace(hardware, gpus=gpus, ram_available_bytes=ram)
+
+
+def _with_drafter(
+    config: EngineConfig, facts: ModelFacts, compute: ComputeSettings
+) -> tuple[EngineConfig, ModelFacts]:
+    """A model without an MTP layer is loaded as the page does it: with its own low-bit draft."""
+    if config.drafter != MTP:
+        return config, facts
+    if facts.mtp is None:
+        return replace(config, drafter="self"), facts
+    return config, replace(facts, footprint=with_mtp(facts.footprint, facts.mtp, compute))
 
 
 def _compute(facts: ModelFacts, hardware: Hardware) -> ComputeSettings:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from localmoe.chat.prompt import Encoder
-from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig, SamplingConfig, Thinking
+from localmoe.core.config import MAX_DRAFT_LENGTH, DrafterName, EngineConfig, SamplingConfig, Thinking
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
@@ -31,6 +31,7 @@ class EngineInfo:
         looks_up: tokens are proposed by looking up in the text (speculative.prompt_lookup).
         own_sampling: how the model's makers recommend to choose tokens; None: they do not.
         thinking: what one may choose of how it thinks before it answers; () if nothing.
+        drafter: with which it was loaded, whether or not there is memory for a draft.
     """
 
     name: str
@@ -50,6 +51,7 @@ class EngineInfo:
     looks_up: bool = False
     own_sampling: SamplingConfig | None = None
     thinking: tuple[Thinking, ...] = ()
+    drafter: DrafterName = "self"
 
 
 def describe(
@@ -77,6 +79,7 @@ def describe(
         looks_up=looks_up(parts, config),
         own_sampling=prepared.source.own_sampling,
         thinking=encoder.thinking.choices,
+        drafter=parts.drafter,
     )
 
 
@@ -95,8 +98,10 @@ def _describe_draft(parts: EngineParts, config: EngineConfig, plan: MemoryPlan, 
         return str(parts.other)
     if not looks_up(parts, config):
         return f"off: {plan.drafting_reason}"
-    asked_for = parts.drafter == LOOKUP
-    return "prompt lookup" if asked_for else f"prompt lookup, as there is no draft: {plan.drafting_reason}"
+    if parts.drafter == LOOKUP:
+        return "prompt lookup"
+    own = "; its MTP layer could draft instead (drafter mtp)" if parts.prepared.source.has_mtp() else ""
+    return f"prompt lookup, as there is no draft: {plan.drafting_reason}{own}"
 
 
 def uses_cpu(parts: EngineParts) -> bool:

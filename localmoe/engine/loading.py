@@ -11,22 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from localmoe.core.config import DrafterName, EngineConfig
-from localmoe.core.errors import BudgetError, DraftError
+from localmoe.core.errors import BudgetError, CheckpointError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
-from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes
-from localmoe.engine.device_parts import assemble_on_device, cache_shape, make_device_memory
+from localmoe.engine.device_parts import assemble_on_device, cache_shape
 from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers, packed_layers
-from localmoe.engine.draft_models import OtherDraft, load_draft_model
+from localmoe.engine.draft_models import OtherDraft, load_draft_model, load_own_layer, own_draft
 from localmoe.engine.drafts import DraftInfo
 from localmoe.engine.failed_load import giving_back
 from localmoe.engine.in_place import make_in_place
 from localmoe.engine.log_lines import log_no_draft
+from localmoe.engine.mtp_drafts import MTP, MtpShape
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.engine.row_padding import row_padding
-from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.link import CudaLink, HostLink, Link
@@ -36,7 +35,9 @@ from localmoe.hardware.cuda import forget_peak
 from localmoe.hardware.needs import kv_positions
 from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.rows import RowPadding
-from localmoe.model.experts_runtime import DraftExpert, PassState, RoutedExperts
+from localmoe.model.draft_experts import DraftExpert
+from localmoe.model.draft_model import DraftModelShape
+from localmoe.model.experts_runtime import PassState, RoutedExperts
 from localmoe.model.host_embedding import look_rows_up
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.next_gate import find_gates
@@ -83,6 +84,11 @@ class EngineParts:
             "slots": self.passes.memory.slots.num_bytes,
         }
 
+    def forget_texts(self) -> None:
+        """Of what drafts beside the model."""
+        if self.other is not None:
+            self.other.model.forget()
+
     def close(self) -> None:
         """Stop the transfer worker and give all memory back, whoever still refers to the parts."""
         passes, device = self.passes, self.prepared.compute.device
@@ -114,7 +120,9 @@ def assemble(
     Raises:
         LocalMoeError: damaged files, a foreign draft, a refused device, or a cancelled load; nothing is left.
     """
-    with giving_back(prepared.skeleton, prepared.compute.device), rehearsing(prepared, config) as rehearsal:
+    shape, device = prepared.draft_model, prepared.compute.device
+    own = [shape.made.skeleton] if isinstance(shape, MtpShape) else []
+    with giving_back([prepared.skeleton, *own], device), rehearsing(prepared, config) as rehearsal:
         return _assemble(prepared, config, rehearsal, progress, cancel)
 
 
@@ -129,17 +137,24 @@ def _assemble(
     forget_peak(device)
     info: DraftInfo | None = None
     draft: DraftLayers | None = None
-    other: OtherDraft | None = None
+    # before the model's weights: its experts lie in RAM in 16 bits meanwhile
+    own, other = None, None
+    try:
+        own = load_own_layer(prepared, progress=progress, cancel=cancel)
+    except (CheckpointError, DraftError) as error:
+        if config.drafter == MTP:
+            raise
+        prepared = _going_on_without(prepared, str(error))  # nobody asked for it
     store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
     try:
         by_kernel = prepared.compute.whole_passes
         look_rows_up(skeleton, store, prepared.compute.dtype, by_kernel=by_kernel)
         try:
-            if prepared.plan.drafting and prepared.draft_model is not None:
+            if prepared.plan.drafting and isinstance(prepared.draft_model, DraftModelShape):
                 context = prepared.plan.context
                 rehearsal.wait(cancel)  # transformers changes PyTorch's defaults while it loads
                 other = load_draft_model(prepared.draft_model, skeleton, prepared.compute, context)
-            elif prepared.plan.drafting:
+            elif prepared.plan.drafting and own is None:
                 info, draft = source.load_draft(
                     skeleton,
                     store,
@@ -153,9 +168,7 @@ def _assemble(
         except DraftError as error:
             if config.draft_length != "auto" or config.draft_dir is not None:
                 raise
-            log_no_draft(str(error))
-            # chatting without a draft beats not chatting
-            prepared = replace(prepared, plan=_without_draft(prepared.plan, str(error)))
+            prepared = _going_on_without(prepared, str(error))
         if device.type == "cuda":
             store.pin()
         shape = cache_shape(prepared, prepared.plan.num_slots)
@@ -163,7 +176,7 @@ def _assemble(
         runner: Runner
         if prepared.compute.whole_passes:
             ready, packed = rehearsal.wait(cancel), packed_layers(draft)
-            runner = assemble_on_device(prepared, store, packed, scheduler, config, compiled=ready)
+            runner = assemble_on_device(prepared, store, packed, scheduler, config, own=own, compiled=ready)
             padding = runner.row_padding
         else:
             memory = _make_host_memory(prepared, store, scheduler, config)
@@ -182,6 +195,10 @@ def _assemble(
     except BaseException:
         store.close()
         raise
+    if own is not None:
+        other = own_draft(prepared, own, runner)
+        if other is None:
+            prepared = _going_on_without(prepared, "its MTP layer cannot run")
     shared = {t.data_ptr(): t for t in _device_tensors(skeleton.model)}
     return EngineParts(
         prepared=prepared,
@@ -191,7 +208,7 @@ def _assemble(
         draft_bytes=draft_bytes(draft),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=padding,
-        drafter=config.drafter,
+        drafter=config.drafter if own is None or other is None else MTP,
         other=other,
     )
 
@@ -206,8 +223,11 @@ def out_of_memory(budget_bytes: int, doing: str = "loading") -> BudgetError:
     )
 
 
-def _without_draft(plan: MemoryPlan, reason: str) -> MemoryPlan:
-    return replace(plan, drafting=False, drafting_reason=reason, draft_bytes=0)
+def _going_on_without(prepared: PreparedModel, reason: str) -> PreparedModel:
+    """Without its draft: chatting so beats not chatting."""
+    log_no_draft(reason)
+    plan = replace(prepared.plan, drafting=False, drafting_reason=reason, draft_bytes=0)
+    return replace(prepared, plan=plan, draft_model=None)
 
 
 def _assemble_by_layers(
@@ -229,38 +249,6 @@ def _assemble_by_layers(
     freeze_length(skeleton.model, prepared.plan.context)
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
     return ModelRunner(skeleton.model, state, passes, device)
-
-
-def new_memory(parts: EngineParts, num_slots: int) -> None:
-    """Put empty slots of another number in the place of those that are there."""
-    prepared, runner = parts.prepared, parts.runner
-    old = runner.passes.memory
-    if isinstance(old, InPlaceMemory):
-        return  # whose slots are never empty
-    if isinstance(old, DeviceExpertMemory) and old.slots.num_slots == num_slots:
-        old.forget()
-        return
-    release_slots(parts)  # before the new ones are made: both together might not fit
-    scheduler = runner.passes.scheduler
-    if isinstance(runner, ModelRunner):
-        assert isinstance(old, ExpertMemory)
-        link = old.link
-        runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
-    else:
-        memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
-        memory.may_prefetch = runner.passes.lane is None or runner.passes.lane.link
-        runner.passes.memory = memory
-
-
-def release_slots(parts: EngineParts) -> None:
-    """Give the slots' memory back, and what passes captured. None can be issued until there are new ones."""
-    runner = parts.runner
-    runner.passes.memory.close()
-    runner.passes.memory.slots.release()
-    if not isinstance(runner, ModelRunner):
-        runner.forget_graphs()
-    if parts.prepared.compute.device.type == "cuda":
-        torch.cuda.empty_cache()  # else what comes next may lie in the way of the new slots
 
 
 def _make_host_memory(

@@ -58,7 +58,8 @@ def observe(
     stop: threading.Event,
     on_answer: Callable[[int], None] = lambda done: None,
 ) -> Observed:
-    """Answer the requests greedily, once without a draft and, where the model drafts, once with one.
+    """Answer the requests greedily, once without a draft and, where the model's own low-bit draft is loaded,
+    once with that. What another model or a layer drafts routes nothing, and is not what the simulator has.
 
     Args:
         name: of the model, for the trace.
@@ -83,7 +84,7 @@ def observe(
     finally:
         engine.record_routing(None)
     trace = recorder.trace(name, engine.footprint.num_experts)
-    if not engine.plan.drafting:
+    if not drafts_itself(engine):
         return Observed(trace, tuple(prompt_tokens), None, None)
     agreement = Agreement()
     for number, request in enumerate(requests):
@@ -96,6 +97,11 @@ def observe(
             agreement.matches.append(stats.expert_match_rate)
         on_answer(len(requests) + number + 1)
     return Observed(trace, tuple(prompt_tokens), agreement.acceptance, agreement.match)
+
+
+def drafts_itself(engine: Recordable) -> bool:
+    """Whether it drafts, and with the model's own low-bit experts."""
+    return engine.plan.drafting and not engine.footprint.draft_model_bytes
 
 
 class Agreement:

@@ -3,19 +3,24 @@ hardware.plan's."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, EngineConfig
-from localmoe.core.errors import ConfigError, DraftingRefusedError, UnsupportedModelError
+from localmoe.core.draft_config import DraftForm
+from localmoe.core.errors import ConfigError, DraftingRefusedError, NoMtpLayerError, UnsupportedModelError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_in_place, why_not_on_device
-from localmoe.engine.draft_models import read_draft_model, with_draft_model
+from localmoe.engine.draft_models import DraftShape, read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
+from localmoe.engine.model_source import ModelSource
+from localmoe.engine.mtp_drafts import MTP, MtpShape, may_stand_in, mtp_sizes, read_mtp, with_stand_in
 from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import (
     SWITCHED_OFF,
@@ -25,7 +30,7 @@ from localmoe.engine.settings import (
     choose_compute,
     may_compute_in_place,
 )
-from localmoe.engine.sources import CheckpointSource, ModelSource
+from localmoe.engine.sources import CheckpointSource
 from localmoe.hardware.context import check_context, unasked_context, usual_context
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import host_room
@@ -34,7 +39,6 @@ from localmoe.hardware.plan import free_memory, plan_memory
 from localmoe.hardware.prefill_chunk import choose_chunk
 from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.weight_forms import WeightForm
-from localmoe.model.draft_model import DraftModelShape
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.host_embedding import own_embedding
 from localmoe.model.host_linear import HostLinears, keep_linears, undo_linears
@@ -60,7 +64,7 @@ class PreparedModel:
     compute: ComputeSettings
     plan: MemoryPlan
     synthetic: SyntheticModel | None  # what stands in for a trained model's behaviour
-    draft_model: DraftModelShape | None = None  # drafts in the place of the model's own low-bit experts
+    draft_model: DraftShape | None = None  # drafts in the place of the model's own low-bit experts
     linears: HostLinears | None = None  # layers that keep their 16-bit weights on a CPU
     may_be_in_place: bool = False  # without a budget experts would be, or are, computed where they lie
 
@@ -114,12 +118,15 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if compute.whole_passes:
         kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
         skeleton = replace(skeleton, kv_layers=kept)
-    draft_model = None
+    draft_model: DraftShape | None = None
     if config.draft_model is not None and config.draft_length != 0:
         draft_model = read_draft_model(config.draft_model, source)
+    elif config.drafter == MTP and config.draft_length != 0:
+        draft_model = read_mtp(source, skeleton, compute)
 
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
-    draft = source.draft_form(config.draft_dir)
+    # that layer is rounded to INT4, whatever bits a draft would have
+    draft = DraftForm() if isinstance(draft_model, MtpShape) else source.draft_form(config.draft_dir)
     footprint = measure_footprint(
         source.name, source.stored_dtype, skeleton, draft, device, knows_state=compute.whole_passes
     )
@@ -136,9 +143,17 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if draft_model is not None:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
-    plan = divide_memory(
-        footprint, config, compute, source.stored_dtype.itemsize, has_draft=source.has_draft()
-    )
+    divide = partial(
+        divide_memory, config=config, compute=compute, stored_bytes=source.stored_dtype.itemsize,
+        has_draft=source.has_draft(),
+    )  # fmt: skip
+    plan = divide(footprint)
+    if source.has_mtp() and may_stand_in(config, plan, whole_passes=compute.whole_passes):
+        with suppress(NoMtpLayerError):
+            layer = read_mtp(source, skeleton, compute)
+            found = with_stand_in(footprint, plan, mtp_sizes(layer.made), compute, divide)
+            if found is not None:
+                (footprint, plan), draft_model = found, layer
     return PreparedModel(
         source, skeleton, footprint, compute, plan, synthetic, draft_model, linears, may_be_in_place
     )

@@ -1,4 +1,4 @@
-"""A model of a real one's shape with random weights, in a checkpoint's place (engine.sources.ModelSource)."""
+"""A model of a real one's shape with random weights, in a checkpoint's place (model_source.ModelSource)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
 from localmoe.model.footprint import can_keep_mxfp4, can_pack
+from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.random_weights import (
     STORED_DTYPE,
@@ -113,6 +114,21 @@ class RandomSource:
         if packed:
             return info, random_packed_draft(skeleton, device, seed, GROUP_SIZE)
         return info, random_draft(skeleton, device, seed, GROUP_SIZE, fused=fused)
+
+    def has_mtp(self) -> bool:
+        """As the real model is published."""
+        return self.shape.has_mtp
+
+    def load_mtp(
+        self,
+        made: MtpSkeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Raises as `load_weights`."""
+        return self.load_weights(made.skeleton, device, progress=progress, cancel=cancel)
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """Raises ConfigError: the trace to replay cannot be read, or is of a model of another shape."""

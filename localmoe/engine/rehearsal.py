@@ -17,6 +17,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import LoadCancelledError, sentence_of
 from localmoe.engine.lanes import why_not
+from localmoe.engine.mtp_drafts import MtpShape
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.twin import Twin
 from localmoe.hardware.cpu import core_counts
@@ -126,7 +127,7 @@ def _missing_stamp(prepared: PreparedModel, config: EngineConfig) -> CompiledSta
         form=prepared.skeleton.experts[0].layout.form,
         context=prepared.plan.context, draft=_draft_form(prepared, config),
         lane=lane_is_likely(prepared, config), synthetic=prepared.synthetic,
-        packed=len(prepared.skeleton.packed_keys),
+        packed=len(prepared.skeleton.packed_keys), mtp=isinstance(prepared.draft_model, MtpShape),
     )  # fmt: skip
     return None if stamp.is_there() else stamp
 

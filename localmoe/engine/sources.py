@@ -1,5 +1,5 @@
-"""Where a model's weights, draft and text come from: a checkpoint on this machine (random_source has random
-numbers). Plans nothing."""
+"""A model's weights, draft and text, of a checkpoint on this machine (engine.model_source.ModelSource). Plans
+nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -32,8 +31,10 @@ from localmoe.engine.own_sampling import read_own_sampling
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.mtp_tensors import has_mtp, mtp_tensors
 from localmoe.model.footprint import can_keep_mxfp4, can_pack, checkpoint_dtype
 from localmoe.model.loader import load_weights
+from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.synthetic import SyntheticModel
@@ -45,81 +46,6 @@ from localmoe.quant.mxfp4 import parameter_of
 _UNPACKABLE = Remembered(
     "unpackable.json", "localmoe unpackable experts 1", "models", "what cannot be packed"
 )
-
-
-class ModelSource(Protocol):
-    """Everything about a model that does not depend on how it is run."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """Of the host records."""
-
-    def skeleton(self, dtype: torch.dtype) -> Skeleton:
-        """The model without weights, to compute in `dtype`."""
-
-    def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
-        """Whether experts are published in MXFP4 and can be kept so."""
-
-    def can_pack(self, skeleton: Skeleton) -> bool:
-        """Whether experts can be kept in BF12, as far as is known before they are read."""
-
-    def can_pack_head(self, skeleton: Skeleton) -> bool:
-        """Whether the output head can be, likewise."""
-
-    def never_pack(self, *, head: bool = False) -> None:
-        """Remember that they, or the head, cannot."""
-
-    def has_wide_matrices(self) -> bool:
-        """Whether matrices are stored in more than `stored_dtype` holds."""
-
-    def load_weights(
-        self,
-        skeleton: Skeleton,
-        device: torch.device,
-        *,
-        progress: ProgressCallback | None,
-        cancel: threading.Event | None,
-    ) -> HostStore:
-        """Fill the skeleton's shared weights on `device`; the experts' records."""
-
-    def has_draft(self) -> bool:
-        """Whether a draft lies in the default place, as far as names tell."""
-
-    def draft_form(self, folder: Path | None) -> DraftForm:
-        """Of the draft that `load_draft` would load."""
-
-    def load_draft(
-        self,
-        skeleton: Skeleton,
-        store: HostStore,
-        device: torch.device,
-        folder: Path | None,
-        *,
-        packed: bool,
-        fused: bool = True,
-        may_build: bool = True,
-        progress: ProgressCallback | None,
-        cancel: threading.Event | None,
-    ) -> tuple[DraftInfo, DraftLayers]:
-        """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the GPU's
-        kernels. fused: products by kernels that read codes, where not packed. may_build: if it is missing."""
-
-    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
-        """What routes and accepts in a trained model's place; None if this is one."""
-
-    def encoder(self, vocab_size: int) -> Encoder:
-        """What turns requests into token ids of a model that has so many."""
-
-    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
-        """Tokens that end an answer."""
-
-    @property
-    def own_sampling(self) -> SamplingConfig | None:
-        """How its makers recommend to choose tokens; None: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +193,23 @@ class CheckpointSource:
         basis = DraftBasis(self.model, self.checkpoint, skeleton, store)
         settings = DraftSettings("rtn", GptqSettings(self.draft_bits))
         return load(make_draft(basis, None, settings, progress=progress, cancel=cancel))
+
+    def has_mtp(self) -> bool:
+        """By their names."""
+        return has_mtp(self.checkpoint.tensors)
+
+    def load_mtp(
+        self,
+        made: MtpSkeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Raises as `load_weights`."""
+        tensors = mtp_tensors(self.checkpoint, made.paths)
+        assert tensors is not None, "has_mtp comes first"
+        return load_weights(made.skeleton, tensors, device=device, progress=progress, cancel=cancel)
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
         """None: the model routes itself."""

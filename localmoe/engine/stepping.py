@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from localmoe.core.config import MAX_DRAFT_LENGTH, DraftLength, EngineConfig, GenerationRequest
 from localmoe.core.errors import DraftError
@@ -10,6 +11,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.draft_models import make_model_drafter
 from localmoe.engine.loading import EngineParts
 from localmoe.engine.settings import choose_draft_length
+from localmoe.model.draft_model import DraftModel
 from localmoe.model.runner import ModelRunner
 from localmoe.speculative.draft_steppers import DeviceDraftStepper, DraftStepper
 from localmoe.speculative.drafters import Drafter, SelfDrafter
@@ -37,9 +39,10 @@ def choose_governor(
     footprint, has_draft = parts.prepared.footprint, parts.passes.draft is not None
     if request.draft_only:
         if not has_draft:
+            why = f"{parts.other.name} drafts" if parts.other is not None else plan.drafting_reason
             raise DraftError(
-                f"No low-bit draft is loaded ({plan.drafting_reason or f'{parts.other} drafts'}), so it "
-                "cannot answer alone: turn draft-only answers off, or load the model with its draft."
+                f"No low-bit draft is loaded ({why}), so it cannot answer alone: turn approximate "
+                "(draft-only) answers off, or load the model with its low-bit draft."
             )
         return FixedGovernor(0 if isinstance(parts.runner, ModelRunner) else _DRAFT_RUN)
     wanted = _wanted_length(request, config)
@@ -87,6 +90,7 @@ def make_stepper(
     sampler: TokenSampler,
     end_tokens: frozenset[int],
     stop: threading.Event | None,
+    prompt: Sequence[int],
 ) -> Stepper:
     """Whole steps on the GPU where no token has to be drawn by the host before the next step. A grammar looks
     at tokens once they are there; recurrent state goes back behind them only while no other pass has run."""
@@ -103,7 +107,7 @@ def make_stepper(
         longest = min(MAX_DRAFT_LENGTH, parts.passes.rows.max_rows - 1)
         instead = FoundInstead(_lookup(end_tokens, grammar), governor, longest)
     simulated = lookup is not None and synthetic is not None and synthetic.simulates_acceptance
-    by_host = simulated or (drafts and parts.other is not None)
+    by_host = simulated or (drafts and parts.other is not None and isinstance(parts.other.model, DraftModel))
     if not isinstance(runner, ModelRunner) and not by_host:
         from localmoe.model.device_draft_steps import DeviceDraftSteps
         from localmoe.model.device_steps import DeviceSteps
@@ -122,7 +126,7 @@ def make_stepper(
         return DraftStepper(runner, sampler)
     drafter: Drafter | None = None
     if parts.other is not None:
-        drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens)
+        drafter = make_model_drafter(parts.other, runner, parts.prepared.footprint, end_tokens, prompt)
     elif lookup is not None:
         drafter = lookup
     elif parts.passes.draft is not None and isinstance(runner, ModelRunner):

@@ -144,7 +144,10 @@ class _StepModel:
             model.num_experts, model.experts_per_token, draft_length + 1
         )
         draft_experts = model.num_layers * model.experts_per_token * model.draft_expert_bytes
-        device_bytes = draft_length * (shared + draft_experts) + shared + demanded * self.plan.slot_bytes
+        drafted = shared + draft_experts
+        if model.draft_model_bytes:  # at least: of a layer's experts a token reads a few
+            drafted = model.draft_model_bytes * model.experts_per_token // model.num_experts
+        device_bytes = draft_length * drafted + shared + demanded * self.plan.slot_bytes
         link_bytes = demanded * (1.0 - self.hit_rate) * model.expert_bytes
         device_s = device_bytes / self.rates.device_bytes_per_s
         link_s = link_bytes / self.rates.link_bytes_per_s

@@ -194,7 +194,7 @@ def _and_more(embedding: int, aside: int) -> str:
 
 
 def _draft(footprint: ModelFootprint) -> str:
-    return "the draft model" if footprint.draft_model_bytes else "the low-bit draft"
+    return footprint.draft_model_called if footprint.draft_model_bytes else "the low-bit draft"
 
 
 def _why_no_draft(footprint: ModelFootprint, budget_bytes: int, needs: DeviceNeeds) -> str:

@@ -30,6 +30,7 @@ from localmoe.kernels.mirror import Mirror
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.device_foresight import Foresight
 from localmoe.model.device_lane import DeviceLane
+from localmoe.model.device_mtp import DeviceMtp
 from localmoe.model.device_rests import RestCopies
 from localmoe.model.device_window import DeviceWindow
 from localmoe.model.expert_module import expert_biases
@@ -57,6 +58,7 @@ class DevicePassState:
     rows: RowPadding
     window: DeviceWindow
     draft: list[LowBitExperts] | None = None
+    mtp: DeviceMtp | None = None  # drafts in its place
     lane: DeviceLane | None = None  # None: no expert is computed on the CPU
     lanes: str = "VRAM and PCIe"  # for people: where experts come from
     foresight: Foresight | None = None  # None: nothing is foretold of a layer before it begins
@@ -77,6 +79,11 @@ class DevicePassState:
     row_bytes: int = 0  # what experts compute of a token of a prompt, see `pair_bytes`
     prompt_rows: int = DEVICE_PREFILL_CHUNK  # of a prompt's pass that there is memory for
     timeline: Timeline | None = None  # told when things ran, while somebody wants to know
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there are draft passes."""
+        return self.draft is not None or self.mtp is not None
 
     @property
     def lane_is_on(self) -> bool:

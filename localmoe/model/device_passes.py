@@ -55,8 +55,7 @@ class DevicePasses:
         self.compiled = not self.on_gpu  # or kept in Triton's cache
         self.choice = DeviceChoice(self._device)
         self._graphs = StepGraphs(self.on_gpu)
-        self._num_layers = state.memory.store.num_layers
-        self._num_experts = state.memory.store.num_experts
+        self._num_layers, self._num_experts = state.memory.store.num_layers, state.memory.store.num_experts
         self._top_k = 0  # known after the first pass
         self._rows = torch.arange(WINDOW_BUCKETS[-1], device=self._device)
         self._forced = ForcedRouting(WINDOW_BUCKETS[-1], self._device)
@@ -110,7 +109,7 @@ class DevicePasses:
         return output
 
     def _run_draft(self) -> None:
-        if self._state.draft is not None:
+        if self._state.drafts:
             self._run(PassKind(0, self._state.window.visible, self.choice.kind))
 
     def _run_long_texts(self) -> None:
@@ -161,7 +160,7 @@ class DevicePasses:
         self._forced.clear()
         self._state.routed.clear()
         state = self._state
-        state.forced = state.foretold = state.draft = state.foresight = state.rests = None
+        state.forced = state.foretold = state.draft = state.foresight = state.rests = state.mtp = None
         uninstall(self._model)
         self._mode = KernelMode()
 
@@ -180,9 +179,9 @@ class DevicePasses:
         if kind.rows:
             self._state.phase = "verify"
             return self._window_body(kind.rows)
-        self._state.phase, self._mode.one_row = "draft", True
+        self._state.phase, self._mode.one_row, mtp = "draft", True, self._state.mtp
         try:
-            return self._draft_body()
+            return self._draft_body() if mtp is None else mtp.draft(self.choice)
         finally:
             self._mode.one_row = False
 
@@ -205,13 +204,13 @@ class DevicePasses:
         token, margin = self.choice.choose_surely(logits, window.at)
         window.tokens.index_copy_(0, window.cursor, token)
         routed = self._routed()
-        weights = torch.stack([weights for _, weights in routed]).float().flatten()
-        numbers = [self._experts(routed), weights.view(torch.int32), margin.view(torch.int32)]
+        weights = torch.stack([weights for _, weights in routed]).float().flatten().view(torch.int32)
+        numbers = self._experts(routed), weights, margin.view(torch.int32)
         return PassOutput(logits, torch.cat(numbers))
 
     def read_draft(self, report: NDArray[np.int32]) -> DraftReport:
         """The report of a draft pass."""
-        return read_draft(report, (self._num_layers, self._top_k))
+        return read_draft(report, (0 if self._state.mtp is not None else self._num_layers, self._top_k))
 
     # -- a window of the target
 
@@ -246,12 +245,15 @@ class DevicePasses:
         self.choice.note(window.start, tokens, window.live)
         logits = self._forward(tokens, positions, keep=0)
         block = self._state.memory.block
+        chosen = self.choice.choose(logits, positions)
         numbers = [block.log.flatten(), block.waited_ns(), self._experts(self._routed())]
-        numbers += [self.choice.choose(logits, positions).int(), window.numbers(rows)]
+        numbers += [chosen.int(), window.numbers(rows)]
         if self._state.lane is not None and self._state.lane.on:
             numbers.append(self._state.lane.block.numbers())
         if self._state.rests is not None:
             self._state.rests.join()
+        if self._state.mtp is not None:
+            self._state.mtp.end_window(chosen, self.choice)
         return PassOutput(self._kept(logits), torch.cat(numbers))
 
     def _kept(self, logits: Tensor) -> Tensor:

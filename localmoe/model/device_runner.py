@@ -26,6 +26,7 @@ from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.device_prompt_passes import PromptPasses
 from localmoe.model.pass_counts import count_window
+from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.side_stream import join_forked
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
@@ -139,6 +140,9 @@ class DeviceRunner:
             self.rewind(start)
             raise
         self.sequence.advance(start + len(tokens))
+        if self.passes.mtp is not None and phase != "draft":
+            is_window = phase != "prefill" or len(tokens) <= WINDOW
+            self.passes.mtp.note_pass(start, tokens, is_window=is_window)
         # what passes write, the next one writes again
         return (logits[-1:] if last_only else logits).to(torch.float32, copy=True)
 
@@ -228,6 +232,8 @@ class DeviceRunner:
 
     def tell_draft(self, token: int, said: DraftReport, *, last: bool) -> None:
         """Tell the policy of the routing of the window's token `token`. last: the draft goes no further."""
+        if self.passes.mtp is not None:
+            return  # which foretells none
         self.passes.lookahead.record_token(said.experts, said.confidences)
         self.passes.scheduler.notify(TokenRouted(token, said.experts, said.confidences, last))
 

@@ -29,6 +29,7 @@ def stamp_of(
     lane: bool,
     synthetic: SyntheticModel | None,
     packed: int = 0,
+    mtp: bool = False,
 ) -> CompiledStamp:
     """The stamp of a model's passes on a device.
 
@@ -41,6 +42,7 @@ def stamp_of(
         lane: whether the CPU computes experts.
         synthetic: routes in the routers' place, from tensors of other strides.
         packed: 1 where the output head is, 2 where it is the input embedding too.
+        mtp: whether the model's MTP layer drafts.
     """
     text = config.get_text_config().to_dict()
     kind = {
@@ -52,6 +54,7 @@ def stamp_of(
         "form": form.value,
         "lane": lane,
         "packed": packed,
+        "mtp": mtp,
         "routed": synthetic is not None and synthetic.settings.routing is not None,
     }
     return CompiledStamp(kind, device)

@@ -24,13 +24,19 @@ class StepPasses:
         """A step that drafts `count` tokens behind `token`, which stands at `start`."""
         routed = self.routed(count)
         self._passes.window.set(start, count + 1, [token])
+        self._begin(start)
         self._issue.force("draft", start, routed)
         return self.new(token, start, count, routed, gate)
 
     def put(self, token: int, start: int, proposed: Sequence[int]) -> Step:
         """A step whose tokens behind `token` are these."""
         self._passes.window.set(start, len(proposed) + 1, [token, *proposed])
+        self._begin(start)
         return self.new(token, start, len(proposed), 0, None)
+
+    def _begin(self, start: int) -> None:
+        if self._passes.mtp is not None:
+            self._passes.mtp.begin_step(start)
 
     def routed(self, count: int) -> int:
         """Draft passes for so many tokens."""

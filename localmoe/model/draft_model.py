@@ -132,6 +132,9 @@ class DraftModel:
         held = sum(int(t.numel()) * int(t.element_size()) for t in weights.values())
         return held + self._cache.num_bytes
 
+    def expect(self, text: Sequence[int]) -> None:
+        """Nothing: a text is read when its next token is asked for."""
+
     @torch.inference_mode()
     def read(self, text: Sequence[int]) -> None:
         """Read `text` but for its last token, so that `next_logits` is one short pass."""

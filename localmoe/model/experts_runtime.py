@@ -23,8 +23,8 @@ from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.activations import inner_function
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
-from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.kernels.rows import RowPadding
+from localmoe.model.draft_experts import DraftExpert, rows_by_expert, run_experts
 from localmoe.model.expert_module import expert_biases
 from localmoe.model.foretold import LayerwiseForetold
 from localmoe.model.host_linear import HostLinears
@@ -32,15 +32,6 @@ from localmoe.model.next_gate import Gate, guess
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class DraftExpert:
-    """One expert's INT4 matrices, ready to multiply; gate_up has the row order of the module's own
-    gate_up."""
-
-    gate_up: LowBitLinear
-    down: LowBitLinear
 
 
 @dataclass(slots=True)
@@ -104,21 +95,11 @@ class RoutedExperts:
 
     def _draft(self, x: Tensor, chosen: list[list[int]]) -> Tensor:
         assert self._state.draft is not None, "no draft is loaded"
-        experts = self._state.draft[self._layer]
-        rows = _rows_by_expert(chosen, len(experts))
-        out = x.new_zeros(len(chosen), len(chosen[0]), x.shape[1])
-        flat = out.view(-1, x.shape[1])
-        for expert, positions in rows.items():
-            gate_up_bias, down_bias = self._bias(expert)
-            hidden = experts[expert].gate_up(x[[p // len(chosen[0]) for p in positions]])
-            hidden = hidden if gate_up_bias is None else hidden + gate_up_bias
-            y = experts[expert].down(self._gate(hidden))
-            flat[positions] = y if down_bias is None else y + down_bias
-        return out
+        return run_experts(self._state.draft[self._layer], x, chosen, self._gate, self._biases)
 
     def _target(self, x: Tensor, chosen: list[list[int]]) -> Tensor:
         state = self._state
-        rows = _rows_by_expert(chosen, state.memory.store.num_experts)
+        rows = rows_by_expert(chosen, state.memory.store.num_experts)
         wanted = tuple(sorted(rows))
         top_k = len(chosen[0])
         counts = tuple(len(rows[expert]) for expert in wanted)
@@ -182,15 +163,3 @@ class RoutedExperts:
                 counters.matched_pairs += set(entry.experts) == set(experts)
                 counters.ordered_pairs += entry.experts == tuple(experts)
         counters.covered += len(report.hits) + len(report.late) + len(report.misses & named)
-
-
-def _rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
-    """expert -> flat (token, k) positions that chose it; indices outside the experts mean "none" and are
-    skipped."""
-    rows: dict[int, list[int]] = {}
-    top_k = len(chosen[0])
-    for token, experts in enumerate(chosen):
-        for k, expert in enumerate(experts):
-            if 0 <= expert < num_experts:
-                rows.setdefault(expert, []).append(token * top_k + k)
-    return rows

@@ -61,7 +61,7 @@ def likely(state: DevicePassState, choice: ChoiceKind, length: int, capacity: in
     """Kinds that the next answers will likely ask for behind a text of `length` tokens, the likeliest first.
     A text that comes near the end of a size is prepared for the next one."""
     visible = visible_for(length + length // 3 + 1, capacity)
-    drafts = [] if state.draft is None else [0]
+    drafts = [0] if state.drafts else []
     return [
         _kind(state, choice, rows, visible)
         for rows in dict.fromkeys((*drafts, *_FIRST_WANTED, *WINDOW_BUCKETS))

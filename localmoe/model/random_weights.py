@@ -20,7 +20,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
-from localmoe.model.experts_runtime import DraftExpert
+from localmoe.model.draft_experts import DraftExpert
 from localmoe.model.materialise import float32_names, rebuild_buffers
 from localmoe.model.packed_draft import empty_layer
 from localmoe.model.packed_head import PackedHead

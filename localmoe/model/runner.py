@@ -25,6 +25,7 @@ from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.experts_runtime import PassState
+from localmoe.model.final_hidden import FinalHidden, HiddenListener
 from localmoe.model.sequence_copy import SequenceCopy, put_together, take_apart
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -202,6 +203,11 @@ class ModelRunner:
         self.device = device
         self._model = model
         self._pad = isinstance(state, transformers.Cache) and not isinstance(state, RecurrentState)
+        self._listener: tuple[HiddenListener, FinalHidden] | None = None
+
+    def listen(self, listener: HiddenListener, final: FinalHidden) -> None:
+        """Tell it of each of the target's passes. final: of the model."""
+        self._listener = listener, final
 
     @property
     def capture_s(self) -> float:
@@ -248,6 +254,9 @@ class ModelRunner:
         if padding:
             self.sequence.truncate(start + count)
             logits = logits[:-padding]
+        if self._listener is not None:
+            listener, hidden = self._listener
+            listener.hear(start, tokens, hidden.take()[:count])
         return logits[-1:].float() if last_only else logits.float()
 
     def prefill_rows(self, left: int) -> int:

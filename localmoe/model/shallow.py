@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ from localmoe.model.tying import share_ties
 
 _LAYER = re.compile(r"^(.*?\.)(\d+)((?:\..*)?)$")
 _OF_NO_KERNEL = {"layer_idx", "store_full_length_kv"}  # the last one of a kind says so, for layers without
+# how configs say that a layer has experts, by its number
+_ALL_WITH_EXPERTS = MappingProxyType(
+    {"first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1, "moe_layer_freq": 1}
+)
 _LEAST_ROUTED = 2  # MoE layers: rows of tables may be aligned otherwise from the second one on
 
 
@@ -66,12 +70,7 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     """
     kinds = layer_kinds(skeleton)
     depth = depth_of_all(skeleton, kinds)
-    config = copy.deepcopy(skeleton.config)
-    _cut(config.get_text_config(), len(kinds), depth)
-    what = f"{skeleton.config.model_type} with {depth} layers"
-    cut = skeleton_from_config(config, dtype, what)
-    if layer_kinds(cut) != kinds[:depth]:
-        raise UnsupportedModelError(f"{what} has layers of other kinds.")
+    cut = _with_layers(skeleton, kinds, range(depth), dtype)
     share_ties(cut.model, skeleton.model)
     cut = replace(
         cut, host_embedding=skeleton.host_embedding, packed_head=skeleton.packed_head,
@@ -80,11 +79,30 @@ def shallow_skeleton(skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
     return with_records(cut, skeleton.experts[0].layout.form)
 
 
-def _cut(text: Any, layers: int, depth: int) -> None:
+def single_layer(skeleton: Skeleton, layer: int, dtype: torch.dtype) -> Skeleton:
+    """The model without weights and with one of its layers alone, one that has experts; otherwise as
+    `shallow_skeleton`, whose remark and error hold here too."""
+    return _with_layers(skeleton, layer_kinds(skeleton), [layer], dtype)
+
+
+def _with_layers(
+    skeleton: Skeleton, kinds: Sequence[Hashable], layers: Sequence[int], dtype: torch.dtype
+) -> Skeleton:
+    config = copy.deepcopy(skeleton.config)
+    text = config.get_text_config()
     for name, value in list(vars(text).items()):
-        if isinstance(value, list | tuple) and len(value) == layers:  # of every layer
-            setattr(text, name, value[:depth])
-    text.num_hidden_layers = depth
+        if isinstance(value, list | tuple) and len(value) == len(kinds):  # of every layer
+            setattr(text, name, [value[layer] for layer in layers])
+    text.num_hidden_layers = len(layers)
+    if layers[0]:  # it is the first one now: which are without experts is said by numbers
+        for name, value in _ALL_WITH_EXPERTS.items():
+            if hasattr(text, name):
+                setattr(text, name, copy.copy(value))
+    what = f"{skeleton.config.model_type} with {len(layers)} layers"
+    cut = skeleton_from_config(config, dtype, what)
+    if layer_kinds(cut) != [kinds[layer] for layer in layers]:
+        raise UnsupportedModelError(f"{what} has layers of other kinds.")
+    return cut
 
 
 def shallow_bytes(skeleton: Skeleton) -> int:

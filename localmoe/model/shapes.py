@@ -21,11 +21,13 @@ from localmoe.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A name, and what makes a transformers config: its model_type and dimensions."""
+    """A name, and what makes a transformers config: its model_type and dimensions. has_mtp: it is published
+    with a layer that predicts one token more."""
 
     name: str
     architecture: str
     dimensions: Mapping[str, Any]
+    has_mtp: bool = False
 
     def config(self) -> Any:
         """A new transformers config, without end tokens."""
@@ -164,6 +166,7 @@ _ALL = (
                 "mrope_section": [11, 11, 10], "mrope_interleaved": True,
             },
         },
+        has_mtp=True,
     ),
     ModelShape(  # the text part of google/gemma-4-26B-A4B: 25.2 B
         "gemma-4-26b-a4b",
@@ -236,7 +239,7 @@ _ALL = (
     ),
     _gpt_oss("gpt-oss-20b", layers=24, experts=32),  # openai/gpt-oss-20b: 20.9 B
     _gpt_oss("gpt-oss-120b", layers=36, experts=128),  # openai/gpt-oss-120b: 116.8 B
-    ModelShape(  # zai-org/GLM-4.7-Flash: 29.9 B, without what predicts further tokens
+    ModelShape(  # zai-org/GLM-4.7-Flash: 29.9 B, without its MTP layer
         "glm-4.7-flash",
         "glm4_moe_lite",
         {
@@ -248,6 +251,7 @@ _ALL = (
             "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
             **_rope(1e6),
         },
+        has_mtp=True,
     ),
     ModelShape(  # moonshotai/Kimi-Linear-48B-A3B-Instruct: 49.1 B
         "kimi-linear-48b-a3b",

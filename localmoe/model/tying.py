@@ -97,6 +97,11 @@ def share_ties(model: Any, other: Any) -> None:
     _apply(model, tied_weights(model), tied_weights(other))
 
 
+def untie(model: Any) -> None:
+    """In a model without weights, let each be its own."""
+    _apply(model, tied_weights(model), {})
+
+
 def _apply(model: Any, tied: dict[str, str], settled: dict[str, str]) -> None:
     for name in tied.keys() - settled.keys() - set(settled.values()):
         path, _, leaf = name.rpartition(".")

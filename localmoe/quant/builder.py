@@ -89,6 +89,33 @@ def build_nf4_draft(
     _build(source, writer, quantize_nf4, _Reporter(source, "Building the NF4 draft", progress, cancel))
 
 
+def rounded_experts(
+    source: ExpertSource, layer: int, bits: int, group_size: int
+) -> Iterator[tuple[CodeMatrix, ...]]:
+    """The matrices of each expert of a layer in turn, to the nearest integers; several are worked on at once.
+
+    Raises:
+        DraftError: a weight is not finite.
+    """
+    workers, rounding = _rounding(source)
+    experts = iter(range(source.num_experts))
+
+    def quantize(weight: Tensor) -> CodeMatrix:
+        return rounding(weight, bits, group_size)
+
+    with _threads(workers) as pool:
+
+        def begin(count: int) -> list[Future[tuple[CodeMatrix, ...]]]:
+            return [
+                pool.submit(_quantised, source, layer, expert, quantize) for expert in islice(experts, count)
+            ]
+
+        under_way = deque(begin(2 * workers))
+        while under_way:
+            yield under_way.popleft().result()
+            under_way += begin(1)
+
+
 def _rounding(source: ExpertSource) -> tuple[int, Callable[[Tensor, int, int], CodeMatrix]]:
     """How many threads round, and with what: PyTorch's operations keep the cores busy by themselves."""
     weights = source.matrices(0, 0)
@@ -201,6 +228,12 @@ def _packed(
     source: ExpertSource, writer: DraftWriter, layer: int, expert: int,
     quantize: Callable[[Tensor], CodeMatrix],
 ) -> dict[str, Tensor]:  # fmt: skip
+    return writer.pack(source.decoder_layer(layer), expert, _quantised(source, layer, expert, quantize))
+
+
+def _quantised(
+    source: ExpertSource, layer: int, expert: int, quantize: Callable[[Tensor], CodeMatrix]
+) -> tuple[CodeMatrix, ...]:
     found: list[CodeMatrix] = []
     weights = source.matrices(layer, expert)
     for projection, weight in zip(PROJECTIONS[-len(weights) :], weights, strict=True):
@@ -211,7 +244,7 @@ def _packed(
                 f"No draft can be built of this model: in decoder layer {source.decoder_layer(layer)}, "
                 f"expert {expert}, {projection} projection, {error}; delete the model and download it again."
             ) from None
-    return writer.pack(source.decoder_layer(layer), expert, tuple(found))
+    return tuple(found)
 
 
 def estimate_bytes(source: ExpertSource, bits: int, group_size: int) -> int:

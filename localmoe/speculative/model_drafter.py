@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +16,35 @@ from torch import Tensor
 from localmoe.core.gates import Gate
 from localmoe.core.timeline import Timeline
 from localmoe.model.cross_gates import CrossGates
-from localmoe.model.draft_model import DraftModel
 from localmoe.model.foretold import Foretold
 from localmoe.speculative.drafters import Proposal, Soundness
 from localmoe.speculative.sampling import TokenSampler
+
+
+class DraftingText(Protocol):
+    """What is known of a model that drafts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Of its logits."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of a text."""
+
+
+class DraftingModel(Protocol):
+    """Another model, or a layer of the target's own."""
+
+    @property
+    def shape(self) -> DraftingText:
+        """What is known of it."""
+
+    def read(self, text: Sequence[int]) -> None:
+        """Read `text` but for its last token."""
+
+    def next_logits(self, text: Sequence[int]) -> Tensor | None:
+        """float32 (1, V) of what follows `text`; None: it cannot say."""
 
 
 class ModelDrafter:
@@ -28,7 +54,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: DraftingModel,
         gates: CrossGates | None,
         foretold: Foretold,
         vocab_size: int,
@@ -66,6 +92,8 @@ class ModelDrafter:
                 break
             started, timeline = time.perf_counter(), self._timeline()
             logits = self._next_logits(text, position)
+            if logits is None:
+                break
             if timeline is not None:
                 timeline.add("draft", f"token {position + 1}", started)
             token = proposal.add(logits, text, sampler)
@@ -77,17 +105,18 @@ class ModelDrafter:
                 break
         return proposal
 
-    def _next_logits(self, text: list[int], position: int) -> Tensor:
+    def _next_logits(self, text: list[int], position: int) -> Tensor | None:
         self._model.read(text)  # whose routing nobody asks for
         if self._gates is None:
-            return self._fitted(self._model.next_logits(text))
+            found = self._model.next_logits(text)
+            return None if found is None else self._fitted(found)
         self._gates.listener = partial(self._foretold.foretell, position)
         try:
             logits = self._model.next_logits(text)
         finally:
             self._gates.listener = None
         self._foretold.end_token()
-        return self._fitted(logits)
+        return None if logits is None else self._fitted(logits)
 
     def _fitted(self, logits: Tensor) -> Tensor:
         """(1, V) of the target: rows that only pad a vocabulary differ between models."""

@@ -1,0 +1,109 @@
+"""Where a model's weights, draft and text come from: a checkpoint on this machine (sources) or random numbers
+(random_source). Plans nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from localmoe.chat.prompt import Encoder
+from localmoe.core.config import SamplingConfig
+from localmoe.core.draft_config import DraftForm
+from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.draft_layers import DraftLayers
+from localmoe.engine.drafts import DraftInfo
+from localmoe.experts.host_store import HostStore
+from localmoe.model.mtp_layer import MtpSkeleton
+from localmoe.model.skeleton import Skeleton
+from localmoe.model.synthetic import SyntheticModel
+
+
+class ModelSource(Protocol):
+    """Everything about a model that does not depend on how it is run."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the host records."""
+
+    def skeleton(self, dtype: torch.dtype) -> Skeleton:
+        """The model without weights, to compute in `dtype`."""
+
+    def can_keep_mxfp4(self, skeleton: Skeleton) -> bool:
+        """Whether experts are published in MXFP4 and can be kept so."""
+
+    def can_pack(self, skeleton: Skeleton) -> bool:
+        """Whether experts can be kept in BF12, as far as is known before they are read."""
+
+    def can_pack_head(self, skeleton: Skeleton) -> bool:
+        """Whether the output head can be, likewise."""
+
+    def never_pack(self, *, head: bool = False) -> None:
+        """Remember that they, or the head, cannot."""
+
+    def has_wide_matrices(self) -> bool:
+        """Whether matrices are stored in more than `stored_dtype` holds."""
+
+    def load_weights(
+        self,
+        skeleton: Skeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Fill the skeleton's shared weights on `device`; the experts' records."""
+
+    def has_draft(self) -> bool:
+        """Whether a draft lies in the default place, as far as names tell."""
+
+    def draft_form(self, folder: Path | None) -> DraftForm:
+        """Of the draft that `load_draft` would load."""
+
+    def load_draft(
+        self,
+        skeleton: Skeleton,
+        store: HostStore,
+        device: torch.device,
+        folder: Path | None,
+        *,
+        packed: bool,
+        fused: bool = True,
+        may_build: bool = True,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> tuple[DraftInfo, DraftLayers]:
+        """What it is, and the draft on `device`: that of `folder`, or the model's own. packed: for the GPU's
+        kernels. fused: products by kernels that read codes, where not packed. may_build: if it is missing."""
+
+    def has_mtp(self) -> bool:
+        """Whether there is a layer that was trained to predict one token more."""
+
+    def load_mtp(
+        self,
+        made: MtpSkeleton,
+        device: torch.device,
+        *,
+        progress: ProgressCallback | None,
+        cancel: threading.Event | None,
+    ) -> HostStore:
+        """Fill its shared weights on `device`; its experts' records."""
+
+    def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:
+        """What routes and accepts in a trained model's place; None if this is one."""
+
+    def encoder(self, vocab_size: int) -> Encoder:
+        """What turns requests into token ids of a model that has so many."""
+
+    def end_tokens(self, encoder: Encoder) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    @property
+    def own_sampling(self) -> SamplingConfig | None:
+        """How its makers recommend to choose tokens; None: they do not."""

@@ -1,0 +1,170 @@
+"""A draft by the layer that a model was trained with to predict one token more: whether there is one, what it
+takes, and the layer itself, its experts rounded to low bits. Drafts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from localmoe.core.config import EngineConfig
+from localmoe.core.errors import NoMtpLayerError, UnsupportedModelError
+from localmoe.core.model_facts import MtpSizes
+from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.draft_layers import fused
+from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, HostExpertSource
+from localmoe.engine.model_source import ModelSource
+from localmoe.engine.settings import ComputeSettings
+from localmoe.experts.host_store import HostStore
+from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_linear import LowBitLinear
+from localmoe.model.draft_experts import DraftExpert, LowBitLayer
+from localmoe.model.host_linear import HostLinears
+from localmoe.model.mtp_draft import ROWS, MtpDraft, MtpFacts, MtpTarget
+from localmoe.model.mtp_layer import MtpLayer, MtpSkeleton, mtp_skeleton
+from localmoe.model.packed_draft import empty_layer, set_expert
+from localmoe.model.skeleton import Skeleton
+from localmoe.model.takeover import take_over
+from localmoe.quant.builder import rounded_experts
+
+MTP: Final = "mtp"  # the drafter
+_SLOT_SHARE = 1 / 8  # of the slots, that the layer may take by itself
+
+
+@dataclass(frozen=True, slots=True)
+class MtpShape:
+    """What is known of the layer before its weights are read."""
+
+    facts: MtpFacts
+    made: MtpSkeleton
+
+
+def read_mtp(source: ModelSource, skeleton: Skeleton, compute: ComputeSettings) -> MtpShape:
+    """See whether the model has such a layer that can draft.
+
+    Raises:
+        NoMtpLayerError: it has none, or one of a form that is not known.
+    """
+    advice = "choose another drafter"
+    if not source.has_mtp():
+        raise NoMtpLayerError(
+            f"The files of {source.name} have no layer that predicts one token more (MTP): {advice}."
+        )
+    try:
+        made = mtp_skeleton(skeleton, compute.dtype)
+    except UnsupportedModelError as error:
+        raise NoMtpLayerError(
+            f"The MTP layer of {source.name} cannot be used ({str(error).rstrip('.')}): {advice}."
+        ) from error
+    text = skeleton.text_config
+    longest = int(getattr(text, "max_position_embeddings", 0) or 4096)
+    return MtpShape(MtpFacts(source.name, int(text.vocab_size), longest), made)
+
+
+def mtp_sizes(made: MtpSkeleton) -> MtpSizes:
+    """What a plan has to know of the layer."""
+    (experts,) = made.skeleton.experts
+    return MtpSizes(made.shared_params, made.buffer_bytes, made.kv_elements_per_token, experts.layout.inner)
+
+
+def with_mtp(footprint: ModelFootprint, sizes: MtpSizes, compute: ComputeSettings) -> ModelFootprint:
+    """The footprint of the target, whose draft's experts are counted in DRAFT_BITS, with this layer beside
+    it, and with what its longest pass computes."""
+    size = compute.dtype.itemsize
+    row = footprint.experts_per_token * 3 * sizes.inner_size + 8 * footprint.hidden_size
+    held = sizes.shared_params * size + footprint.num_experts * footprint.draft_expert_bytes
+    return replace(
+        footprint,
+        draft_model_bytes=held + sizes.buffer_bytes + ROWS * row * size,
+        draft_model_kv_bytes_per_token=sizes.kv_elements_per_token * size,
+        draft_model_called="the MTP layer",
+    )
+
+
+def may_stand_in(config: EngineConfig, plan: MemoryPlan, *, whole_passes: bool) -> bool:
+    """Whether the layer may draft unasked: nothing else does by this plan, though somebody who left all to
+    the engine would have it. In whole steps it costs next to nothing while it is of no use."""
+    left_to_us = config.draft_length == "auto" and config.drafter == "self" and config.draft_dir is None
+    return left_to_us and whole_passes and not plan.drafting
+
+
+def with_stand_in(
+    footprint: ModelFootprint,
+    plan: MemoryPlan,
+    sizes: MtpSizes,
+    compute: ComputeSettings,
+    divide: Callable[[ModelFootprint], MemoryPlan],
+) -> tuple[ModelFootprint, MemoryPlan] | None:
+    """The same with the layer, where it may stand in; None if experts would lose too many slots by it.
+
+    Args:
+        divide: makes the plan of a footprint.
+    """
+    with_layer = with_mtp(footprint, sizes, compute)
+    found = divide(with_layer)
+    worth_it = found.drafting and found.num_slots >= (1 - _SLOT_SHARE) * plan.num_slots
+    return (with_layer, found) if worth_it else None
+
+
+def load_mtp(
+    shape: MtpShape,
+    source: ModelSource,
+    compute: ComputeSettings,
+    *,
+    progress: ProgressCallback | None,
+    cancel: threading.Event | None,
+) -> MtpLayer:
+    """Read the layer and round its experts, 16-bit ones of which are in RAM meanwhile: before the target's
+    weights are.
+
+    Raises:
+        CheckpointError: weights are missing, or of another shape.
+        DraftError: a weight is not finite. LoadCancelledError: `cancel` was set.
+    """
+    made, device = shape.made, compute.device
+    store = source.load_mtp(made, device, progress=progress, cancel=cancel)
+    try:
+        if compute.whole_passes:
+            experts = LowBitLayer(made.skeleton.experts[0].module, _packed(made, store, device))
+        else:
+            experts = LowBitLayer(made.skeleton.experts[0].module, _matrices(made, store, device))
+    finally:
+        store.close()
+    return MtpLayer(made, experts)
+
+
+def follow_by_layers(
+    shape: MtpShape, layer: MtpLayer, target: Skeleton, linears: HostLinears | None, context: int
+) -> MtpDraft:
+    """The layer as it drafts for a target whose passes run layer by layer. linears: the target's, see
+    MtpTarget.
+
+    Raises:
+        UnsupportedModelError: the architecture does not let its experts be replaced.
+    """
+    take_over(layer.made.skeleton, [layer.experts], attention=None)
+    return MtpDraft(shape.facts, layer, MtpTarget(target.model, linears), context)
+
+
+def _packed(made: MtpSkeleton, store: HostStore, device: torch.device) -> LowBitExperts:
+    (experts,) = made.skeleton.experts
+    layer = empty_layer(experts, made.skeleton.num_experts, DRAFT_BITS, GROUP_SIZE, device)
+    source = HostExpertSource(made.skeleton, store)
+    for expert, matrices in enumerate(rounded_experts(source, 0, DRAFT_BITS, GROUP_SIZE)):
+        set_expert(layer, expert, *fused(matrices, concatenated=True))
+    return layer
+
+
+def _matrices(made: MtpSkeleton, store: HostStore, device: torch.device) -> list[DraftExpert]:
+    (experts,) = made.skeleton.experts
+    concatenated = bool(experts.module.is_concatenated)
+    source = HostExpertSource(made.skeleton, store)
+    return [
+        DraftExpert(*(LowBitLinear(part, device) for part in fused(matrices, concatenated=concatenated)))
+        for matrices in rounded_experts(source, 0, DRAFT_BITS, GROUP_SIZE)
+    ]

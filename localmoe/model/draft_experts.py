@@ -1,0 +1,89 @@
+"""Low-bit experts that are computed one by one, where no kernel of a GPU takes a whole layer of them. Chooses
+none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from localmoe.kernels.activations import detect_activation, inner_function
+from localmoe.kernels.experts import combine
+from localmoe.kernels.lowbit import LowBitExperts
+from localmoe.kernels.lowbit_linear import LowBitLinear
+from localmoe.model.expert_module import expert_biases
+
+
+@dataclass(frozen=True, slots=True)
+class DraftExpert:
+    """One expert's INT4 matrices, ready to multiply; gate_up has the row order of the module's own
+    gate_up."""
+
+    gate_up: LowBitLinear
+    down: LowBitLinear
+
+
+def rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
+    """expert -> flat (token, k) positions that chose it; indices outside the experts mean "none" and are
+    skipped."""
+    rows: dict[int, list[int]] = {}
+    top_k = len(chosen[0])
+    for token, experts in enumerate(chosen):
+        for k, expert in enumerate(experts):
+            if 0 <= expert < num_experts:
+                rows.setdefault(expert, []).append(token * top_k + k)
+    return rows
+
+
+def run_experts(
+    experts: Sequence[DraftExpert],
+    x: Tensor,
+    chosen: list[list[int]],
+    inner: Callable[[Tensor], Tensor],
+    biases: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """Output (T, K, H) of each chosen expert for each token of x (T, H). inner: between the two products;
+    biases: (E, 2I) and (E, H)."""
+    out = x.new_zeros(len(chosen), len(chosen[0]), x.shape[1])
+    flat = out.view(-1, x.shape[1])
+    gate_up_bias, down_bias = biases
+    for expert, positions in rows_by_expert(chosen, len(experts)).items():
+        hidden = experts[expert].gate_up(x[[p // len(chosen[0]) for p in positions]])
+        hidden = hidden if gate_up_bias is None else hidden + gate_up_bias[expert]
+        y = experts[expert].down(inner(hidden))
+        flat[positions] = y if down_bias is None else y + down_bias[expert]
+    return out
+
+
+class LowBitLayer:
+    """All routed experts of a MoE layer, in low bits (model.takeover.ExpertLayer)."""
+
+    def __init__(self, module: Any, experts: LowBitExperts | list[DraftExpert]) -> None:
+        """module: whose place they take. experts: packed for the GPU's kernels, or one by one."""
+        self._experts = experts
+        self._inner = inner_function(module)
+        self._activation = detect_activation(module)
+        self._biases = expert_biases(module)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they hold on the device."""
+        if isinstance(self._experts, LowBitExperts):
+            return self._experts.num_bytes
+        return sum(expert.gate_up.num_bytes + expert.down.num_bytes for expert in self._experts)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._experts = []
+
+    def __call__(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, H), (T, K), (T, K) -> (T, H)."""
+        if not isinstance(self._experts, LowBitExperts):
+            out = run_experts(self._experts, hidden, top_k_index.tolist(), self._inner, self._biases)
+            return combine(out, top_k_index, top_k_weights, hidden.dtype)
+        from localmoe.kernels.gpu.lowbit_experts import lowbit_moe
+
+        assert self._activation is not None, "packed layers are for kernels that know it"
+        return lowbit_moe(hidden, self._experts, top_k_index, top_k_weights, activation=self._activation)

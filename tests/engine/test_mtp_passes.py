@@ -1,0 +1,147 @@
+"""The MTP layer in whole passes, in Triton's interpreter: behind windows and longer passes of prompts, for
+models with recurrent layers too, it drafts what the target chooses where both agree, and changes no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.test_packed_experts import as_on_a_gpu
+from support.mtp_models import mtp_model
+
+pytest.importorskip("triton")
+
+from localmoe.core.config import EngineConfig, SamplingConfig
+from localmoe.core.errors import BudgetError, DraftError, UnsupportedModelError
+from localmoe.engine import mtp_drafts, planning
+from localmoe.engine.loading import EngineParts, assemble
+from localmoe.engine.mtp_drafts import MtpShape
+from localmoe.engine.planning import PreparedModel, prepare_model
+from localmoe.engine.settings import ComputeSettings
+from localmoe.kernels.gpu import lowbit_experts
+from localmoe.kernels.lowbit_reference import one_by_one
+from localmoe.model import device_prompt_passes, device_runner
+from localmoe.model.device_runner import DeviceRunner
+from localmoe.model.device_steps import DeviceSteps
+from localmoe.speculative.governor import FixedGovernor
+from localmoe.speculative.loop import SpeculativeLoop
+from localmoe.speculative.sampling import TokenSampler
+from localmoe.speculative.steppers import DeviceStepper
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+CONFIG = EngineConfig(device="cpu", context=160, draft_length=3, drafter="mtp")
+LONGEST_WINDOW = 8
+TEXT = [(7 * i + i * i) % 240 + 5 for i in range(15)]
+
+
+@pytest.fixture
+def parts(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EngineParts]:
+    """A model of this architecture that drafts with a layer that agrees with it."""
+    architecture: str = request.param
+    compute = ComputeSettings(torch.device("cpu"), torch.float16)
+    monkeypatch.setattr(planning, "choose_compute", lambda *asked: compute)
+    monkeypatch.setattr(planning, "why_not_on_device", lambda *asked: "")
+    monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
+    monkeypatch.setattr(lowbit_experts, "lowbit_moe", one_by_one)  # which takes long to interpret
+    for module in (device_prompt_passes, device_runner):
+        monkeypatch.setattr(module, "WINDOW", LONGEST_WINDOW)
+    recurrent = {"layer_types": ["linear_attention", "full_attention"]} if "qwen" in architecture else {}
+    folder = mtp_model(
+        tmp_path / "m", architecture, dtype=torch.float16, agrees=True, num_hidden_layers=2, **recurrent
+    )
+    prepared = prepare_model(str(folder), CONFIG)
+    assert prepared.compute.whole_passes and prepared.plan.drafting
+    made = assemble(prepared, CONFIG, progress=None, cancel=None)
+    yield made
+    made.close()
+
+
+def write(parts: EngineParts, text: list[int], kept: int, length: int, tokens: int) -> tuple[list[int], int]:
+    """What follows a text of which so much is there already, and how many of these were drafted."""
+    runner, sampler = parts.runner, TokenSampler(SamplingConfig())
+    assert isinstance(runner, DeviceRunner)
+    runner.sequence.truncate(kept)
+    stepper = DeviceStepper(DeviceSteps(runner, SamplingConfig(), 0), frozenset())
+    loop = SpeculativeLoop(runner, stepper, FixedGovernor(length), sampler, frozenset(), None)
+    results = list(loop.run(text, tokens))
+    return [token for result in results for token in result.tokens], sum(r.from_draft for r in results)
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.interpreted
+@pytest.mark.parametrize("parts", ["qwen3_next", "glm4_moe", "deepseek_v3"], indirect=True)
+def test_it_drafts_what_the_target_chooses(parts: EngineParts) -> None:
+    assert str(parts.other).startswith("its MTP layer")
+    plain, _ = write(parts, TEXT, 0, 0, 9)
+    answer, drafted = write(parts, TEXT, 0, 3, 9)
+    assert answer == plain
+    assert drafted == 6  # in two steps behind the prompt's own token, each with one of the target's
+    # a turn later: a short prompt behind what is there
+    text = [*TEXT, *answer, 77, 30]
+    again, drafted = write(parts, text, len(TEXT) + len(answer) - 1, 3, 5)
+    assert drafted == 3
+    assert again == write(parts, text, 0, 0, 5)[0]
+
+
+def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp_drafts, "ROWS", 1)  # what 256 need is much beside so small experts
+    folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40)
+
+    def prepare(slots: int, **config: Any) -> PreparedModel:
+        plan = as_on_a_gpu(folder, monkeypatch, draft_length=0).plan
+        budget = plan.total_bytes - plan.slot_bytes * (plan.num_slots - slots)
+        return as_on_a_gpu(folder, monkeypatch, budget, **config)
+
+    prepared = prepare(90)
+    plain = prepare(90, draft_length=0)
+    assert plain.plan.num_slots == 90 and plain.draft_model is None and not plain.plan.drafting
+    assert isinstance(prepared.draft_model, MtpShape) and prepared.plan.drafting
+    assert 0 < plain.plan.num_slots - prepared.plan.num_slots <= 11
+    assert prepare(20).draft_model is None, "a quarter of the slots would be gone"
+    assert prepare(90, drafter="prompt-lookup").draft_model is None
+    roomy = as_on_a_gpu(folder, monkeypatch)
+    assert roomy.plan.drafting and roomy.draft_model is None, "there is room for the model in INT4"
+    with pytest.raises(BudgetError):
+        prepare(90, draft_length=3)  # that is of the latter
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.interpreted
+@pytest.mark.parametrize("parts", ["glm4_moe"], indirect=True)
+def test_one_that_nobody_asked_for_is_done_without_where_it_fails(
+    parts: EngineParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepare_model(str(tmp_path / "m"), CONFIG)
+    unasked = replace(CONFIG, drafter="self", draft_length="auto")
+
+    def broken(self: DeviceRunner) -> None:
+        if self.passes.mtp is not None:
+            raise ZeroDivisionError
+        self.issue.choice.prepare(torch.zeros(1, 256))
+
+    monkeypatch.setattr(DeviceRunner, "prepare", broken)
+    with pytest.raises(UnsupportedModelError, match="GPU kernels"):
+        assemble(prepared, CONFIG, progress=None, cancel=None)
+    again = prepare_model(str(tmp_path / "m"), CONFIG)
+    made = assemble(again, unasked, progress=None, cancel=None)
+    assert made.other is None and not made.prepared.plan.drafting and "cannot run" in caplog.text
+    assert write(made, TEXT, 0, 0, 3)[0] == write(parts, TEXT, 0, 0, 3)[0]
+    made.close()
+    caplog.clear()
+    damaged = prepare_model(str(tmp_path / "m"), CONFIG)
+    monkeypatch.setattr(mtp_drafts, "rounded_experts", nothing_finite)
+    made = assemble(damaged, unasked, progress=None, cancel=None)
+    assert made.other is None and "no numbers" in caplog.text
+    made.close()
+
+
+def nothing_finite(*arguments: object) -> Any:
+    raise DraftError("There are no numbers.")
