@@ -253,6 +253,7 @@ class EngineHolder:
                         memory=engine.device_memory(),
                         ram=HostMemory.now(),
                         load_s=load_s,
+                        drafter=self.config.drafter,
                     )
                 )
                 if self.config.improve_draft:

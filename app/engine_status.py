@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from app.host_memory import HostMemory
-from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.config import DrafterName, EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stream import StreamEvent
@@ -107,4 +107,10 @@ class EngineStatus:
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed
     notice: str = ""  # what did not work beside a load that did
+    drafter: DrafterName = "self"  # that was asked for
     revision: int = 0
+
+    @property
+    def lacks_mtp(self) -> bool:
+        """Whether the MTP layer was asked for, and the loaded model has none that can draft."""
+        return self.info is not None and self.drafter == "mtp" != self.info.drafter

@@ -3,6 +3,7 @@ loaded. Plans nothing itself and applies nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from typing import Literal
 
@@ -21,11 +22,12 @@ from localmoe.engine import import_all
 
 def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig) -> ModelFacts | None:
     """What the planner has to know of the model, with the draft that these settings ask for; None while it
-    is looked at."""
+    is looked at, and where only a load can tell whether it has an MTP layer."""
     hardware = models.fits.hardware()
     if hardware is None:
         return None
     import_all()  # the thread that looked at the machine has
+    from localmoe.engine.drafts import DRAFT_BITS
     from localmoe.engine.fit import with_draft_bits
 
     status, before = models.chats.holder.status(), models.chats.holder.config
@@ -35,18 +37,25 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     found = view.facts_of(named)
     kept = found if isinstance(found, ModelFacts) else None
     loaded = status.footprint if status.model == wanted.model else None
-    same_draft = config.draft_bits == before.draft_bits and config.draft_dir == before.draft_dir
+    mtp = kept.mtp if kept is not None else None
+    if kept is None and config.drafter == "mtp" != before.drafter:
+        return None
+    bits = DRAFT_BITS if config.drafter == "mtp" and mtp is not None else config.draft_bits
+    drafts = [(one.drafter, one.draft_dir, one.draft_bits) for one in (config, before)]
+    same_draft = drafts[0] == drafts[1]
     if loaded is not None and status.info is not None and (same_draft or kept is None):
         loaded = loaded.in_16_bits()
+        bits_before = DRAFT_BITS if loaded.draft_model_bytes else before.draft_bits
+        if config.drafter != "mtp":
+            loaded = replace(loaded, draft_model_bytes=0, draft_model_kv_bytes_per_token=0)
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
         unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
         facts = ModelFacts(
             loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited,
-            has_draft=kept is not None and kept.has_draft,
+            has_draft=kept is not None and kept.has_draft, mtp=mtp,
         )  # fmt: skip
-        bits = config.draft_bits
-        return facts if same_draft else with_draft_bits(facts, bits, before.draft_bits, device)
-    return None if kept is None else with_draft_bits(kept, config.draft_bits, device=device)
+        return facts if same_draft else with_draft_bits(facts, bits, bits_before, device)
+    return None if kept is None else with_draft_bits(kept, bits, device=device)
 
 
 def is_known(models: ModelsService, wanted: LoadSettings) -> bool:
@@ -83,6 +92,8 @@ def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
     if models.fits.hardware() is None:  # also: the engine is not imported yet
         return _muted(t("looking at this computer"))
     facts = facts_for(models, wanted, config)
+    if facts is None and is_known(models, wanted):  # it is not listed, and nobody will look at it
+        return _muted(t("What these settings buy is known once the model is loaded with them."))
     if facts is None:
         return _muted(t("What these settings buy is known once the model has been looked at."))
     fit = models.fits.fit(facts, config=config)
@@ -97,6 +108,7 @@ def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
     room = _room(models.fits, facts, config, fit, t)
     return (
         f'<p class="lm-share" role="status">{escape(_consequence(fit, facts, config, t))}</p>'
+        f"{_muted(_other_draft(models, wanted, facts, t))}"
         f"{_muted(room)}{_muted(_cost(models, wanted, facts, t))}"
     )
 
@@ -112,6 +124,8 @@ def _consequence(fit: Fit, facts: ModelFacts, config: EngineConfig, t: Texts) ->
     draft = t("no draft")
     if plan.drafting:
         bits = t("ready-made draft") if config.draft_dir is not None else ""
+        if config.drafter == "mtp" and _has_mtp(facts):
+            bits = t("its MTP layer")
         bits = bits or t("draft of {bits} bits", bits=config.draft_bits)
         draft = f"{bits} ({format_bytes(plan.draft_bytes)})"
     elif plan.drafting_reason:
@@ -125,6 +139,23 @@ def _consequence(fit: Fit, facts: ModelFacts, config: EngineConfig, t: Texts) ->
     if fit.tokens_per_s is not None:
         parts.append(t("at most {rate} tok/s (predicted)", rate=words.rate(fit.tokens_per_s)))
     return "; ".join(parts)
+
+
+def _has_mtp(facts: ModelFacts) -> bool:
+    """Also where it is known by what the loaded model takes alone."""
+    return facts.mtp is not None or facts.footprint.draft_model_bytes > 0
+
+
+def _other_draft(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, t: Texts) -> str:
+    """Where the MTP layer is chosen: that there is none, or what it takes the place of."""
+    if wanted.drafter != "mtp":
+        return ""
+    if not _has_mtp(facts):
+        return t("This model has no MTP layer that can draft: it drafts as if that were not chosen.")
+    now = models.chats.load_settings
+    if now.draft and now.model == wanted.model:
+        return t("The ready-made draft is not used any more then.")
+    return ""
 
 
 def _room(fits: Fits, facts: ModelFacts, config: EngineConfig, fit: Fit, t: Texts) -> str:

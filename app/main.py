@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from app.service import ChatService
 from app.settings import check_answers
 from localmoe.cli.streams import sound_streams
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import LocalMoeError
+from localmoe.core.errors import LocalMoeError, NoMtpLayerError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
 from localmoe.core.uncollected import uncollected
@@ -31,15 +32,25 @@ from localmoe.engine import import_all
 from localmoe.hub.disk import is_full
 from localmoe.server.address import PortTakenError
 
+_LOG = logging.getLogger(__name__)
+
 
 def load_engine(
     model: str, config: EngineConfig, *, progress: ProgressCallback, cancel: threading.Event
 ) -> EngineLike:
-    """The real engine. Imported here, in the loading thread, because torch takes seconds."""
+    """The real engine. Imported here, in the loading thread, because torch takes seconds.
+
+    The page's drafter is chosen for whatever is loaded next: a model without an MTP layer is loaded with its
+    own low-bit draft, and its info says so. Who names a model and a drafter on a command line is refused.
+    """
     import_all()
     from localmoe.engine import Engine
 
-    return Engine.load(model, config, progress=progress, cancel=cancel)
+    try:
+        return Engine.load(model, config, progress=progress, cancel=cancel)
+    except NoMtpLayerError as error:  # from headers alone
+        _LOG.info("its low-bit draft is loaded instead: %s", error)
+        return Engine.load(model, replace(config, drafter="self"), progress=progress, cancel=cancel)
 
 
 def local_models() -> list[tuple[str, str]]:

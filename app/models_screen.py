@@ -79,7 +79,7 @@ class ModelsScreen:
         if open_tab != "models":
             return parts
         status = models.chats.holder.status()
-        draft = status.info.draft if status.info is not None else ""
+        draft = words.draft(status) if status.info is not None else ""
         loaded = (status.model, status.phase, draft, words.improvement_news(status))
         found = models.finder.view().revision
         model, why = models.notice

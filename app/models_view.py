@@ -19,6 +19,7 @@ from app.models_html import (
 )
 from app.status_html import action_button as button
 from app.texts import Texts
+from app.words import draft as draft_of
 from app.words import progress
 from localmoe.core.errors import ConfigError
 from localmoe.core.model_facts import Fit, ModelFacts
@@ -145,7 +146,7 @@ def _loaded_draft(models: ModelsService, t: Texts) -> str:
     """The draft of the loaded model, and how far a better one is."""
     status = models.chats.holder.status()
     assert status.info is not None
-    text = t("Draft: {draft}", draft=status.info.draft)
+    text = t("Draft: {draft}", draft=draft_of(status, t))
     if status.improvement is not None:
         text += f" · {t('a better one is being built')}: {progress(status.improvement, t)[0]}"
     return f'<p class="lm-fit yes">{escape(text)}</p>'

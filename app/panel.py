@@ -21,7 +21,7 @@ from localmoe.core.units import format_bytes
 _OWNERS = ("shared", "draft", "kv", "slots", "workspace", "reserve")
 _OWNER_NAMES = {
     "shared": "shared weights", "draft": "low-bit draft", "kv": "KV cache", "slots": "expert slots",
-    "workspace": "workspace", "reserve": "kept free for activations",
+    "workspace": "workspace", "reserve": "kept free for activations", "mtp": "MTP layer",
 }  # fmt: skip
 _SPARK_WIDTH, _SPARK_HEIGHT = 240, 44
 _ASIDE = (
@@ -33,6 +33,7 @@ _ASIDE = (
 _OWNER_HINTS = {
     "shared": "everything but the routed experts: attention, embeddings, routers, shared experts",
     "draft": "the small copy of the experts that proposes tokens; in device memory whole or not at all",
+    "mtp": "the layer that the model was trained with to predict one token more: it proposes tokens",
     "kv": "keys and values of the conversation so far",
     "slots": "room for 16-bit experts; the more, the fewer copies",
     "workspace": "memory for what is computed in between",
@@ -164,7 +165,8 @@ def _memory(status: EngineStatus, t: Texts) -> str:
     shares = bar([(f"own-{owner}", held[owner] / budget) for owner in owners], text)
     parts = []
     for owner in owners:
-        name, hint = t(_OWNER_NAMES.get(owner, owner)), t(_OWNER_HINTS.get(owner, ""))
+        called = "mtp" if (owner, status.info.drafter) == ("draft", "mtp") else owner
+        name, hint = t(_OWNER_NAMES.get(called, called)), t(_OWNER_HINTS.get(called, ""))
         parts.append((f"own-{owner}", name, format_bytes(held[owner]), hint))
     used = fact(t("Used"), text, "memory", t("held now, of the budget that you gave"))
     return card(words.memory_name(status.info.device, t), used + shares + legend(parts), "memory")

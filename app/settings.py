@@ -15,6 +15,7 @@ from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
     LANES,
     THINKING,
+    DrafterName,
     DraftLength,
     EngineConfig,
     Lanes,
@@ -30,6 +31,7 @@ SCHEMA = 1
 MAX_CONTEXT = 10_000_000
 MAX_NEW_TOKENS = 1_000_000
 MAX_SYSTEM_PROMPT = 20_000
+DRAFTERS: tuple[DrafterName, ...] = ("self", "mtp")  # that the page offers
 SAMPLING_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _USUAL_LENGTH_BEFORE = 1024  # tokens of an answer, before there was own_sampling
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -48,17 +50,22 @@ class LoadSettings:
     draft_bits: str = "4"  # of the model's own
     lanes: str = "auto"  # where experts outside VRAM come from
     cpu_threads: str = "auto"  # of the CPU lane
+    drafter: str = "self"  # the model in low bits; or "mtp": its MTP layer, where it has one
 
     def engine_config(self, answers: AnswerSettings) -> EngineConfig:
         """The engine's configuration.
 
         Raises:
-            ConfigError: a text is no size, number or speed, or a folder's name no Unicode.
+            ConfigError: a text is no size, number or speed, or a folder's name no Unicode; or a folder's
+                draft and the MTP layer are both to draft.
         """
         check_unicode("model", self.model)
         check_unicode("draft", self.draft)
         if not self.model.strip():
             raise ConfigError("No model is chosen: choose one from the list, or give a folder.")
+        drafter = _drafter(self.drafter)
+        if drafter != "self" and self.draft.strip():
+            raise ConfigError("A ready-made draft and the MTP layer cannot both draft: choose one of them.")
         link = self.emulated_link.strip()
         return EngineConfig(
             vram_budget_bytes=parse_budget(self.vram_budget),
@@ -70,6 +77,7 @@ class LoadSettings:
             draft_dir=Path(self.draft) if self.draft.strip() else None,
             draft_bits=whole("Draft bits", self.draft_bits),
             lanes=_lanes(self.lanes),
+            drafter=drafter,
             cpu_threads=None if _is_auto(self.cpu_threads) else whole("CPU threads", self.cpu_threads),
         )
 
@@ -119,6 +127,13 @@ def _lanes(text: str) -> Lanes:
         if lanes == text.strip().lower():
             return lanes
     raise ConfigError(f"Lanes '{text}' are not known: use one of {', '.join(LANES)}.")
+
+
+def _drafter(text: str) -> DrafterName:
+    for drafter in DRAFTERS:
+        if drafter == text.strip().lower():
+            return drafter
+    raise ConfigError(f"Drafter '{text}' is not known: use one of {', '.join(DRAFTERS)}.")
 
 
 def _thinking(text: str) -> Thinking:

@@ -102,7 +102,7 @@ def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH
     info, plan = status.info, status.plan
     facts = [
         (t("Architecture"), info.architecture), (t("Device"), info.device), (t("Computed in"), info.dtype),
-        (t("Draft"), info.draft), (t("Copies"), words.link(info.link, t)),
+        (t("Draft"), words.draft(status, t)), (t("Copies"), words.link(info.link, t)),
         (t("Context"), t("{count} tokens", count=f"{info.context:,}")),
         (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)), (t("Lanes"), t(info.lanes)),
     ]  # fmt: skip

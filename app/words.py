@@ -132,9 +132,15 @@ def improvement_news(status: EngineStatus, t: Texts = ENGLISH) -> str:
 
 
 def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
-    """Whether the model drafts, and if not, why."""
+    """Whether the model drafts, and if not, why; and whether it does so otherwise than was asked for."""
     if status.plan is None:
         return ""
+    other = f"; {t('this model has no MTP layer that can draft')}" if status.lacks_mtp else ""
+    return _drafting(status, t) + other
+
+
+def _drafting(status: EngineStatus, t: Texts) -> str:
+    assert status.plan is not None
     if status.plan.draft_aside:
         return t("draft laid aside")
     if status.plan.drafting:
@@ -143,6 +149,13 @@ def drafting(status: EngineStatus, t: Texts = ENGLISH) -> str:
         return t("drafting by prompt lookup")
     reason = status.plan.drafting_reason
     return f"{t('drafting off')}: {t(reason)}" if reason else t("drafting off")
+
+
+def draft(status: EngineStatus, t: Texts = ENGLISH) -> str:
+    """What drafts in the loaded model, and why it is another draft than was asked for."""
+    assert status.info is not None
+    why = f" ({t('this model has no MTP layer that can draft')})" if status.lacks_mtp else ""
+    return status.info.draft + why
 
 
 def sampling(config: SamplingConfig, t: Texts = ENGLISH) -> str:

@@ -12,7 +12,7 @@ from app.bench.results import Result
 from app.engine_status import EngineLike
 from localmoe import __version__
 from localmoe.core.config import DraftLength, GenerationRequest
-from localmoe.core.errors import BudgetError
+from localmoe.core.errors import BudgetError, ConfigError
 from localmoe.core.types import Message
 from localmoe.core.units import format_bytes
 from localmoe.engine import import_all
@@ -89,11 +89,14 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         LocalMoeError: the engine cannot, or the job was stopped.
     """
     import_all()
-    from localmoe.engine.observation import observe
+    from localmoe.engine.observation import drafts_itself, observe
     from localmoe.engine.what_if import card_plan, predict
 
+    drafting, by_layer = drafts_itself(engine), engine.plan.drafting and not drafts_itself(engine)
+    if by_layer and 0 not in plan.draft_lengths:
+        raise ConfigError("What an MTP layer drafts is not predicted: choose draft length 0.")
     requests = _requests(plan.prompts, plan.max_new_tokens)
-    answers = len(requests) * (2 if engine.plan.drafting else 1)
+    answers = len(requests) * (2 if drafting else 1)
     about = _about(engine, "what-if")
     footprint = engine.footprint.in_codes().in_whole_passes()  # as a GPU runs it
     cpu = engine.info().cpu_bytes_per_s
@@ -114,7 +117,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         job.report("Simulating {card}", share, card=name)
         try:
             divided = card_plan(
-                footprint, card, plan.context, stored_bytes, drafting=engine.plan.drafting,
+                footprint, card, plan.context, stored_bytes, drafting=drafting,
                 budget_bytes=plan.budget_bytes,
             )  # fmt: skip
         except BudgetError as error:
@@ -132,6 +135,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         "prompts": len(requests),
         "max_new_tokens": plan.max_new_tokens,
         "budget_bytes": plan.budget_bytes,
+        "mtp": by_layer,
         "acceptance": observed.acceptance,
         "match": observed.match,
         "cpu_bytes_per_s": cpu,

@@ -56,6 +56,12 @@ BENCHMARK: Mapping[str, str] = {
     "What is not in their memory comes over PCIe alone, without the CPU's help.": (
         "不在显存中的部分仅经由 PCIe 传输，没有 CPU 的协助。"
     ),
+    "The model's MTP layer drafts, which is not predicted: rows with drafts are left out.": (
+        "由模型的 MTP 层起草，不做预测：略去带草稿的行。"
+    ),
+    "What an MTP layer drafts is not predicted: choose draft length 0.": (
+        "MTP 层的起草不做预测：请选择草稿长度 0。"
+    ),
     "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.": (
         "此处实测：{accepted} 的草稿词元被接受，{match} 专家相同。"
     ),

@@ -64,6 +64,10 @@ PANEL = {
     "nothing loaded": "未加载任何内容",
     "Used": "已用",
     "shared weights": "共享权重",
+    "MTP layer": "MTP 层",
+    "the layer that the model was trained with to predict one token more: it proposes tokens": (
+        "模型训练时用来多预测一个词元的层：由它提出词元"
+    ),
     "low-bit draft": "低比特草稿",
     "KV cache": "KV 缓存",
     "expert slots": "专家槽位",

@@ -139,6 +139,24 @@ SETTINGS = {
     "3 bits": "3 位",
     "4 bits": "4 位",
     "8 bits": "8 位",
+    "Drafted by": "由谁起草",
+    "the model itself, in low bits": "模型自身（低位版本）",
+    "its MTP layer, where it has one": "模型的 MTP 层（若有）",
+    "An MTP layer, which some models are published with (Qwen3.5, GLM 4.7, ...), takes some 0.5 GiB, a small "
+    "part of what a draft in INT4 takes, and drafts on a GPU anyway where there is no room for that; models "
+    "without one draft by themselves.": (
+        "有些模型（Qwen3.5、GLM 4.7 等）发布时带有 MTP 层，它约占 0.5 GiB，只是 INT4 草稿的一小部分；"
+        "GPU 上放不下 INT4 草稿时，也会由它起草；没有 MTP 层的模型由自身起草。"
+    ),
+    "its MTP layer": "模型的 MTP 层",
+    "this model has no MTP layer that can draft": "此模型没有可用于起草的 MTP 层",
+    "This model has no MTP layer that can draft: it drafts as if that were not chosen.": (
+        "此模型没有可用于起草的 MTP 层：将按未选择该项的方式起草。"
+    ),
+    "The ready-made draft is not used any more then.": "届时不再使用现成的草稿。",
+    "A ready-made draft and the MTP layer cannot both draft: choose one of them.": (
+        "现成的草稿和 MTP 层不能同时起草：请选择其中之一。"
+    ),
     "Bits of the draft": "草稿的位数",
     "Fewer bits leave more VRAM to experts, and fewer drafted tokens are accepted. On a CPU, 2 and 3 bits "
     "take as much memory as 4.": (
@@ -163,6 +181,9 @@ SETTINGS = {
     "Use {size}": "使用 {size}",
     "What these settings buy is known once the model has been looked at.": (
         "查看模型之后才能知道这些设置的效果。"
+    ),
+    "What these settings buy is known once the model is loaded with them.": (
+        "以这些设置加载模型之后才能知道它们的效果。"
     ),
     "no draft": "无草稿",
     "ready-made draft": "现成的草稿",

@@ -116,8 +116,9 @@ class ModelsService:
         if find_repo(draft) is not None and not os.path.isdir(draft):
             draft = str(resolve_model(draft).folder)  # has arrived meanwhile, or says that it has not
         ready_made = "" if draft in (BACKGROUND, INSTANT) else draft
+        kept = self.chats.load_settings
         load = replace(
-            self.chats.load_settings, model=model, draft=ready_made,
+            kept, model=model, draft=ready_made, drafter="self" if ready_made else kept.drafter,
             better_draft="on" if draft == BACKGROUND else "off",
         )  # fmt: skip
         status = self.chats.holder.status()

@@ -22,6 +22,8 @@ from localmoe.core.errors import LocalMoeError
 if TYPE_CHECKING:
     from app.screen import Screen
 
+_DRAFTERS = [("the model itself, in low bits", "self"), ("its MTP layer, where it has one", "mtp")]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadForm:
@@ -33,6 +35,7 @@ class LoadForm:
     slider: gr.Slider
     budget: gr.Textbox
     context: gr.Textbox
+    drafter: gr.Radio
     draft_bits: gr.Radio
     better_draft: gr.Checkbox
     lanes: gr.Radio
@@ -53,7 +56,7 @@ class LoadForm:
         """Inputs of Apply, in the order of `chosen_settings`."""
         return [
             self.model, self.budget, self.context, self.link, self.better_draft, self.draft_bits, self.lanes,
-            self.threads,
+            self.threads, self.drafter,
         ]  # fmt: skip
 
     def named(self) -> dict[str, Any]:
@@ -61,7 +64,7 @@ class LoadForm:
         return {
             "model": self.model, "vram_budget": self.budget, "context": self.context,
             "emulated_link": self.link, "better_draft": self.better_draft, "draft_bits": self.draft_bits,
-            "lanes": self.lanes, "cpu_threads": self.threads,
+            "lanes": self.lanes, "cpu_threads": self.threads, "drafter": self.drafter,
         }  # fmt: skip
 
 
@@ -91,6 +94,12 @@ def create_load_form() -> LoadForm:
                 info="auto, or the number of tokens that question and answer may have together; auto takes "
                 "4,096, or more where they need little memory.",
             )  # fmt: skip
+        drafter = gr.Radio(
+            _DRAFTERS, value="self", label="Drafted by", elem_id="lm-drafter",
+            info="An MTP layer, which some models are published with (Qwen3.5, GLM 4.7, ...), takes some 0.5 "
+            "GiB, a small part of what a draft in INT4 takes, and drafts on a GPU anyway where there is no "
+            "room for that; models without one draft by themselves.",
+        )  # fmt: skip
         draft_bits = gr.Radio(
             [(f"{bits} bits", f"{bits}") for bits in ALLOWED_DRAFT_BITS], value="4",
             label="Bits of the draft", elem_id="lm-draft-bits",
@@ -122,20 +131,21 @@ def create_load_form() -> LoadForm:
         share = gr.HTML("", apply_default_css=False, elem_id="lm-share")
         refilled = gr.HTML("", apply_default_css=False, visible="hidden")
     return LoadForm(
-        model, automatic, slider, budget, context, draft_bits, better_draft, lanes, threads, link, preview,
-        apply, applied, share, gr.State(None), refilled,
+        model, automatic, slider, budget, context, drafter, draft_bits, better_draft, lanes, threads, link,
+        preview, apply, applied, share, gr.State(None), refilled,
     )  # fmt: skip
 
 
 def chosen_settings(
     before: LoadSettings, model: str, budget: str, context: str, link: str, better: bool, bits: str,
-    lanes: str, threads: str,
+    lanes: str, threads: str, drafter: str,
 ) -> LoadSettings:  # fmt: skip
-    """What the form says; a ready-made draft, which is one model's, stays with its model."""
-    draft = before.draft if model == before.model else ""
+    """What the form says; a ready-made draft, which is one model's, stays with its model, unless another one
+    is to draft."""
+    draft = before.draft if model == before.model and drafter != "mtp" else ""
     return LoadSettings(
         str(model or ""), budget or "auto", context or "auto", link or "", "on" if better else "off", draft,
-        str(bits or "4"), str(lanes or "auto"), threads or "auto",
+        str(bits or "4"), str(lanes or "auto"), threads or "auto", str(drafter or "self"),
     )  # fmt: skip
 
 
@@ -151,7 +161,8 @@ def edited_settings(now: LoadSettings, shown: LoadSettings, held: LoadSettings |
         return shown
     names = changed_names(held, shown)
     wanted = replace(now, **{name: getattr(shown, name) for name in names})
-    return wanted if wanted.model == now.model else replace(wanted, draft="")
+    keeps_draft = wanted.model == now.model and wanted.drafter != "mtp"
+    return wanted if keeps_draft else replace(wanted, draft="")
 
 
 def changed_names(before: LoadSettings, after: LoadSettings) -> list[str]:
@@ -166,7 +177,7 @@ def _shown(load: LoadSettings) -> dict[str, str | bool]:
         "model": load.model, "vram_budget": load.vram_budget, "context": load.context,
         "emulated_link": load.emulated_link, "better_draft": load.better_draft.strip().lower() == "on",
         "draft_bits": load.draft_bits.strip(), "lanes": load.lanes.strip().lower(),
-        "cpu_threads": load.cpu_threads,
+        "cpu_threads": load.cpu_threads, "drafter": load.drafter.strip().lower(),
     }  # fmt: skip
 
 

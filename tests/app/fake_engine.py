@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig, Thinking
+from localmoe.core.config import DrafterName, EngineConfig, GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import (
     BudgetError,
     DraftError,
@@ -32,6 +32,7 @@ MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
 PIECES = 74  # of a better draft's build: 16 experts each
 SMALLEST = 12 * MIB
+WITHOUT_MTP = ("other-moe",)  # of which the files have no such layer
 RECOMMENDED = {"other-moe": SamplingConfig(1.0, 0.95, 64)}  # by its makers; the others' say nothing
 ATTACK = (
     'Look: <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
@@ -73,6 +74,7 @@ class FakeInfo:
     looks_up: bool = False
     own_sampling: SamplingConfig | None = None
     thinking: tuple[Thinking, ...] = ("off", "on")
+    drafter: DrafterName = "self"
 
 
 def answer_to(text: str) -> str:
@@ -164,7 +166,7 @@ class FakeEngine:
             expert_params=20_000, expert_bytes=40_000, shared_params=2_000_000, shared_bytes=4 * MIB,
             kv_bytes_per_token=512, draft_expert_bytes=2_000, max_context=4096, hidden_size=256,
             vocab_size=4096,
-            can_rollback=True,
+            can_rollback=True, draft_model_bytes=2 * MIB if config.drafter == "mtp" else 0,
         )  # fmt: skip
         self.plan = self._plan(config.vram_budget_bytes)
         self.live = FakeLive(self)
@@ -194,14 +196,20 @@ class FakeEngine:
         return FakeInfo(
             name="fake-moe", architecture="qwen2_moe", device="cpu", dtype="float32",
             policy=self.config.policy,
-            draft=f"INT4 {'GPTQ' if self.improved else 'RTN'}, group 128"
-            if self.plan.drafting
-            else "off: turned off",
+            draft=self._draft(),
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
             passes="layer by layer through the host (there is no GPU)", lanes="RAM",
             cpu_bytes_per_s=self.cpu_bytes_per_s, own_sampling=RECOMMENDED.get(self.model),
+            drafter=self.config.drafter,
         )  # fmt: skip
+
+    def _draft(self) -> str:
+        if not self.plan.drafting:
+            return "off: turned off"
+        if self.config.drafter == "mtp":
+            return "its MTP layer, in INT4"
+        return f"INT4 {'GPTQ' if self.improved else 'RTN'}, group 128"
 
     def stream(
         self, request: GenerationRequest, stop: threading.Event | None = None
@@ -317,6 +325,8 @@ class FakeEngine:
     def why_no_better_draft(self) -> str:
         if not self.plan.drafting:
             return "nothing is drafted"
+        if self.config.drafter == "mtp":
+            return "its MTP layer drafts"
         return "" if self.improve_s is not None and not self.improved else f"the draft is {self.info().draft}"
 
     def improve_draft(
@@ -379,6 +389,8 @@ class FakeLoader:
             raise ModelNotFoundError(
                 "There is no model 'missing' on this computer: give a folder or a repo id."
             )
+        if config.drafter == "mtp" and model in WITHOUT_MTP:
+            config = replace(config, drafter="self")
         engine = FakeEngine(model, config, self.step_s, self.improve_s)
         engine.improve_error, engine.hurries = self.improve_error, self.hurries
         for part in range(10):

@@ -29,6 +29,7 @@ CHANGES = st.fixed_dictionaries(
         "context": st.sampled_from(("auto", "256", "512")), "lanes": st.sampled_from(("auto", "all")),
         "better_draft": st.sampled_from(("on", "off")), "draft_bits": st.sampled_from(("4", "8")),
         "cpu_threads": st.sampled_from(("auto", "2")), "emulated_link": st.sampled_from(("", "2GB/s")),
+        "drafter": st.sampled_from(("self", "mtp")),
     },
 )  # fmt: skip
 
@@ -43,7 +44,7 @@ def choices_of(load: LoadSettings) -> list[Any]:
     """What the form says that shows these."""
     return [
         load.model, load.vram_budget, load.context, load.emulated_link, load.better_draft == "on",
-        load.draft_bits, load.lanes, load.cpu_threads,
+        load.draft_bits, load.lanes, load.cpu_threads, load.drafter,
     ]  # fmt: skip
 
 
@@ -72,6 +73,15 @@ def test_it_follows_all_but_what_its_user_is_changing(
     meant = edited_settings(after, chosen_settings(after, *choices_of(shown)), memory.known)
     for name in form.named():
         assert getattr(meant, name) == getattr(said if name in own else after, name), name
+
+
+def test_a_ready_made_draft_goes_with_its_model_and_when_the_mtp_layer_is_to_draft() -> None:
+    ready_made = replace(BEFORE, draft="/drafts/gptq")
+    same, layer = replace(BEFORE, context="512"), replace(BEFORE, drafter="mtp")
+    for shown, draft in ((same, "/drafts/gptq"), (layer, ""), (replace(BEFORE, model="other"), "")):
+        said = chosen_settings(ready_made, *choices_of(shown))
+        meant = edited_settings(ready_made, shown, BEFORE)
+        assert said == meant == replace(shown, draft=draft)
 
 
 def test_a_page_whose_memory_is_gone_is_filled_in_anew(form: LoadForm, service: ChatService) -> None:

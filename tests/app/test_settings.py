@@ -294,7 +294,7 @@ def test_a_disk_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pyt
 
 def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    load = LoadSettings("m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3")
+    load = LoadSettings("m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3", drafter="mtp")
     SettingsStore(path).save(load=load, answers=AnswerSettings(seed=7, approximate=True))
     data = json.loads(path.read_text())
     data["load"]["context"], data["answers"]["top_p"] = "wide", 7
@@ -306,6 +306,7 @@ def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> N
     assert (again.load, again.answers, again.report) == (load, store.answers, "")
     config = load.engine_config(store.answers)
     assert (config.draft_bits, config.lanes, config.cpu_threads) == (2, "vram+link", 3)
+    assert config.drafter == "mtp"
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,20 @@ def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> N
 def test_drafts_lanes_and_threads_out_of_range_are_refused(settings: LoadSettings) -> None:
     with pytest.raises(ConfigError):
         settings.engine_config(AnswerSettings())
+
+
+def test_a_drafter_is_one_that_the_page_offers_and_reads_no_folder(tmp_path: Path) -> None:
+    for text in ("prompt-lookup", "model", "", "both"):
+        with pytest.raises(ConfigError, match="is not known: use one of self, mtp"):
+            LoadSettings(drafter=text).engine_config(AnswerSettings())
+    assert LoadSettings(drafter=" MTP ").engine_config(AnswerSettings()).drafter == "mtp"
+    with pytest.raises(ConfigError, match="choose one of them"):
+        LoadSettings(draft="/drafts/gptq", drafter="mtp").engine_config(AnswerSettings())
+    path = tmp_path / "settings.json"
+    load = {"model": "m", "draft": "/drafts/gptq", "drafter": "mtp"}
+    path.write_text(json.dumps({"schema": 1, "load": load, "answers": {}}))
+    store = SettingsStore(path)
+    assert store.load == LoadSettings("m", draft="/drafts/gptq") and "for drafter" in store.report
 
 
 def test_two_threads_that_save_at_once_undo_nothing_of_each_other(

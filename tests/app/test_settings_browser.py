@@ -157,6 +157,16 @@ def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDrive
     assert page.page.is_visible("#lm-said .lm-alert")
 
 
+def test_who_drafts_is_chosen_beside_the_other_fields_of_the_draft(page: PageDriver, server: Server) -> None:
+    page.settings()
+    page.page.click("#lm-drafter label:has-text('its MTP layer')")
+    page.apply("")
+    page.wait_text("#lm-share", "its MTP layer, in INT4")
+    file = server.home / "settings.json"
+    wait_for(lambda: file.exists() and kept(server, "load")["drafter"] == "mtp", 10, "what was loaded")
+    page.chat()
+
+
 def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(
     page: PageDriver, server: Server
 ) -> None:

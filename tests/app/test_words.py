@@ -28,6 +28,9 @@ def test_it_says_who_drafts_or_why_nobody_does() -> None:
     assert words.drafting(status(aside=True)) == "draft laid aside"
     assert words.drafting(status(draft_length=0)) == "drafting off: turned off"
     assert words.drafting(status(draft_length=0, looks_up=True)) == "drafting by prompt lookup"
+    lacking = replace(status(), drafter="mtp")
+    assert words.drafting(lacking) == "drafting on; this model has no MTP layer that can draft"
+    assert words.draft(lacking).endswith("group 128 (this model has no MTP layer that can draft)")
 
 
 @pytest.mark.parametrize(
