@@ -47,7 +47,8 @@ class DeviceMtp:
         context: int,
     ) -> None:
         """cache: has a layer for it. context: positions that live rows may have."""
-        self._modules, self._window, self._cache = modules, window, cache
+        self._held: MtpModules | None = modules
+        self._window, self._cache = window, cache
         self._last_position = context - 1
         self._final = FinalHidden(modules.target)
         device, rows = window.at.device, WINDOW_BUCKETS[-1]
@@ -59,6 +60,11 @@ class DeviceMtp:
         self._own = torch.zeros(1, width, dtype=dtype, device=device)
         self._begun = torch.zeros(1, dtype=torch.int64, device=device)  # where that window begins
         self._loose: tuple[int, Tensor] | None = None  # place and rows of a pass without a token behind it
+
+    @property
+    def _modules(self) -> MtpModules:
+        assert self._held is not None, "the model is closed"
+        return self._held
 
     @property
     def num_bytes(self) -> int:
@@ -160,5 +166,8 @@ class DeviceMtp:
     def release(self) -> None:
         """Give the memory back."""
         self._loose = None
-        self._modules.layer.release()
+        self._final.forget()
+        if self._held is not None:
+            self._held.layer.release()
+        self._held = None  # modes keep weights that they joined
         self._hidden = self._made = self._own = self._own.new_empty(0)

@@ -26,6 +26,10 @@ class FinalHidden:
     def _keep(self, module: nn.Module, args: Any, out: Any) -> None:
         self._rows = out.last_hidden_state[0]
 
+    def forget(self) -> None:
+        """Nobody wants what was caught."""
+        self._rows = None
+
     def take(self) -> Tensor:
         """(T, H) of the last pass, once."""
         rows, self._rows = self._rows, None

@@ -24,6 +24,7 @@ from localmoe.model.kv_trial import kv_elements_per_token
 from localmoe.model.shallow import decoder_layers, single_layer
 from localmoe.model.skeleton import RECURRENT_LAYER_TYPES, Skeleton, layer_types
 from localmoe.model.tying import untie
+from localmoe.model.uninstall import uninstall
 
 _FUSION = "localmoe_mtp"
 
@@ -132,6 +133,7 @@ class MtpLayer:
 
     def release(self) -> None:
         """Give the memory of its weights back."""
+        uninstall(self.model)
         self.model.to("meta")
         self.experts.release()
 

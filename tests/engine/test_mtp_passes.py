@@ -3,6 +3,8 @@ models with recurrent layers too, it drafts what the target chooses where both a
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +89,28 @@ def test_it_drafts_what_the_target_chooses(parts: EngineParts) -> None:
     again, drafted = write(parts, text, len(TEXT) + len(answer) - 1, 3, 5)
     assert drafted == 3
     assert again == write(parts, text, 0, 0, 5)[0]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("parts", ["qwen3_next"], indirect=True)
+def test_a_closed_model_lets_go_of_it_whoever_still_refers_to_it(parts: EngineParts) -> None:
+    assert isinstance(parts.runner, DeviceRunner) and parts.other is not None
+    mtp = parts.runner.passes.mtp
+    assert mtp is not None
+    modules = mtp._modules
+    held = [*modules.layer.model.parameters(), *modules.mode.joined, *modules.target_mode.joined]
+    held += [part for layer in [modules.layer.experts._experts] for part in layer.tensors()]
+    left = [weakref.ref(tensor) for tensor in held if not tensor.is_meta]
+    assert len(left) > 20
+    del held, modules
+    gc.disable()  # which would be late where memory is short
+    try:
+        parts.close()
+        kept = [tensor.shape for ref in left if (tensor := ref()) is not None]
+    finally:
+        gc.enable()
+    assert not kept
+    assert mtp._final._rows is None
 
 
 def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
