@@ -30,6 +30,8 @@ from localmoe.model.mtp_layer import mtp_skeleton
 from localmoe.model.skeleton import Skeleton, build_skeleton
 from localmoe.model.tying import untie_named
 
+_TEXT_PARTS = ("text_config", "language_config", "llm_config")
+
 
 def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
     """Ask the Hub.
@@ -58,7 +60,7 @@ def repo_facts(repo_id: str, revision: str | None = None) -> ModelFacts:
         raise HubUnreachableError(
             f"The Hub cannot be reached ({error}): check the connection and try again."
         ) from error
-    stored, unsuited = _stored_dtype(skeleton), why_not_in_kernels(skeleton)
+    stored, unsuited = published_dtype(config), why_not_in_kernels(skeleton)
     return ModelFacts(
         footprint=measure_footprint(repo_id, stored, skeleton, knows_state=not unsuited),
         weight_bytes=stored.itemsize,
@@ -124,8 +126,10 @@ def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:
             raise UnsupportedModelError(str(error).replace(str(folder), repo_id)) from error
 
 
-def _stored_dtype(skeleton: Skeleton) -> torch.dtype:
-    """What the config says of the published weights; 16 bits where it says nothing that they can be."""
-    dtype = getattr(skeleton.config, "dtype", None) or getattr(skeleton.text_config, "dtype", None)
+def published_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """What a config says of the published weights, itself or in the part for text; 16 bits where it says
+    nothing that they can be. To be read as it is published: transformers writes there what it builds in."""
     known = {str(one).removeprefix("torch."): one for one in (torch.bfloat16, torch.float16, torch.float32)}
-    return known.get(str(dtype).removeprefix("torch."), torch.bfloat16)
+    parts = [config, *(config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict))]
+    said = (str(part.get(name)).removeprefix("torch.") for part in parts for name in ("dtype", "torch_dtype"))
+    return next((known[name] for name in said if name in known), torch.bfloat16)

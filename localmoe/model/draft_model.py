@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelError, sentence_of
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.model.building import one_at_a_time
 from localmoe.model.cached_pass import cached_pass
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.kv_trial import kv_elements_per_token
@@ -103,10 +104,11 @@ class DraftModel:
         transformers_logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(shape.folder, trust_remote_code=False)
-            model, found = language_model_class(config).from_pretrained(
-                shape.folder, dtype=dtype, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, output_loading_info=True,
-            )  # fmt: skip
+            with one_at_a_time():
+                model, found = language_model_class(config).from_pretrained(
+                    shape.folder, dtype=dtype, use_safetensors=True, local_files_only=True,
+                    trust_remote_code=False, output_loading_info=True,
+                )  # fmt: skip
             keep_text_part(model)
         except Exception as error:  # any line of any architecture
             raise CheckpointError(

@@ -16,6 +16,7 @@ from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
+from localmoe.model.building import one_at_a_time
 from localmoe.model.config_limits import refuse_long_lists
 from localmoe.model.expert_module import weight_names
 from localmoe.model.kv_cache import KVLayerShape, stateless_layers
@@ -138,7 +139,7 @@ def model_from_config(config: Any, dtype: torch.dtype, what: str) -> Any:
         UnsupportedModelError: transformers cannot build it, or it does not write one token after another.
     """
     try:
-        with torch.device("meta"):
+        with one_at_a_time(), torch.device("meta"):
             kind = language_model_class(config)
             model = kind.from_config(config, dtype=dtype, trust_remote_code=False)
         if writes_tokens(model):

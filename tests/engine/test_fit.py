@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hub_home import REPO, hub_and_home
 from support.hub_server import HubServer, files_of
+from support.tiny_models import tiny_model, write_model
 
 from localmoe.core.config import EngineConfig
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import Fit, ModelFacts
-from localmoe.engine.facts import local_facts, repo_facts
+from localmoe.engine.facts import local_facts, published_dtype, repo_facts
 from localmoe.engine.fit import budget_range, fit_model, with_draft_bits, with_given_back
 from localmoe.engine.loading import out_of_memory
 from localmoe.engine.planning import plan_model
@@ -66,6 +67,23 @@ def test_the_hubs_facts_are_those_of_the_model_itself(hub: HubServer, tiny16: Ti
     assert there.num_bytes == sum(map(len, files.values())) - len(files.get("README.md", b""))
     assert ModelFacts.from_dict(there.as_dict()) == there
     assert not hub.bodies(".safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_that_are_published_in_other_dtypes_are_counted_so(
+    dtype: torch.dtype, hub: HubServer, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "m", tiny_model("qwen2_moe", dtype=dtype))
+    hub.commit(REPO, files_of(folder))
+    there, here = repo_facts(REPO), local_facts(str(folder))
+    assert there.weight_bytes == dtype.itemsize and there.footprint.bf12_expert_bytes == 0
+    assert replace(there.footprint, name="") == replace(here.footprint, name="")
+
+
+def test_a_config_may_say_the_dtype_of_its_part_for_text_or_nothing() -> None:
+    assert published_dtype({"text_config": {"dtype": "float16"}}) == torch.float16
+    assert published_dtype({"torch_dtype": "float32", "text_config": {"dtype": "float16"}}) == torch.float32
+    assert published_dtype({"dtype": "float8_e4m3fn"}) == published_dtype({}) == torch.bfloat16
 
 
 def test_what_cannot_be_looked_at_says_why(
