@@ -58,7 +58,7 @@ def run_plan(args: argparse.Namespace) -> None:
             ("Budget", format_bytes(plan.budget_bytes)),
             ("  shared weights", format_bytes(plan.shared_bytes)),
             (
-                "  low-bit draft",
+                f"  {_drafter(footprint)}",
                 format_bytes(plan.draft_bytes) if plan.drafting else f"off: {plan.drafting_reason}",
             ),
             (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),
@@ -67,6 +67,12 @@ def run_plan(args: argparse.Namespace) -> None:
             *_predictions(limits),
         ],
     )
+
+
+def _drafter(footprint: ModelFootprint) -> str:
+    """What the draft's memory is for."""
+    called = footprint.draft_model_called if footprint.draft_model_bytes else "low-bit draft"
+    return called.removeprefix("the ")
 
 
 def _host_ram(plan: MemoryPlan, footprint: ModelFootprint) -> list[tuple[str, str]]:

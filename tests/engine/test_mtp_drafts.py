@@ -113,5 +113,7 @@ def test_the_command_line_drafts_with_it(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["generate", folder, "--prompt", "Once", *arguments]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["stats"]["acceptance_rate"] == 1.0 and answer["stats"]["drafted"] > 0
+    assert main(["plan", folder, "--drafter", "mtp"]) == 0
+    assert "MTP layer" in capsys.readouterr().out
     assert main(["generate", "demo", "--prompt", "Once", *arguments]) == 1
     assert "no layer" in capsys.readouterr().err
