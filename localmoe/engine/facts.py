@@ -121,7 +121,7 @@ def config_skeleton(repo_id: str, config: Mapping[str, Any]) -> Skeleton:
         (folder / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
         checkpoint = Checkpoint(folder, dict(config), MappingProxyType({}), (), 0, ())
         try:
-            return build_skeleton(checkpoint, torch.bfloat16)
+            return build_skeleton(checkpoint, published_dtype(config))
         except UnsupportedModelError as error:
             raise UnsupportedModelError(str(error).replace(str(folder), repo_id)) from error
 

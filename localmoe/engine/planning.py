@@ -108,6 +108,11 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     compute = replace(compute, in_place=in_place)
     if compute.whole_passes or in_place:
         skeleton = with_records(skeleton, _form(skeleton, source, config))
+    draft_model: DraftShape | None = None
+    if config.draft_model is not None and config.draft_length != 0:
+        draft_model = read_draft_model(config.draft_model, source)
+    elif config.drafter == MTP and config.draft_length != 0:
+        draft_model = read_mtp(source, skeleton, compute)
     linears = _keep_linears(skeleton, source, compute)
     if compute.whole_passes or (in_place and not source.has_wide_matrices()):
         skeleton = replace(skeleton, host_embedding=own_embedding(skeleton.model))
@@ -118,11 +123,6 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if compute.whole_passes:
         kept = kv_layers(skeleton.model, can_rollback=skeleton.can_rollback)
         skeleton = replace(skeleton, kv_layers=kept)
-    draft_model: DraftShape | None = None
-    if config.draft_model is not None and config.draft_length != 0:
-        draft_model = read_draft_model(config.draft_model, source)
-    elif config.drafter == MTP and config.draft_length != 0:
-        draft_model = read_mtp(source, skeleton, compute)
 
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     # that layer is rounded to INT4, whatever bits a draft would have

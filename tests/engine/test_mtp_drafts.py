@@ -61,6 +61,19 @@ def test_a_chat_goes_on_with_it_and_samples_by_its_seed(tmp_path: Path) -> None:
         assert ask(engine, turns[:1], 16, draft_length=4).stats.acceptance_rate == 1.0
 
 
+@pytest.mark.parametrize("architecture", ["glm4_moe", "deepseek_v3"])
+def test_it_drafts_where_experts_and_linear_layers_are_computed_in_16_bits_where_they_lie(
+    architecture: str, tmp_path: Path
+) -> None:
+    folder = str(mtp_model(tmp_path / "m", architecture, dtype=torch.bfloat16, agrees=True))
+    with Engine.load(folder, EngineConfig(device="cpu", draft_length=0, context=256)) as engine:
+        assert engine.plan.in_place
+        plain = ask(engine, PROMPTS[0], 24).tokens
+    with Engine.load(folder, EngineConfig(device="cpu", drafter="mtp", context=256)) as engine:
+        answer = ask(engine, PROMPTS[0], 24, draft_length=3)
+        assert answer.tokens == plain and answer.stats.acceptance_rate == 1.0
+
+
 def test_models_without_one_and_those_that_cannot_roll_back_are_refused(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", tiny_model("qwen3_moe"))
     with pytest.raises(DraftError, match=r"plain have no layer .*\(MTP\)"):
