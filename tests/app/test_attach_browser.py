@@ -137,7 +137,7 @@ def test_what_was_meant_for_one_chat_does_not_come_into_another(page: PageDriver
 
 def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageDriver) -> None:
     page.send("one chat")
-    page.wait_answer(20)
+    wait_for(lambda: page.line() != "", 30, "the end of the answer, which draws its buttons anew")
     page.page.click("#lm-turn [aria-label=Edit], #lm-turn [title=Edit]")
     box = "#lm-turn textarea"
     page.page.wait_for_selector(box)
