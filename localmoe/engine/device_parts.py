@@ -83,6 +83,7 @@ def assemble_on_device(
             if own is None or config.drafter == MTP:
                 raise
             runner.passes.mtp = None  # nobody asked for it: without it the model may run
+            runner.rewind(0)  # of the pass that failed
             runner.forget_graphs()
             _prepare(runner, prepared.source.name)
     except BaseException:

@@ -21,11 +21,12 @@ from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, HostExpertSource
 from localmoe.engine.model_source import ModelSource
 from localmoe.engine.settings import ComputeSettings
 from localmoe.experts.host_store import HostStore
+from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.draft_experts import DraftExpert, LowBitLayer
 from localmoe.model.host_linear import HostLinears
-from localmoe.model.mtp_draft import ROWS, MtpDraft, MtpFacts, MtpTarget
+from localmoe.model.mtp_draft import MtpDraft, MtpFacts, MtpTarget
 from localmoe.model.mtp_layer import MtpLayer, MtpSkeleton, mtp_skeleton
 from localmoe.model.packed_draft import empty_layer, set_expert
 from localmoe.model.skeleton import Skeleton
@@ -80,7 +81,7 @@ def with_mtp(footprint: ModelFootprint, sizes: MtpSizes, compute: ComputeSetting
     held = sizes.shared_params * size + footprint.num_experts * footprint.draft_expert_bytes
     return replace(
         footprint,
-        draft_model_bytes=held + sizes.buffer_bytes + ROWS * row * size,
+        draft_model_bytes=held + sizes.buffer_bytes + PREFILL_CHUNK * row * size,
         draft_model_kv_bytes_per_token=sizes.kv_elements_per_token * size,
         draft_model_called="the MTP layer",
     )
@@ -129,13 +130,10 @@ def load_mtp(
     made, device = shape.made, compute.device
     store = source.load_mtp(made, device, progress=progress, cancel=cancel)
     try:
-        if compute.whole_passes:
-            experts = LowBitLayer(made.skeleton.experts[0].module, _packed(made, store, device))
-        else:
-            experts = LowBitLayer(made.skeleton.experts[0].module, _matrices(made, store, device))
+        rounded = (_packed if compute.whole_passes else _matrices)(made, store, device)
     finally:
         store.close()
-    return MtpLayer(made, experts)
+    return MtpLayer(made, LowBitLayer(made.skeleton.experts[0].module, rounded))
 
 
 def follow_by_layers(

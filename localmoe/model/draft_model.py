@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from localmoe.core.errors import CheckpointError, DraftError, UnsupportedModelError, sentence_of
+from localmoe.core.shared_length import shared_length
 from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.building import one_at_a_time
@@ -163,16 +164,10 @@ class DraftModel:
 
     def _keep_prefix(self, text: Sequence[int]) -> None:
         """Drop what was read and is not the beginning of `text`, whose last token is always read anew."""
-        held, last = self._read, len(text) - 1
-        if list(text[: min(len(held), last)]) == held:
-            return
-        shared = 0
-        for old, new in zip(held, text[:last], strict=False):
-            if old != new:
-                break
-            shared += 1
-        self._cache.truncate(shared)
-        del held[shared:]
+        shared = shared_length(self._read, text[:-1])
+        if shared < len(self._read):
+            self._cache.truncate(shared)
+            del self._read[shared:]
 
     def _run(self, tokens: Sequence[int]) -> Tensor:
         """Append tokens; the logits (1, V) of the last one. What an interrupted pass wrote is dropped."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from localmoe.core.errors import UnsupportedModelError, sentence_of
-from localmoe.hardware.needs import kv_positions
+from localmoe.core.shared_length import shared_length
+from localmoe.hardware.needs import PREFILL_CHUNK, kv_positions
 from localmoe.model.host_linear import HostLinears
 from localmoe.model.kv_cache import KVCache
 from localmoe.model.mtp_layer import MtpLayer
 
-ROWS = 256  # that go through the layer together
 _WAITING = 64  # rows of the target's passes that are kept until somebody drafts
 
 
@@ -80,10 +80,7 @@ class MtpDraft:
 
     def expect(self, text: Sequence[int]) -> None:
         """The target's next passes are of this text, of which it may hold a prefix."""
-        held = self._text
-        if held != text[: len(held)]:
-            pairs = enumerate(zip(held, text, strict=False))
-            self._drop(next((at for at, (old, new) in pairs if old != new), min(len(held), len(text))))
+        self._drop(shared_length(self._text, text))
         self._text = list(text)
 
     @torch.inference_mode()
@@ -150,8 +147,8 @@ class MtpDraft:
         waiting, self._rows = self._rows, []
         for place, rows in waiting:
             count = max(0, min(len(rows), end - 1 - place))
-            for first in range(0, count, ROWS):
-                part = rows[first : min(count, first + ROWS)]
+            for first in range(0, count, PREFILL_CHUNK):
+                part = rows[first : min(count, first + PREFILL_CHUNK)]
                 at = place + 1 + first
                 self._run(range(at, at + len(part)), part)
             if count < len(rows):

@@ -116,7 +116,7 @@ def test_a_closed_model_lets_go_of_it_whoever_still_refers_to_it(parts: EnginePa
 def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mtp_drafts, "ROWS", 1)  # what 256 need is much beside so small experts
+    monkeypatch.setattr(mtp_drafts, "PREFILL_CHUNK", 1)  # what 256 need is much beside so small experts
     folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40)
 
     def prepare(slots: int, **config: Any) -> PreparedModel:
@@ -147,8 +147,11 @@ def test_one_that_nobody_asked_for_is_done_without_where_it_fails(
     unasked = replace(CONFIG, drafter="self", draft_length="auto")
 
     def broken(self: DeviceRunner) -> None:
+        self.passes.memory.open_pass()
         if self.passes.mtp is not None:
             raise ZeroDivisionError
+        assert self.passes.memory._open_passes == 1
+        self.passes.memory.abandon_pass()
         self.issue.choice.prepare(torch.zeros(1, 256))
 
     monkeypatch.setattr(DeviceRunner, "prepare", broken)
