@@ -36,9 +36,7 @@ def matrix_layers(draft: DraftLayers | None) -> list[list[DraftExpert]] | None:
 def draft_bytes(draft: DraftLayers | None) -> int:
     """Bytes of its experts on the device."""
     return sum(
-        layer.num_bytes
-        if isinstance(layer, LowBitExperts)
-        else sum(expert.gate_up.num_bytes + expert.down.num_bytes for expert in layer)
+        layer.num_bytes if isinstance(layer, LowBitExperts) else sum(expert.num_bytes for expert in layer)
         for layer in draft or ()
     )
 
@@ -125,9 +123,7 @@ def _fuse(draft: ExpertReader, concatenated: bool, expert: ExpertMatrices) -> tu
     Raises:
         DraftError: the two have their columns in different orders.
     """
-    if len(expert) == 2:
-        return expert[0], expert[1]
-    gate, up, _ = expert
+    gate, up = expert[0], expert[-2]  # the same where there is no gate
     same = gate.columns is up.columns
     if gate.columns is not None and up.columns is not None:
         same = torch.equal(gate.columns, up.columns)

@@ -98,10 +98,8 @@ def _describe_draft(parts: EngineParts, config: EngineConfig, plan: MemoryPlan, 
         return str(parts.other)
     if not looks_up(parts, config):
         return f"off: {plan.drafting_reason}"
-    if parts.drafter == LOOKUP:
-        return "prompt lookup"
-    own = "; its MTP layer could draft instead (drafter mtp)" if parts.prepared.source.has_mtp() else ""
-    return f"prompt lookup, as there is no draft: {plan.drafting_reason}{own}"
+    asked_for = parts.drafter == LOOKUP
+    return "prompt lookup" if asked_for else f"prompt lookup, as there is no draft: {plan.drafting_reason}"
 
 
 def uses_cpu(parts: EngineParts) -> bool:

@@ -156,9 +156,6 @@ class DeviceMtp:
 
     # -- as another model that drafts
 
-    def expect(self, text: Sequence[int]) -> None:
-        """Nothing: it goes where the window goes."""
-
     def forget(self) -> None:
         """What was read is gone."""
         self._loose = None

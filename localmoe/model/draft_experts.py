@@ -24,6 +24,11 @@ class DraftExpert:
     gate_up: LowBitLinear
     down: LowBitLinear
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds on the device."""
+        return self.gate_up.num_bytes + self.down.num_bytes
+
 
 def rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
     """expert -> flat (token, k) positions that chose it; indices outside the experts mean "none" and are
@@ -72,7 +77,7 @@ class LowBitLayer:
         """Bytes that they hold on the device."""
         if isinstance(self._experts, LowBitExperts):
             return self._experts.num_bytes
-        return sum(expert.gate_up.num_bytes + expert.down.num_bytes for expert in self._experts)
+        return sum(expert.num_bytes for expert in self._experts)
 
     def release(self) -> None:
         """Give the memory back."""

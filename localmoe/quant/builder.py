@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from localmoe.quant.nf4 import bitsandbytes_functional, quantize_nf4
 
 _LOG = logging.getLogger(__name__)
 _HELD_BYTES = 2 << 30  # of experts that are worked on at once; models with such large ones fill the RAM
+_Done = TypeVar("_Done")
 _HEADER_BYTES = 2500  # of one expert's twelve tensors in the file header
 
 
@@ -98,22 +99,13 @@ def rounded_experts(
         DraftError: a weight is not finite.
     """
     workers, rounding = _rounding(source)
-    experts = iter(range(source.num_experts))
 
     def quantize(weight: Tensor) -> CodeMatrix:
         return rounding(weight, bits, group_size)
 
     with _threads(workers) as pool:
-
-        def begin(count: int) -> list[Future[tuple[CodeMatrix, ...]]]:
-            return [
-                pool.submit(_quantised, source, layer, expert, quantize) for expert in islice(experts, count)
-            ]
-
-        under_way = deque(begin(2 * workers))
-        while under_way:
-            yield under_way.popleft().result()
-            under_way += begin(1)
+        work = partial(_quantised, source, layer, quantize)
+        yield from _in_turn(pool, work, source.num_experts, 2 * workers)
 
 
 def _rounding(source: ExpertSource) -> tuple[int, Callable[[Tensor, int, int], CodeMatrix]]:
@@ -205,19 +197,27 @@ def _packed_experts(
     report: _Reporter, pool: ThreadPoolExecutor, ahead: int,
 ) -> Iterator[dict[str, Tensor]]:  # fmt: skip
     """What `writer.pack` gives for each, in order; up to `ahead` of them are worked on at once."""
-    experts = iter(range(source.num_experts))
+    work = partial(_packed, source, writer, layer, quantize)
+    report.check_cancel()
+    for packed in _in_turn(pool, work, source.num_experts, ahead):
+        yield packed
+        report.expert_done()
+        report.check_cancel()
 
-    def begin(count: int) -> list[Future[dict[str, Tensor]]]:
-        return [
-            pool.submit(_packed, source, writer, layer, expert, quantize) for expert in islice(experts, count)
-        ]
+
+def _in_turn(
+    pool: ThreadPoolExecutor, work: Callable[[int], _Done], count: int, ahead: int
+) -> Iterator[_Done]:
+    """What is made of each of so many experts, in order; up to `ahead` of them are worked on at once."""
+    experts = iter(range(count))
+
+    def begin(number: int) -> list[Future[_Done]]:
+        return [pool.submit(work, expert) for expert in islice(experts, number)]
 
     under_way = deque(begin(ahead))
     try:
         while under_way:
-            report.check_cancel()
             yield under_way.popleft().result()
-            report.expert_done()
             under_way += begin(1)
     finally:
         for left in under_way:
@@ -225,14 +225,14 @@ def _packed_experts(
 
 
 def _packed(
-    source: ExpertSource, writer: DraftWriter, layer: int, expert: int,
-    quantize: Callable[[Tensor], CodeMatrix],
+    source: ExpertSource, writer: DraftWriter, layer: int, quantize: Callable[[Tensor], CodeMatrix],
+    expert: int,
 ) -> dict[str, Tensor]:  # fmt: skip
-    return writer.pack(source.decoder_layer(layer), expert, _quantised(source, layer, expert, quantize))
+    return writer.pack(source.decoder_layer(layer), expert, _quantised(source, layer, quantize, expert))
 
 
 def _quantised(
-    source: ExpertSource, layer: int, expert: int, quantize: Callable[[Tensor], CodeMatrix]
+    source: ExpertSource, layer: int, quantize: Callable[[Tensor], CodeMatrix], expert: int
 ) -> tuple[CodeMatrix, ...]:
     found: list[CodeMatrix] = []
     weights = source.matrices(layer, expert)

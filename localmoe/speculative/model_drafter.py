@@ -108,14 +108,14 @@ class ModelDrafter:
     def _next_logits(self, text: list[int], position: int) -> Tensor | None:
         self._model.read(text)  # whose routing nobody asks for
         if self._gates is None:
-            found = self._model.next_logits(text)
-            return None if found is None else self._fitted(found)
-        self._gates.listener = partial(self._foretold.foretell, position)
-        try:
             logits = self._model.next_logits(text)
-        finally:
-            self._gates.listener = None
-        self._foretold.end_token()
+        else:
+            self._gates.listener = partial(self._foretold.foretell, position)
+            try:
+                logits = self._model.next_logits(text)
+            finally:
+                self._gates.listener = None
+            self._foretold.end_token()
         return None if logits is None else self._fitted(logits)
 
     def _fitted(self, logits: Tensor) -> Tensor:

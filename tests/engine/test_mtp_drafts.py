@@ -113,7 +113,7 @@ def test_it_counts_in_the_plan_and_a_budget_without_room_for_it_is_refused(tmp_p
         plan_model(folder, EngineConfig(drafter="mtp", draft_length=2, vram_budget_bytes=tight + 4096))
 
 
-def test_random_weights_have_one_where_the_real_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_have_one_where_the_real_model_has() -> None:
     shape = find_shape("glm-4.7-flash")
     assert shape.has_mtp and not find_shape("qwen3-30b-a3b").has_mtp
     with pytest.raises(DraftError, match=r"qwen3-30b-a3b \(synthetic weights\) have no layer"):
