@@ -30,6 +30,8 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 ALLOWED_DRAFT_BITS = (2, 3, 4, 8)
 LANES: tuple[Lanes, ...] = get_args(Lanes)
 DrafterName = Literal["self", "prompt-lookup", "mtp", "model"]
+ExpertsOn = Literal["ram", "disk"]
+EXPERTS_ON: tuple[ExpertsOn, ...] = get_args(ExpertsOn)
 
 
 def check_draft_length(value: DraftLength) -> DraftLength:
@@ -84,6 +86,9 @@ class EngineConfig:
             loss, where they can be computed from that.
         emulated_link_bytes_per_s: limit host-to-device copies to this rate (CPU only, always labelled
             emulated).
+        experts_on: where all experts lie: in RAM, or in a file on the disk, of which RAM holds as many as
+            there is room for.
+        ram_budget_bytes: of RAM for those; None: what is free, less a reserve.
         prompt_cache_bytes: host RAM for what other texts had left in the KV cache, so that going back to one
             prefills only what is new; None: hardware.host_room chooses; 0: none.
         improve_draft: whoever holds the engine builds a better draft in the pauses between answers (see
@@ -105,12 +110,17 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     pack_experts: bool = True
     emulated_link_bytes_per_s: float | None = None
+    experts_on: ExpertsOn = "ram"
+    ram_budget_bytes: int | None = None
     prompt_cache_bytes: int | None = None
     improve_draft: bool = False
 
     def __post_init__(self) -> None:
         check_draft_length(self.draft_length)
-        for name in ("vram_budget_bytes", "context", "cpu_threads", "draft_bits", "prompt_cache_bytes"):
+        for name in (
+            "vram_budget_bytes", "context", "cpu_threads", "draft_bits", "ram_budget_bytes",
+            "prompt_cache_bytes",
+        ):  # fmt: skip
             _check_whole(name.replace("_", " ").capitalize(), getattr(self, name))
         for name, known_names in (("device", DeviceName), ("dtype", DtypeName)):
             if getattr(self, name) not in get_args(known_names):
@@ -128,10 +138,13 @@ class EngineConfig:
         if self.draft_bits not in ALLOWED_DRAFT_BITS:
             known = ", ".join(map(str, ALLOWED_DRAFT_BITS))
             raise ConfigError(f"A draft of {self.draft_bits} bits is not known: use {known}.")
-        if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
-            raise ConfigError(
-                f"VRAM budget {self.vram_budget_bytes} bytes is out of range: give a positive size."
-            )
+        for what, size in (("VRAM", self.vram_budget_bytes), ("RAM", self.ram_budget_bytes)):
+            if size is not None and size <= 0:
+                raise ConfigError(f"{what} budget {size} bytes is out of range: give a positive size.")
+        if self.experts_on not in EXPERTS_ON:
+            raise ConfigError(f"Experts on '{self.experts_on}' are not known: use ram or disk.")
+        if self.ram_budget_bytes is not None and self.experts_on != "disk":
+            raise ConfigError("A RAM budget is one of experts on the disk: ask for both, or leave it out.")
         if self.prompt_cache_bytes is not None and self.prompt_cache_bytes < 0:
             raise ConfigError(
                 f"Prompt cache {self.prompt_cache_bytes} bytes is out of range: give a size, or 0 for none."

@@ -61,6 +61,10 @@ class DiskFullError(DownloadError):
     """The disk does not hold the model."""
 
 
+class DiskError(LocalMoeError):
+    """A file of experts cannot be written to the disk, or read from it."""
+
+
 class DownloadCancelledError(DownloadError):
     """The user stopped or paused a download."""
 

@@ -37,6 +37,7 @@ class ModelFacts:
         unsuited: why steps cannot run whole in the GPU's kernels; "" if they can.
         unsuited_in_place: why a CPU cannot compute its experts where they lie; "" if it can.
         has_draft: whether one was made on this machine.
+        record_files: bytes of each file of its experts (experts.record_file) that was made here.
         mtp: the layer for it that the files have, if it can draft; None: none, or, of a repo without an index
             of its tensors, not known.
         licence: short name, "" where none is known.
@@ -49,6 +50,7 @@ class ModelFacts:
     unsuited: str = ""
     unsuited_in_place: str = ""
     has_draft: bool = False
+    record_files: tuple[int, ...] = ()
     mtp: MtpSizes | None = None
     licence: str = ""
     gated: bool = False
@@ -62,7 +64,12 @@ class ModelFacts:
     def from_dict(cls, values: Mapping[str, Any]) -> ModelFacts:
         """The facts that `as_dict` gave."""
         footprint, mtp = ModelFootprint(**values["footprint"]), values.get("mtp")
-        return cls(**{**values, "footprint": footprint, "mtp": None if mtp is None else MtpSizes(**mtp)})
+        made = {
+            "footprint": footprint,
+            "record_files": tuple(values.get("record_files", ())),
+            "mtp": None if mtp is None else MtpSizes(**mtp),
+        }
+        return cls(**{**values, **made})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,14 @@ class Fit:
         vram_bytes: of GPU memory that the plan takes; 0 without a GPU.
         ram_bytes: of host RAM, the experts' records and, without a GPU, the rest.
         drafting: whether the draft fits too.
-        tokens_per_s: predicted upper limit; None where the rates were not measured.
+        tokens_per_s: predicted upper limit; None where the rates were not measured, and where experts lie on
+            the disk, whose rate is not.
         context: tokens.
         budget_bytes, better_context: what would make it fit, where the plan names that.
-        missing_disk_bytes: that a download lacks on the disk.
+        missing_disk_bytes: that a download, or the file of experts, lacks on the disk.
+        disk_bytes: of that file, where experts lie on the disk; else 0.
+        disk_is_written: that file is there already.
+        ram_share: of all experts, those that RAM holds at a time.
         plan: the planner's division, where there is one.
     """
 
@@ -93,6 +104,9 @@ class Fit:
     budget_bytes: int | None = None
     better_context: int | None = None
     missing_disk_bytes: int = 0
+    disk_bytes: int = 0
+    disk_is_written: bool = False
+    ram_share: float = 1.0
     plan: MemoryPlan | None = None
 
 

@@ -22,6 +22,8 @@ class MemoryPlan:
         drafting: whether a draft is loaded; `drafting_reason` says why not ("" if it is).
         draft_aside: it is, but experts have its device memory for now (engine.draft_place).
         host_bytes: host RAM for the expert records, and for what lies there beside them.
+        disk_bytes: of a file with all expert records, of which RAM holds some; 0: all lie in RAM.
+        ram_experts: how many RAM holds at a time, where they lie on the disk; 0 where not.
         host_embedding_bytes: of host_bytes, an input embedding's.
         host_aside_bytes: of host_bytes, those of keys and values that an answer overwrites on the device.
         in_place: experts are computed where their records lie, so that each has its slot there: slots take no
@@ -44,6 +46,8 @@ class MemoryPlan:
     draft_aside: bool = False
     host_embedding_bytes: int = 0
     host_aside_bytes: int = 0
+    disk_bytes: int = 0
+    ram_experts: int = 0
     in_place: bool = False
     prefill_chunk: int = 1024
 

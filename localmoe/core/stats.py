@@ -44,6 +44,8 @@ class GenerationCounters:
     cpu_jobs: int = 0
     cpu_waited: int = 0  # jobs that the GPU waited for
     cpu_ahead_bytes: int = 0  # of cpu_bytes: asked for before the job came
+    prefill_disk_bytes: int = 0  # of experts that were read from the disk
+    decode_disk_bytes: int = 0
     ttft_s: float = 0.0
     decode_s: float = 0.0  # first token to last token
     draft_s: float = 0.0
@@ -77,6 +79,8 @@ class GenerationCounters:
             h2d_bytes_per_token=_ratio(self.decode_h2d_bytes, max(0, self.new_tokens - 1)),
             cpu_bytes=self.cpu_bytes, cpu_busy_s=self.cpu_busy_s, cpu_jobs=self.cpu_jobs,
             cpu_waited=self.cpu_waited, cpu_ahead_bytes=self.cpu_ahead_bytes,
+            disk_bytes=self.prefill_disk_bytes + self.decode_disk_bytes,
+            disk_bytes_per_token=_ratio(self.decode_disk_bytes, max(0, self.new_tokens - 1)),
             draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
             peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
             approximate=self.approximate, draft_aside=self.draft_aside,
@@ -100,7 +104,8 @@ class GenerationStats:
     eviction; h2d_bytes_per_token counts decode copies only; cpu_bytes are of weights that the CPU lane
     read, in cpu_jobs jobs that took cpu_busy_s, and the GPU had to wait for cpu_waited of them;
     cpu_ahead_bytes of cpu_bytes were asked for before their job came, by the threads that then computed
-    with them.
+    with them; disk_bytes are of experts that were read from the disk, of a model that RAM does not hold,
+    and disk_bytes_per_token those of decoding.
     """
 
     prompt_tokens: int
@@ -136,6 +141,8 @@ class GenerationStats:
     cpu_jobs: int
     cpu_waited: int
     cpu_ahead_bytes: int
+    disk_bytes: int
+    disk_bytes_per_token: float | None
     draft_s: float
     verify_s: float
     stall_s: float | None

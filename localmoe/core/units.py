@@ -92,3 +92,23 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def size_at_least(num_bytes: int) -> str:
+    """A size that a user can type, rounded up so that it suffices."""
+    unit, name = (1 << 20, "MiB") if num_bytes >= 64 << 20 else (1 << 10, "KiB")
+    return f"{-(-num_bytes // unit)}{name}"
+
+
+def typed_at_least(num_bytes: int) -> int:
+    """The bytes that `size_at_least` names."""
+    unit = 1 << 20 if num_bytes >= 64 << 20 else 1 << 10
+    return -(-num_bytes // unit) * unit
+
+
+def size_at_most(num_bytes: int) -> str:
+    """A size that a user can type, rounded down so that it still fits."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= 64 * unit:
+            return f"{num_bytes // unit}{name}"
+    return str(num_bytes)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Totals since load; stall_s is None where waiting happens inside kernels and no clock is there."""
+    """Totals since load; stall_s is None where waiting happens inside kernels and no clock is there.
+    disk_bytes: of experts that were read from the disk."""
 
     h2d_bytes: int = 0
     prefetched: int = 0
@@ -18,3 +19,4 @@ class TransferCounters:
     cpu_jobs: int = 0
     cpu_waited: int = 0
     cpu_ahead_bytes: int = 0
+    disk_bytes: int = 0

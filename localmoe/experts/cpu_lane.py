@@ -22,9 +22,9 @@ from torch import Tensor
 from localmoe.core.errors import HardwareError
 from localmoe.core.uncollected import uncollected
 from localmoe.core.uninterrupted import Monitor
-from localmoe.experts.host_store import HostStore
-from localmoe.experts.lane_arguments import unit_computes, worker_arguments
+from localmoe.experts.lane_arguments import on_host, unit_computes, worker_arguments
 from localmoe.experts.lane_attention import LaneAttention
+from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control, worker
 from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox, MailboxLayout
@@ -32,7 +32,6 @@ from localmoe.kernels.mailbox import BEGIN, END, EXPERT, NOBODY, SHARE, Mailbox,
 SPIN_S = 0.0004  # longer than what lies between two jobs, of which attention takes a GPU most
 PARK_S = 1.0  # longer than drafts take; waking takes Python's lock, thread by thread
 _GLANCE_S, _SHORT_S = 5e-5, 0.02  # the latter to measure the clock by
-_LONGEST_JOB_S = 5.0
 _ALONE_BYTES = 512 << 10  # what one core reads before another one is awake
 
 
@@ -50,19 +49,13 @@ class LaneCounters:
 class CpuLane:
     """Threads, their mailbox, and what they need to know of a model's experts."""
 
+    longest_job_s = 5.0  # before it counts as lost
+
     def __init__(
-        self,
-        store: HostStore,
-        activation: Activation,
-        biases: Sequence[tuple[Tensor | None, Tensor | None]],
-        *,
-        tokens: int,
-        top_k: int,
-        threads: int,
-        pinned: bool,
-        dtype: torch.dtype | None = None,
-        caller_works: bool = False,
-    ) -> None:
+        self, store: RecordStore, activation: Activation,
+        biases: Sequence[tuple[Tensor | None, Tensor | None]], *, tokens: int, top_k: int, threads: int,
+        pinned: bool, dtype: torch.dtype | None = None, caller_works: bool = False,
+    ) -> None:  # fmt: skip
         """
         Args:
             store: 16-bit records, or in MXFP4 or BF12; all layers of one hidden size.
@@ -79,7 +72,7 @@ class CpuLane:
         self.mailbox = Mailbox(self.layout, self._dtype, pinned=pinned)
         self.num_threads = threads
         self._store = store
-        self._biases = [[_on_host(bias) for bias in pair] for pair in biases]  # kept alive
+        self._biases = [[on_host(bias) for bias in pair] for pair in biases]  # kept alive
         self._control = np.zeros(control.CONTROL_WORDS, dtype=np.int64)
         self._dense = np.zeros(control.DENSE_WORDS, dtype=np.int64)
         self._attention = LaneAttention() if caller_works else None
@@ -121,10 +114,14 @@ class CpuLane:
                         self._condition.wait()
                     self._parked -= 1
         except BaseException as error:  # compiling may fail in any way; the passes go on without this lane
-            self.failure = f"{type(error).__name__}: {error}"
-            self._abandon()
-            if self._caller_works:  # who would wait for what this thread has drawn
-                self._control[control.STOP] = 1
+            self._fail(f"{type(error).__name__}: {error}", stops=self._caller_works)
+
+    def _fail(self, reason: str, *, stops: bool) -> None:
+        """stops: somebody would wait for what a thread has drawn."""
+        self.failure = reason
+        if stops:
+            self._control[control.STOP] = 1
+        self._abandon()
 
     def hold(self) -> None:
         """Jobs may come any moment now: threads look out for them until `rest`."""
@@ -264,7 +261,7 @@ class CpuLane:
             raise HardwareError(f"The CPU lane has ended ({self.failure or 'it was closed'}).")
 
     def _wait_for(self, job: int) -> None:
-        deadline = time.perf_counter() + _LONGEST_JOB_S
+        deadline = time.perf_counter() + self.longest_job_s
         while int(self.mailbox.answered[0]) != job:
             if time.perf_counter() > deadline or not self.healthy:
                 raise HardwareError(f"The CPU lane does not answer ({self.failure or 'it is too slow'}).")
@@ -287,10 +284,6 @@ class CpuLane:
 def _words(x: Tensor) -> NDArray[Any]:
     x = x.contiguous()
     return (x if x.dtype == torch.float32 else x.view(torch.int16)).numpy()
-
-
-def _on_host(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach().to("cpu").contiguous()
 
 
 def _ticks_per_second() -> float:

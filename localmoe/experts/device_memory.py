@@ -17,16 +17,17 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.copy_times import CopyTimes
 from localmoe.experts.counters import TransferCounters
-from localmoe.experts.host_store import HostStore
 from localmoe.experts.landing import LandingSlots
 from localmoe.experts.pass_report import PassReport
 from localmoe.experts.queue import CopyQueue
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slot_table import FREE, Scores, SlotTable
 from localmoe.experts.slot_worth import SlotWorth
@@ -43,7 +44,7 @@ class DeviceExpertMemory(SlotTable):
 
     def __init__(
         self,
-        store: HostStore,
+        store: RecordStore,
         slots: DeviceSlots,
         block: ResidencyBlock,
         transfers: Transfers,
@@ -152,7 +153,7 @@ class DeviceExpertMemory(SlotTable):
 
     def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
         try:
-            ticket = self.transfers.copy_all([self.store.record(key) for key in keys], self.slots, slots)
+            ticket = self.transfers.copy_all([self._record(key) for key in keys], self.slots, slots)
         except BaseException:
             self._free.extend(slots)
             raise
@@ -160,6 +161,9 @@ class DeviceExpertMemory(SlotTable):
             self._ticket[key], self._slot_of[key] = ticket, slot
         self._stale = True
         self._counters.h2d_bytes += int(self._record_bytes[keys[0].layer]) * len(keys)
+
+    def _record(self, key: ExpertKey) -> Tensor:
+        return self.store.record(key)
 
     # -- a target pass
 

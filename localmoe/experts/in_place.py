@@ -1,6 +1,6 @@
 """Experts of a model that runs on the CPU, computed where their records lie: the RAM that holds them is the
-memory that computes, so nothing is copied, and every expert is there. Decides nothing; the work is the CPU
-lane's.
+memory that computes, so nothing is copied, and every expert is there, or is read from the disk first. Decides
+nothing; the work is the CPU lane's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from localmoe.core.timeline import Timeline
 from localmoe.core.types import ExpertKey
 from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.counters import TransferCounters
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_attention import MOST_SHARING
 from localmoe.experts.memory import DemandReport
+from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.attention import blocked_attention
 from localmoe.kernels.experts import combine
 
@@ -43,13 +44,15 @@ class InPlaceSlots:
 
 
 class InPlaceMemory:
-    """Stands where ExpertMemory does; a demand is always a hit. Closing it ends the lane's threads."""
+    """Stands where ExpertMemory does; a demand is a hit if the expert is in RAM. Closing it ends the lane's
+    threads."""
 
-    def __init__(self, store: HostStore, lane: CpuLane) -> None:
+    def __init__(self, store: RecordStore, lane: CpuLane) -> None:
         """lane: its caller works along; in the dtype that the model computes in."""
         from localmoe.kernels.cpu.row_ops import combine_rows  # its compiler has come with the lane
 
         self.store = store
+        self._disk = store if isinstance(store, DiskStore) else None
         self.slots = InPlaceSlots(store.num_layers * store.num_experts)
         self.layer_batches = False  # no prefetch, no batch of them
         self.timeline: Timeline | None = None
@@ -72,15 +75,41 @@ class InPlaceMemory:
             How the experts were found, and (T, K, H) in x.dtype; zeros where nobody was chosen.
 
         Raises:
-            TransferError: the engine was closed. HardwareError: a thread has failed.
+            TransferError: the engine was closed. HardwareError: a thread has failed. DiskError:
+                one cannot be read.
         """
-        inner = self.store.layouts[layer].inner
+        report = DemandReport(frozenset(rows), frozenset(), frozenset())
         with self._until_closed():
-            out = self.lane.compute(layer, x, [(expert, rows[expert], inner) for expert in sorted(rows)])
+            if self._disk is None:
+                out = self._compute(layer, x, rows, sorted(rows))
+            else:
+                report, out = self._as_they_arrive(self._disk, layer, x, rows)
         out = out.view(len(x), top_k, -1).to(x.dtype)
         if sum(map(len, rows.values())) < len(x) * top_k:
             out = _without_others(out, rows)
-        return DemandReport(frozenset(rows), frozenset(), frozenset()), out
+        return report, out
+
+    def _compute(
+        self, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], experts: Sequence[int]
+    ) -> Tensor:
+        inner = self.store.layouts[layer].inner
+        return self.lane.compute(layer, x, [(expert, rows[expert], inner) for expert in experts])
+
+    def _as_they_arrive(
+        self, disk: DiskStore, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]]
+    ) -> tuple[DemandReport, Tensor]:
+        """Those in RAM first; what is read meanwhile comes in as many jobs as it arrives in."""
+        out: Tensor | None = None
+        with disk.held(layer, sorted(rows)) as (report, groups):
+            for experts in groups:
+                computed = self._compute(layer, x, rows, experts)
+                if out is None:
+                    out = computed
+                else:
+                    pairs = [pair for expert in experts for pair in rows[expert]]
+                    out[pairs] = computed[pairs]
+        assert out is not None, "somebody was chosen"
+        return report, out
 
     def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int | None = None) -> Tensor:
         """As CpuLane.dense, for the model's linear layers.
@@ -134,26 +163,30 @@ class InPlaceMemory:
             torch.set_num_threads(self._pytorch_threads)
 
     def counters(self) -> TransferCounters:
-        """Nothing is copied."""
-        return TransferCounters(stall_s=0.0)
+        """Nothing is copied, but some may be read."""
+        return TransferCounters(stall_s=0.0) if self._disk is None else self._disk.counters()
 
     def copy_s(self) -> float | None:
         """None: no copy is ever made."""
         return None
 
     def resident_keys(self) -> list[ExpertKey]:
-        """All."""
-        return [ExpertKey(int(layer), int(expert)) for layer, expert in np.argwhere(self._here)]
+        """All that are in RAM."""
+        return [ExpertKey(int(layer), int(expert)) for layer, expert in np.argwhere(self.residency())]
 
     def residency(self) -> NDArray[np.bool_]:
-        """(L, E): all are there."""
-        return self._here
+        """(L, E): in RAM, or on its way there."""
+        return self._here if self._disk is None else self._disk.residency()
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
-        """It is here already."""
+        """Nothing happens where it is here already."""
+        if self._disk is not None:
+            self._disk.prefetch(key)
 
     def begin_answer(self) -> None:
-        """Nothing was prefetched for the one before."""
+        """What was read ahead for the one before is its own."""
+        if self._disk is not None:
+            self._disk.begin_answer()
 
     def drop_prefetches(self, layer: int | None = None) -> None:
         """There are none."""

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localmoe.core.types import ExpertKey
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_attention import LaneAttention
+from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.activations import Activation
 from localmoe.kernels.cpu import control
 from localmoe.kernels.cpu.fetch_ahead import most_blocks_ahead
@@ -28,7 +29,7 @@ _BITS = {WeightForm.PLAIN: 16, WeightForm.MXFP4: 4, WeightForm.BF12: 12}
 
 
 def worker_arguments(
-    store: HostStore,
+    store: RecordStore,
     activation: Activation,
     biases: Sequence[Sequence[Tensor | None]],
     box: Mailbox,
@@ -95,6 +96,11 @@ def worker_arguments(
     )
 
 
+def on_host(bias: Tensor | None) -> Tensor | None:
+    """As threads read it."""
+    return None if bias is None else bias.detach().to("cpu").contiguous()
+
+
 def unit_computes(form: WeightForm, dtype: torch.dtype) -> bool:
     """Whether the processor's matrix unit may compute experts of this form, with activations of `dtype`."""
     return form is WeightForm.BF12 and dtype == torch.bfloat16 and may_use_tiles()
@@ -112,12 +118,15 @@ def _words_of(form: WeightForm, transposed: bool, word: np.generic) -> tuple[np.
     return tuple(word if i == place else None for i in range(4))
 
 
-def _addresses(store: HostStore, biases: Sequence[Sequence[Tensor | None]]) -> NDArray[np.int64]:
+def _addresses(store: RecordStore, biases: Sequence[Sequence[Tensor | None]]) -> NDArray[np.int64]:
     """(3, L, E): of records, and of their biases, 0 for none."""
     found: NDArray[np.int64] = np.zeros((3, store.num_layers, store.num_experts), dtype=np.int64)
     for layer, pair in enumerate(biases):
         for expert in range(store.num_experts):
-            found[0, layer, expert] = store.record(ExpertKey(layer, expert)).data_ptr()
+            if not isinstance(store, DiskStore):
+                found[0, layer, expert] = store.record(ExpertKey(layer, expert)).data_ptr()
             for kind, bias in enumerate(pair):
                 found[1 + kind, layer, expert] = 0 if bias is None else bias[expert].data_ptr()
+    if isinstance(store, DiskStore):
+        store.keep_addresses_in(found[0])
     return found

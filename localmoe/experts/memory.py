@@ -25,9 +25,9 @@ from localmoe.core.types import ExpertKey
 from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.counters import TransferCounters
-from localmoe.experts.host_store import HostStore
 from localmoe.experts.link import Link
 from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.residency import ResidencyTable
 from localmoe.experts.slots import DeviceSlots
 
@@ -48,7 +48,7 @@ class ExpertMemory:
     worker."""
 
     def __init__(
-        self, store: HostStore, slots: DeviceSlots, link: Link, choose_victim: VictimChooser
+        self, store: RecordStore, slots: DeviceSlots, link: Link, choose_victim: VictimChooser
     ) -> None:
         self.store = store
         self.slots = slots

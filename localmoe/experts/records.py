@@ -18,6 +18,11 @@ from localmoe.kernels.weight_forms import WeightForm
 PAGE_BYTES = 4096
 
 
+def record_stride(layout: RecordLayout, dtype: torch.dtype) -> int:
+    """Bytes from one record to the next: whole pages. dtype: of weights in plain form."""
+    return -(-layout.num_bytes(dtype) // PAGE_BYTES) * PAGE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
     """Shapes of the two matrices of an expert, in the orientation of the model's module.

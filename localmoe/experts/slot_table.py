@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.counters import TransferCounters
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.victims import worst_key
 
@@ -23,7 +23,7 @@ FREE = -1
 class SlotTable:
     """Slots and experts of one model. A slot is in the table, free, or reserved."""
 
-    def __init__(self, store: HostStore, slots: DeviceSlots, scores: Scores) -> None:
+    def __init__(self, store: RecordStore, slots: DeviceSlots, scores: Scores) -> None:
         """scores: last use (L, E) -> scores (L, E) and whether room is made within a layer only (the policy's
         keep_scores)."""
         self.store = store

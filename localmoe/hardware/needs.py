@@ -32,13 +32,15 @@ class NeedsOptions(TypedDict):
     library_bytes: NotRequired[int]
     whole_passes: NotRequired[bool]
     in_place: NotRequired[bool]
+    on_disk: NotRequired[bool]
     prefill_chunk: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
     """Bytes on the device; `draft_bytes` count only when drafting. `record_bytes`, `embedding_bytes`,
-    `aside_bytes`: of host RAM, the last ones for keys and values that answers overwrite."""
+    `aside_bytes`: of host RAM, the last ones for keys and values that answers overwrite. `disk_bytes`: of a
+    file in which the records lie, if they do not in RAM."""
 
     shared_bytes: int
     kv_bytes: int
@@ -50,6 +52,7 @@ class DeviceNeeds:
     record_bytes: int
     embedding_bytes: int
     aside_bytes: int = 0
+    disk_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
@@ -98,6 +101,7 @@ def device_needs(
     library_bytes: int = 0,
     whole_passes: bool = False,
     in_place: bool = False,
+    on_disk: bool = False,
     prefill_chunk: int = DEVICE_PREFILL_CHUNK,
 ) -> DeviceNeeds:
     """Needs for one sequence of `context` tokens.
@@ -111,6 +115,7 @@ def device_needs(
             the input embedding lies in host RAM, and the output head may be packed.
         in_place: experts are computed where their host records lie, so a slot takes nothing, and linear
             layers from the checkpoint's dtype, in which the embedding stays too.
+        on_disk: all experts lie in a file; how many of them RAM holds is the plan's decision.
         prefill_chunk: most tokens of a prompt in one of the whole passes.
     """
 
@@ -149,6 +154,7 @@ def device_needs(
         shared_bytes -= footprint.packed_away_bytes
     if in_place:  # linear layers keep their dtype
         shared_bytes -= footprint.linear_params * (compute_bytes - checkpoint_bytes_per_weight)
+    record_bytes = footprint.total_experts * footprint.expert_bytes  # in the checkpoint's dtype, or codes
     return DeviceNeeds(
         shared_bytes=shared_bytes,
         kv_bytes=kv_bytes,
@@ -157,9 +163,10 @@ def device_needs(
         slot_bytes=0 if in_place else footprint.slot_bytes(compute_bytes),
         min_slots=min(max(2, footprint.experts_per_token), footprint.total_experts),
         max_slots=footprint.total_experts,
-        record_bytes=footprint.total_experts * footprint.expert_bytes,  # in the checkpoint's dtype, or codes
+        record_bytes=0 if on_disk else record_bytes,
         embedding_bytes=embedding_bytes,
         aside_bytes=aside_bytes,
+        disk_bytes=record_bytes if on_disk else 0,
     )
 
 

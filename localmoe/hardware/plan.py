@@ -4,20 +4,23 @@ slots. Measures nothing and allocates nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from localmoe.core.errors import BudgetError, HardwareError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
-from localmoe.core.units import format_bytes
+from localmoe.core.units import format_bytes, size_at_least, size_at_most, typed_at_least
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.host_room import HostRoom, host_room
 from localmoe.hardware.needs import DEVICE_PREFILL_CHUNK, DeviceNeeds, device_needs
+from localmoe.hardware.ram_experts import ram_bytes, ram_experts
 
 _MIN_CONTEXT = 16
 _VRAM_RESERVE_SHARE = 0.05  # of the device, for libraries, fragmentation and the display
 _VRAM_RESERVE_BYTES = 512 << 20  # at least
+_OR_ON_DISK = ", or keep {what} on the disk, at the price of speed (--experts-on disk)"
 
 
 def plan_memory(
@@ -35,6 +38,8 @@ def plan_memory(
     library_bytes: int = 0,
     whole_passes: bool = False,
     in_place: bool = False,
+    on_disk: bool = False,
+    ram_budget_bytes: int | None = None,
     prefill_chunk: int = DEVICE_PREFILL_CHUNK,
 ) -> MemoryPlan:
     """The division of `budget_bytes` for one sequence of `context` tokens.
@@ -47,7 +52,8 @@ def plan_memory(
         drafting_required: refuse, rather than plan without a draft, where it does not fit.
         host: RAM for the expert records (and, where it holds them, the slots); None skips the check.
         library_bytes: device memory that the matrix library takes for itself.
-        whole_passes, in_place, prefill_chunk: see `device_needs`.
+        whole_passes, in_place, on_disk, prefill_chunk: see `device_needs`.
+        ram_budget_bytes: of RAM for experts that lie on the disk; None: all that is left.
 
     Raises:
         BudgetError: the device budget or the host RAM is too small; what the message names fits.
@@ -62,6 +68,7 @@ def plan_memory(
         library_bytes=library_bytes,
         whole_passes=whole_passes,
         in_place=in_place,
+        on_disk=on_disk,
         prefill_chunk=prefill_chunk,
     )
     needs = needs_at(context=context)
@@ -94,11 +101,17 @@ def plan_memory(
         host_bytes=needs.host_bytes,
         host_embedding_bytes=needs.embedding_bytes,
         host_aside_bytes=needs.aside_bytes,
+        disk_bytes=needs.disk_bytes,
         in_place=in_place,
         prefill_chunk=prefill_chunk,
     )
     if host is not None and host.holds_slots:
         _check_beside_records(footprint, host, plan)
+    if on_disk and host is not None:
+        taken = plan.host_bytes + (plan.total_bytes if host.holds_slots else 0)
+        count = ram_experts(footprint, host, taken, ram_budget_bytes)
+        held = ram_bytes(footprint, count)
+        plan = replace(plan, ram_experts=count, host_bytes=plan.host_bytes + held)
     return plan
 
 
@@ -131,8 +144,9 @@ def free_memory(
     return max(1, gpu.free_bytes + held_bytes - reserve)
 
 
-def check_records(name: str, records: int, host: HostRoom, beside: str = "") -> None:
-    """Whether the expert records of a model, and what lies beside them, fit into host RAM.
+def check_records(name: str, records: int, host: HostRoom, beside: str = "", or_else: str = "") -> None:
+    """Whether the expert records of a model, and what lies beside them, fit into host RAM. or_else: a further
+    remedy.
 
     Raises:
         BudgetError: they do not.
@@ -142,7 +156,7 @@ def check_records(name: str, records: int, host: HostRoom, beside: str = "") -> 
         raise BudgetError(
             f"The experts{beside} of {name} need {format_bytes(records)} of host RAM, and of the "
             f"{format_bytes(host.available_bytes)} available {format_bytes(host.room_bytes)} may be used "
-            f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}."
+            f"({host.reason}): close other programs{smaller if host.room_bytes >= 1 << 20 else ''}{or_else}."
         )
 
 
@@ -157,17 +171,24 @@ def _check_host(
     """Whether the records fit, and where slots share the RAM, beside them the smallest budget that works."""
     needs = needs_at(context=context)
     records, beside = needs.host_bytes, _and_more(needs.embedding_bytes, needs.aside_bytes)
-    check_records(footprint.name, records, host, beside)
     least = needs.least_bytes(drafting=drafting)
+    layer = ram_bytes(footprint, min(footprint.num_experts, footprint.total_experts))
+    on_disk = records - needs.record_bytes + layer + (least if host.holds_slots else 0)
+    or_else = _OR_ON_DISK if needs.record_bytes and on_disk <= host.room_bytes else ""
+    check_records(footprint.name, records, host, beside, or_else.format(what="them"))
     left = host.room_bytes - records
     if host.holds_slots and least > left:
         shorter = _longest_context(left, context, needs_at, drafting=drafting)
         remedy = "use a smaller model" if shorter is None else f"use a context of at most {shorter} tokens"
+        if needs.disk_bytes:
+            needed = f"{format_bytes(records + least)} of RAM beside its experts"
+        else:
+            needed = f"{format_bytes(records)} of RAM for its experts{beside} and {format_bytes(least)} to "
+            needed += "compute with"
         raise BudgetError(
-            f"{footprint.name} needs {format_bytes(records)} of RAM for its experts{beside} and "
-            f"{format_bytes(least)} to compute with, and of the {format_bytes(host.available_bytes)} "
-            f"available {format_bytes(host.room_bytes)} may be used ({host.reason}): "
-            f"close other programs, or {remedy}.",
+            f"{footprint.name} needs {needed}, and of the {format_bytes(host.available_bytes)} available "
+            f"{format_bytes(host.room_bytes)} may be used ({host.reason}): "
+            f"close other programs, or {remedy}{or_else.format(what='its experts')}.",
             context=shorter,
         )
 
@@ -240,23 +261,3 @@ def _too_small(
         f"{format_bytes(needs.kv_bytes)}, {draft}the workspace {format_bytes(needs.workspace_bytes)} and "
         f"{needs.min_slots} expert slots {format_bytes(needs.min_slots * needs.slot_bytes)}; {remedy}."
     )
-
-
-def size_at_least(num_bytes: int) -> str:
-    """A size that a user can type, rounded up so that it suffices."""
-    unit, name = (1 << 20, "MiB") if num_bytes >= 64 << 20 else (1 << 10, "KiB")
-    return f"{-(-num_bytes // unit)}{name}"
-
-
-def typed_at_least(num_bytes: int) -> int:
-    """The bytes that `size_at_least` names."""
-    unit = 1 << 20 if num_bytes >= 64 << 20 else 1 << 10
-    return -(-num_bytes // unit) * unit
-
-
-def size_at_most(num_bytes: int) -> str:
-    """A size that a user can type, rounded down so that it still fits."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes >= 64 * unit:
-            return f"{num_bytes // unit}{name}"
-    return str(num_bytes)

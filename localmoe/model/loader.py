@@ -4,8 +4,10 @@ Decides nothing about slots, budgets or drafts.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from localmoe.core.errors import LoadCancelledError
 from localmoe.core.types import Progress, ProgressCallback
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.model.footprint import checkpoint_dtype
 from localmoe.model.materialise import rebuild_buffers
@@ -30,6 +33,7 @@ def load_weights(
     *,
     device: torch.device,
     pin: bool = False,
+    memory: Callable[[int], mmap.mmap] | None = None,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> HostStore:
@@ -41,6 +45,7 @@ def load_weights(
 
     Args:
         pin: register each layer's records with the CUDA driver as soon as they are read, while others are.
+        memory: for the records, see HostStore.
 
     Raises:
         CheckpointError: tensors are missing, have another shape, or cannot be read.
@@ -52,7 +57,7 @@ def load_weights(
         raise LoadCancelledError("Loading the model was cancelled.")
     layouts = [experts.layout for experts in skeleton.experts]
     dtype = checkpoint_dtype(checkpoint)
-    store = HostStore(layouts, skeleton.num_experts, dtype, embedding_shape(skeleton))
+    store = HostStore(layouts, skeleton.num_experts, dtype, embedding_shape(skeleton), memory=memory)
     try:
         placement = Placement(skeleton, store, device, checkpoint)
         if not placement.conversions:  # which may make weights of any name
@@ -77,7 +82,7 @@ def load_weights(
 def load_shared(
     skeleton: Skeleton,
     checkpoint: Checkpoint,
-    store: HostStore,
+    store: RecordStore,
     *,
     device: torch.device,
     progress: ProgressCallback | None = None,
@@ -89,9 +94,9 @@ def load_shared(
         CheckpointError: tensors are missing, have another shape, or cannot be read.
         LoadCancelledError: `cancel` was set.
     """
-    placement = Placement(skeleton, store, device, checkpoint)
-    pieces = [piece for piece in placement.pieces() if piece.layer is None]
-    conversions = {key: found for key, found in placement.conversions.items() if not placement.is_expert(key)}
+    placement = Placement(skeleton, store, device, checkpoint, shared_only=True)
+    pieces = list(placement.pieces())
+    conversions = placement.conversions
     sources = [header.num_bytes for found in conversions.values() for _, header in found.sources]
     report = _Report(sum(piece.num_bytes for piece in pieces) + sum(sources), progress)
     read_pieces(pieces, lambda piece: report.add(piece.num_bytes), cancel)

@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
 
 from localmoe.core.errors import CheckpointError
 from localmoe.core.types import ExpertKey
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.kernels.bf12_tiles import Bf12Matrix, UnpackableError
 from localmoe.kernels.mxfp4_tiles import Mxfp4Matrix
@@ -60,11 +60,12 @@ class Placement:
     records. Tensors that the model does not know are skipped, as transformers does."""
 
     def __init__(
-        self, skeleton: Skeleton, store: HostStore, device: torch.device, checkpoint: Checkpoint
-    ) -> None:
-        """
-        Raises:
-            CheckpointError: a tensor has another shape or a dtype that is not read.
+        self, skeleton: Skeleton, store: RecordStore, device: torch.device, checkpoint: Checkpoint, *,
+        shared_only: bool = False,
+    ) -> None:  # fmt: skip
+        """shared_only: the store has the routed experts already.
+
+        Raises CheckpointError: a tensor has another shape or a dtype that is not read.
         """
         self.conversions: dict[str, Conversion] = {}
         self._model = skeleton.model
@@ -88,6 +89,7 @@ class Placement:
         self._by_pattern = {p: entry for entry in self._converters for p in entry.source_patterns}
         self._float32 = float32_names(skeleton.model)
         self._tied = tied_weights(skeleton.model)
+        self._skipped = self._experts if shared_only else {}
         for header in checkpoint.tensors.values():
             self._place(header, checkpoint.tensors)
 
@@ -110,10 +112,6 @@ class Placement:
                 f"{len(absent)} weights are missing from {self._folder}, e.g. {min(absent)}: "
                 "download the model again."
             )
-
-    def is_expert(self, key: str) -> bool:
-        """Whether a parameter's values belong into the records."""
-        return key in self._experts
 
     def put(self, key: str, tensor: Tensor) -> None:
         """Copy a whole parameter, as a conversion gives it, to its place.
@@ -145,6 +143,8 @@ class Placement:
         )
         if key not in self._meta and header.name in self._meta:
             key, pattern = header.name, None
+        if key in self._skipped or parameter_of(key) in self._skipped:
+            return
         if parameter_of(key) in self._experts:
             self._place_blocks(parameter_of(key), header, tensors.get(scales_of(header.name)))
         if key not in self._meta:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localmoe.core.errors import BudgetError, HardwareError
 from localmoe.core.types import ExpertKey
-from localmoe.experts import host_store
+from localmoe.experts import host_memory
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.records import PAGE_BYTES, RecordLayout
 from localmoe.experts.slots import DeviceSlots
@@ -126,7 +126,7 @@ class Driver:
 def with_driver(monkeypatch: pytest.MonkeyPatch, refuse: int | None) -> tuple[Driver, HostStore]:
     driver = Driver(refuse)
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver))
-    monkeypatch.setattr(host_store, "device_address", driver.device_address)
+    monkeypatch.setattr(host_memory, "device_address", driver.device_address)
     return driver, HostStore([RecordLayout((4, 2), (2, 2), False)] * 3, 2, torch.float32)
 
 
@@ -244,7 +244,7 @@ def test_memory_that_the_system_refuses_is_one_sentence(monkeypatch: pytest.Monk
     def refuse(*_args: object, **_options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(host_store.mmap, "mmap", refuse)
+    monkeypatch.setattr(host_memory.mmap, "mmap", refuse)
     layouts = [RecordLayout((64, 32), (32, 32), transposed=False)]
     with pytest.raises(BudgetError, match=r"refuses 32.0 KiB of RAM .*allocate memory.*ulimit -v"):
         HostStore(layouts, 4, torch.bfloat16)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from localmoe.core.errors import BudgetError, HardwareError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
-from localmoe.core.units import parse_bytes
+from localmoe.core.units import parse_bytes, size_at_least, size_at_most
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.needs import PASS_PADDING, device_needs, kv_positions
-from localmoe.hardware.plan import free_memory, plan_memory, size_at_least, size_at_most
+from localmoe.hardware.plan import free_memory, plan_memory
 
 PADDING = PASS_PADDING - 1  # rows that a pass may have beyond its tokens
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from localmoe.kernels.cpu.absent import absent_last
 from localmoe.kernels.cpu.atoms import add, compiled, held, store, ticks, value
 from localmoe.kernels.cpu.bf12_products import raised
 from localmoe.kernels.cpu.bf12_vectors import place as bf12_place
@@ -45,9 +46,9 @@ from localmoe.kernels.mailbox import (
 
 @compiled
 def prepare(
-    job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, sizes: Any, x: Any,
-    rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any, rowed: Any,
-    coded: Any, packed: Any, control: Any,
+    job: int, base: int, head: Any, entries: Any, pairs: Any, words: Any, shape: Any, records: Any,
+    sizes: Any, x: Any, rows: Any, starts: Any, ready: Any, claims: Any, threads: int, columned: Any,
+    rowed: Any, coded: Any, packed: Any, control: Any,
 ) -> None:  # fmt: skip
     """Cut the job into blocks, and convert few activations. Only the job's owner comes here."""
     control[STARTED] = ticks()
@@ -60,6 +61,7 @@ def prepare(
         control[TASKS_B] = head[HEAD_ENTRIES]
         store(base + 8 * FINISHED, 0)
         return
+    absent_last(job, base, head, entries, records)
     inner = sizes[layer]
     num_weights = 0
     columns, down_rows = gate_up_size(columned, coded, packed), down_size(columned, coded)

@@ -15,7 +15,8 @@ TASKS_X = _LINE * 5 + 7  # blocks of its rows that are converted first; of those
 CONVERTED = _LINE * 8
 # whether jobs may use the matrix unit: as the host says, for the next job; and of the job at hand
 MAY_USE_UNIT, USES_UNIT = _LINE * 7 + 1, _LINE * 5 + 8
-CONTROL_WORDS = _LINE * 9
+ABSENT = _LINE * 9  # the last job of which some records were not in RAM (absent)
+CONTROL_WORDS = _LINE * 10
 
 # places of int64 words that describe a product of rows with one matrix, whose job has DENSE for a layer:
 # addresses of words (N, K), of float32 (N,) or 0, of float32 (T, K) and (T, N), T being the mailbox's; N; K;

@@ -47,6 +47,8 @@ def fetch_ahead(
     control[FETCHED] = told
     hidden, inner = x.shape[1], sizes[layer]
     weights = records[0, layer, expert]
+    if weights == 0:
+        return  # it is not in RAM
     size = GATE_UP_ROWS if coded is None and packed is None else GATE_UP_ROWS * WIDER_CODES
     for step in range(blocks_ahead(hidden * shape[3], weight_bits(coded, packed))):
         first = (me + step * scratch.shape[0]) * size

@@ -8,6 +8,7 @@ from typing import Any
 
 from numba import carray
 
+from localmoe.kernels.cpu.absent import record_of
 from localmoe.kernels.cpu.atoms import add, compiled, fetch, load, pause, words_at
 from localmoe.kernels.cpu.bf12_many import MANY, down_many, gate_up_many
 from localmoe.kernels.cpu.bf12_products import codes_of as bf12_codes_of
@@ -43,6 +44,16 @@ def _entry_of(starts: Any, task: int, count: int) -> int:
         if task < starts[i + 1]:
             return i
     return 0
+
+
+@compiled
+def _place_of(entries: Any, i: int, count: int) -> int:
+    """Of an entry in the order of pairs, which jobs whose experts are absent are not in (see absent)."""
+    place = 0
+    for other in range(count):
+        if entries[BEGIN, other] < entries[BEGIN, i]:
+            place += 1
+    return place
 
 
 @compiled
@@ -92,7 +103,9 @@ def gate_up_task(
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], x.shape[1]
     begin, end = entries[BEGIN, i], entries[END, i]
-    record = records[0, layer, expert]
+    record = record_of(records, layer, expert, base)
+    if record == 0:
+        return
     bias_at = records[1, layer, expert]
     height = shape[3] * width
     bias = carray(words_at(bias_at, words), (height if bias_at != 0 else 0,))
@@ -119,7 +132,7 @@ def gate_up_task(
         )  # fmt: skip
     if packed is not None:
         if rooms is not None and end - begin >= MANY and load(base + 8 * USES_UNIT) != 0:
-            put = shared_at(rooms[1], begin, i, width)
+            put = shared_at(rooms[1], begin, _place_of(entries, i, head[HEAD_ENTRIES]), width)
             gate_up_many(
                 record, bias, hidden, width, shape[3], shape[2], numbers[0], numbers[1], first, last, after,
                 x, rows[begin:end], scratch, rooms[0][me], job, i, put,
@@ -142,7 +155,9 @@ def down_task(
     layer, expert = head[HEAD_LAYER], entries[EXPERT, i]
     width, hidden = sizes[layer], out.shape[1]
     wanted = starts[0, i + 1] - starts[0, i]
-    record = records[0, layer, expert]
+    record = record_of(records, layer, expert, base)
+    if record == 0:
+        return
     weights_at = record + 2 * shape[3] * width * hidden
     block = down_size(columned, coded)
     first = (task - starts[1, i]) * block
@@ -177,7 +192,8 @@ def down_task(
         down_codes(record, bias, hidden, width, share, first, last, after, inner, these, out, scratch)
     if packed is not None:
         if rooms is not None and these.shape[0] >= MANY and load(base + 8 * USES_UNIT) != 0:
-            gated = shared_at(rooms[1], entries[BEGIN, i], i, width)
+            place = _place_of(entries, i, head[HEAD_ENTRIES])
+            gated = shared_at(rooms[1], entries[BEGIN, i], place, width)
             down_many(
                 record, bias, hidden, width, shape[3], share, first, last, after, gated, inner, these, out,
                 rooms[0][me],

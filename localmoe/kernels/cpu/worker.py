@@ -85,7 +85,7 @@ def _job(
     if owner < job and swap_if(base + 8 * OWNER, owner, job):
         _withdraw(base + 8 * TICKET, job)
         prepare(
-            job, base, head, entries, pairs, words, shape, sizes, x, rows, starts, ready, claims,
+            job, base, head, entries, pairs, words, shape, records, sizes, x, rows, starts, ready, claims,
             scratch.shape[0], columned, rowed, coded, packed, control,
         )  # fmt: skip
         store(base + 8 * TICKET, job << _SEQUENCE_SHIFT)
@@ -142,6 +142,8 @@ def _job(
                     drawn - control[TASKS_A], base, head, entries, pairs, words, out, shape, records, sizes,
                     inner, starts, ready, scratch[me], columned, rowed, coded, packed, rooms, me, job,
                 )  # fmt: skip
+            if load(base + 8 * STOP) != 0:  # the block may not be computed
+                return
             if add(base + 8 * FINISHED, 1) + 1 == control[TASKS_B]:
                 if head[HEAD_LAYER] >= 0:
                     control[JOBS] += 1
@@ -174,7 +176,7 @@ def _entry(sources: int, *, kept: bool) -> Any:
             shape: int64: K, interleaved, activation kind, matrices before down: 2, or without a gate 1.
             numbers: float32: alpha, limit.
             records: int64 (3, L, E): addresses of an expert's gate_up, of its biases of gate_up and of down
-                (0: none).
+                (0: none); a record's is 0 too while it is not in RAM (absent).
             sizes: int64 (L,): inner size I of each layer.
             x, inner: (T, H), (P, I), of products.activations_kind; x is `words` itself where these are of
                 that kind, in order. rows: int32 (P,). starts: int64 (2, A + 1).

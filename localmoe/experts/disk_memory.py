@@ -1,0 +1,136 @@
+"""Slots of experts that lie on the disk, where whole passes run on the GPU. A pass has the CPU compute what
+is in no slot, from RAM or after it was read; kernels read nothing over the link. Between passes what was
+asked for most of late comes into slots, from RAM, and what is foretold but not in RAM is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localmoe.core.types import ExpertKey
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.disk_store import DiskStore
+from localmoe.experts.pass_report import PassReport
+from localmoe.experts.slot_table import FREE
+
+_MOST_COPIED = 16  # behind a pass: the next one may wait for some of them
+_WORTH_MORE = 0.5  # uses by which an expert has to be worth more than who has its slot
+_SOON = 1.0  # deadline of what is worth a slot, behind all that is foretold
+
+
+class DiskExpertMemory(DeviceExpertMemory):
+    """As DeviceExpertMemory. Records that are on their way into slots keep their places in RAM."""
+
+    def __init__(self, store: DiskStore, *arguments: Any, **options: Any) -> None:
+        """As DeviceExpertMemory's."""
+        super().__init__(store, *arguments, **options)
+        self._disk = store
+        # a pass that waits for the disk may need the places of a whole layer, and nobody takes back meanwhile
+        self._most_lent = max(0, store.ram_experts - store.num_experts) // 2
+        self._worthy: list[ExpertKey] = []
+        self._lent: deque[tuple[Any, list[ExpertKey]]] = deque()  # with a mark behind each copy
+
+    def prefetch(self, key: ExpertKey, deadline: float) -> None:
+        """Ask for a copy ahead of need, or, of what is not in RAM, have it read."""
+        if self._slot_of[key] != FREE:
+            return
+        if self._disk.addresses[key]:
+            super().prefetch(key, deadline)
+        else:
+            self._disk.prefetch(key)
+
+    def pump(self) -> None:
+        """As DeviceExpertMemory's, of what is in RAM still, and of what is worth a slot."""
+        self._take_back()
+        worthy, self._worthy = self._worthy, []
+        for key in worthy:
+            super().prefetch(key, _SOON)
+        wanted = [key for key, _ in self._queue.in_order()]
+        room = max(0, self._most_lent - sum(len(keys) for _, keys in self._lent))
+        here = self._disk.lend(wanted[:room])  # or the next read may take its place
+        try:
+            for key in set(wanted).difference(here):
+                self._queue.remove(key)
+            super().pump()
+        finally:
+            self._disk.take_back(here)
+
+    def open_behind(self) -> None:
+        """As DeviceExpertMemory's, but slots may change: no pass itself puts anything into them, so the table
+        here is the one that there is, and copies wait for the pass that is open."""
+        self._count_open()
+        if self._worthy or len(self._queue):
+            self.transfers.copies_wait_for(self.transfers.mark_compute())
+            self.pump()
+        self._upload()
+
+    def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
+        with self._disk.held(keys[0].layer, [key.expert for key in keys], counts=False) as (_, groups):
+            for _ in groups:  # of a stream, what is not in RAM yet
+                pass
+            self._take_back(most=max(0, self._most_lent - len(keys)))
+            lent = self._disk.lend(keys)
+            try:
+                super()._load(keys, slots)
+            finally:  # also where not all were copied
+                self._lent.append((self.transfers.time_mark(), lent))
+
+    def _record(self, key: ExpertKey) -> Tensor:
+        return self._disk.lent(key)
+
+    def _take_back(self, most: int | None = None) -> None:
+        """Let go of those that are copied, and wait for others while there are more than `most`."""
+        while self._lent:
+            mark, keys = self._lent[0]
+            if isinstance(mark, torch.cuda.Event) and not mark.query():
+                if most is None or sum(len(each) for _, each in self._lent) <= most:
+                    break
+                mark.synchronize()
+            self._lent.popleft()
+            self._disk.take_back(keys)
+
+    def close_pass(self, log: NDArray[np.int32]) -> PassReport:
+        """As DeviceExpertMemory's; then what is worth a slot is known, for the next copies."""
+        report = super().close_pass(log)
+        self._disk.note_pass(report.demanded)
+        self._disk.in_slots(self._slot_of != FREE)
+        self._worthy = self._worth_a_slot(report.computed)
+        return report
+
+    def _worth_a_slot(self, computed: NDArray[np.bool_]) -> list[ExpertKey]:
+        """Of what the CPU computed, the best first: for each free slot, and then each slot whose expert is
+        worth less by enough to pay for a copy."""
+        worth, in_slots = self._disk.worth(), self._slot_of != FREE
+        order = worth[computed].argsort()[::-1][:_MOST_COPIED]
+        best = np.argwhere(computed)[order]
+        rivals = np.full(len(best), np.inf)
+        rivals[: len(self._free)] = -np.inf
+        least = np.sort(worth[in_slots])[: max(0, len(best) - len(self._free))]
+        rivals[len(self._free) : len(self._free) + len(least)] = least
+        pays = worth[tuple(best.T)] > rivals + _WORTH_MORE
+        return [ExpertKey(*pair) for pair in best[pays].tolist()]
+
+    def _room(self) -> tuple[NDArray[np.float32], bool]:
+        """By what was asked for of late, whatever the policy: within a pass nothing makes room."""
+        scores = self._disk.worth().astype(np.float32)
+        scores[(self._slot_of == FREE) | self._guarded] = np.inf
+        return scores, False
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._worthy = []
+        self._take_back(most=0)
+        self._disk.in_slots(self._slot_of != FREE)
+
+    def close(self) -> None:
+        """As DeviceExpertMemory's."""
+        super().close()
+        self._take_back(most=0)
+        self._disk.in_slots(np.zeros_like(self._slot_of, dtype=np.bool_))

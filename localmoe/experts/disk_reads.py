@@ -1,0 +1,235 @@
+"""Reads of experts from the disk into RAM: who asks for some holds them there until they let go, and what
+comes may be read ahead. Which others give way is ram_places' decision; reads run in threads of their own.
+
+Rules: an expert that somebody holds keeps its place; its address is known only once all of it is there; a
+demand's reads begin at once, those for what comes only while few are under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.errors import LocalMoeError, TransferError
+from localmoe.core.types import ExpertKey
+from localmoe.core.uninterrupted import Monitor, uninterrupted
+from localmoe.experts.counters import TransferCounters
+from localmoe.experts.disk_reader import DiskReader
+from localmoe.experts.memory import DemandReport
+from localmoe.experts.ram_arena import RamArena
+from localmoe.experts.ram_places import NOWHERE, RamPlaces
+from localmoe.experts.record_file import RecordFile
+
+_MOST_AHEAD = 4  # reads for what comes that are under way: a demand waits for some of them
+_MOST_SWEPT = 16  # of a pass that asks for most experts, and in the order of layers
+_LOOK_AGAIN_S = 0.02  # for a place: what is in use by who holds nothing is let go of unsaid
+
+
+class ExpertReads:
+    """Of one file into one arena. Thread-safe.
+
+    Attributes:
+        addresses: int64 (L, E), where an expert lies in RAM, or 0.
+        in_use: whether an expert is, by who holds nothing.
+    """
+
+    def __init__(self, file: RecordFile, arena: RamArena) -> None:
+        """file: whole. arena: of as many places as a layer has experts, at least."""
+        shape = (len(file.layouts), file.num_experts)
+        assert arena.num_places >= min(file.num_experts, shape[0] * shape[1])
+        self.file, self._arena = file, arena
+        self.addresses: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
+        self._places = RamPlaces(arena.num_places, shape)
+        self._reader = DiskReader(file.path)
+        self._coming: dict[ExpertKey, Future[None]] = {}
+        self._failed: dict[ExpertKey, BaseException] = {}
+        self._counters = TransferCounters()
+        self._stall_s = 0.0
+        self._before = 0  # see RamPlaces.victim
+        self._promised = 0  # places, to those who hold experts or wait for them
+        self.lock, self.closed = Monitor(), False
+        self._fence = threading.Lock()
+        self.in_use: Callable[[ExpertKey], bool] = lambda key: False
+
+    @property
+    def ram_experts(self) -> int:
+        """How many RAM has room for."""
+        return self._arena.num_places
+
+    def keep_addresses_in(self, memory: NDArray[np.int64]) -> None:
+        """From here on in this memory (L, E), which others look at."""
+        with self.lock:
+            memory[:] = self.addresses
+            self.addresses = memory
+
+    def counters(self) -> TransferCounters:
+        """A copy of the totals: bytes read, reads ahead of need and those in vain, waiting."""
+        with self.lock:
+            return replace(self._counters, stall_s=self._stall_s)
+
+    def begin_answer(self) -> None:
+        """What was read ahead for the answer before is no waste of the next one."""
+        with self.lock:
+            self._places.forget_unused()
+
+    @contextmanager
+    def held(
+        self, layer: int, experts: Sequence[int], *, counts: bool = True
+    ) -> Iterator[tuple[DemandReport, Iterator[list[int]]]]:
+        """Ask for a layer's experts now. Yields how they were found, and an iterator over groups of them as
+        they can be read in RAM, those already there first; all stay there until the end.
+
+        Args:
+            counts: whether it tells what will be asked for again.
+
+        Raises:
+            DiskError: one cannot be read. TransferError: the store was closed.
+        """
+        keys = [ExpertKey(layer, expert) for expert in experts]
+        sweeps = len(keys) > self.file.num_experts // 2  # as a prompt's passes do
+        holding: list[ExpertKey] = []
+        try:
+            with self.lock:
+                self._wait_for_places(_promised(keys))
+                with uninterrupted():
+                    if counts:
+                        self._places.note_demand(layer, experts)
+                    self._promised += _promised(keys)
+                    for key in keys:
+                        self._places.held[key] += 1
+                        holding.append(key)
+                    hits = [key for key in keys if self.addresses[key]]
+                    late = [key for key in keys if key in self._coming]
+                    missing = [key for key in keys if not self.addresses[key] and key not in self._coming]
+                    self._before = layer if sweeps else 0
+                    self._start(missing)
+                    if sweeps and layer + 1 < len(self.file.layouts):
+                        self._read_ahead(layer + 1)
+            report = DemandReport(*(frozenset(k.expert for k in group) for group in (hits, late, missing)))
+            yield report, self._groups(hits, [*late, *missing])
+        finally:
+            self._let_go(holding)
+
+    def _wait_for_places(self, count: int) -> None:
+        """Until all who hold some can have what they ask for at a time: else each might wait for another."""
+        self._raise_if_lost([])
+        while count and self._promised and self._promised + count > self.ram_experts:
+            self.lock.wait()
+            self._raise_if_lost([])
+
+    def _let_go(self, keys: list[ExpertKey]) -> None:
+        with self.lock, uninterrupted():
+            self._promised -= _promised(keys)
+            for key in keys:
+                self._places.held[key] -= 1
+                self._failed.pop(key, None)  # nobody else's business: who waits for it asks again
+            self.lock.notify_all()
+
+    def _groups(self, hits: list[ExpertKey], awaited: list[ExpertKey]) -> Iterator[list[int]]:
+        if hits:
+            yield [key.expert for key in hits]
+        left = awaited
+        while left:
+            began = time.perf_counter()
+            with self.lock:
+                while not (here := [key for key in left if self.addresses[key]]):
+                    self._raise_if_lost(left)
+                    with uninterrupted():
+                        self._start([key for key in left if key not in self._coming])
+                    self.lock.wait(_LOOK_AGAIN_S)
+                self._stall_s += time.perf_counter() - began
+            left = [key for key in left if key not in here]
+            yield [key.expert for key in here]
+
+    def _raise_if_lost(self, keys: list[ExpertKey]) -> None:
+        if self.closed:
+            raise TransferError("The engine was closed while an answer was being written.")
+        for key in keys:
+            error = self._failed.pop(key, None)
+            if isinstance(error, LocalMoeError):
+                raise error
+            if error is not None:
+                where = f"expert {key.expert} of layer {key.layer}"
+                raise TransferError(f"Reading {where} failed: {error}") from error
+
+    def prefetch(self, key: ExpertKey) -> None:
+        """Read it ahead of need; nothing happens if it is there or on its way, or enough others are."""
+        with self.lock, uninterrupted():
+            if self.closed or self.addresses[key] or key in self._coming:
+                return
+            if len(self._coming) < _MOST_AHEAD:
+                self._start([key], ahead=True)
+
+    def _read_ahead(self, layer: int) -> None:
+        """What a pass over all layers will ask for next, while it computes."""
+        absent = np.flatnonzero(self._places.place[layer] == NOWHERE)
+        best = absent[self._places.worth()[layer, absent].argsort()[::-1]]
+        room = max(0, _MOST_SWEPT - len(self._coming))
+        self._start([ExpertKey(layer, int(expert)) for expert in best[:room]], ahead=True)
+
+    def _start(self, keys: Sequence[ExpertKey], *, ahead: bool = False) -> None:
+        """Begin to read what has a place; the others wait for one."""
+        for key in keys:
+            place = self._places.free_place()
+            if place is None:
+                place = self._make_room(ahead=ahead)
+            if place is None:
+                return
+            self._places.give(place, key, ahead=ahead)
+            self._places.held[key] += 1  # by the read, which writes there whoever else has let go of it
+            self._counters.prefetched += ahead
+            layer, expert = key
+            memory = self._arena.place(place, self.file.stride(layer))
+            reading = self._reader.read(self.file.offset(layer, expert), memory)
+            self._coming[key] = reading
+            reading.add_done_callback(partial(self._arrived, key))
+
+    def _make_room(self, *, ahead: bool) -> int | None:
+        spared: list[ExpertKey] = []
+        while (victim := self._places.victim(ahead=ahead, spared=spared, before=self._before)) is not None:
+            address = int(self.addresses[victim])
+            self.addresses[victim] = 0
+            with self._fence:  # what is written before is seen by others before what is read behind it is
+                pass
+            if not self.in_use(victim):
+                place, wasted = self._places.evict(victim)
+                self._counters.wasted += wasted
+                return place
+            self.addresses[victim] = address
+            spared.append(victim)
+        return None
+
+    def _arrived(self, key: ExpertKey, reading: Future[None]) -> None:
+        with self.lock:
+            error = None if reading.cancelled() else reading.exception()
+            self._coming.pop(key, None)
+            self._places.held[key] -= 1
+            if error is None and not reading.cancelled():
+                self._counters.disk_bytes += self.file.stride(key.layer)
+                self.addresses[key] = self._arena.place(int(self._places.place[key]), 1).data_ptr()
+            else:
+                self._places.give_back(key)
+                if error is not None and self._places.held[key]:
+                    self._failed[key] = error
+            self.lock.notify_all()
+
+    def end(self) -> None:
+        """End the reads: who waits for one is told."""
+        with self.lock:
+            self.closed = True
+            self.lock.notify_all()
+        self._reader.close()
+        self.addresses[:] = 0
+
+
+def _promised(keys: Sequence[ExpertKey]) -> int:
+    """Places for who asks for these: who asks for one alone holds none while it waits."""
+    return len(keys) if len(keys) > 1 else 0

@@ -1,0 +1,122 @@
+"""Which of a model's experts RAM holds, where all lie on the disk, and which of them gives way. Moves no
+bytes.
+
+What gives way is what is worth least: uses that count half as much with every token, and five times the share
+of about the last hundred tokens that used it (as prefetch.reuse has it for slots). By either alone, or in the
+order of last uses, fewer are there when they are asked for. What was brought ahead stays until its layer has
+asked, and then as what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localmoe.core.types import ExpertKey
+
+NOWHERE = -1
+_TOKEN_DECAY = 0.5  # of uses, a token (or a longer pass)
+_FREQUENCY_DECAY = 0.99  # of their frequency
+_FREQUENCY_WEIGHT = 5.0
+_FRESH = 1e9  # worth of what the pass at hand has brought, if that is noted at its end only
+
+
+class RamPlaces:
+    """Places for so many experts.
+
+    Attributes:
+        place: int32 (L, E), NOWHERE for those that have none.
+        held: int32 (L, E), how many hold an expert there, which keeps its place meanwhile.
+        elsewhere: bool (L, E), those that are in a GPU's memory too, and go first.
+    """
+
+    def __init__(self, num_places: int, shape: tuple[int, int]) -> None:
+        """shape: (L, E)."""
+        self.place: NDArray[np.int32] = np.full(shape, NOWHERE, dtype=np.int32)
+        self.held: NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
+        self.elsewhere: NDArray[np.bool_] = np.zeros(shape, dtype=np.bool_)
+        self._free = list(range(num_places - 1, -1, -1))
+        self._recent, self._frequency = np.zeros(shape), np.zeros(shape)
+        self._when = np.zeros(shape)  # that they were noted, in passes
+        self._fresh = np.zeros(shape, dtype=np.bool_)
+        self._unused = np.zeros(shape, dtype=np.bool_)  # brought ahead of need, and not asked for yet
+        self._awaited = np.zeros(shape, dtype=np.bool_)  # of these, whose layer has not asked since
+        self._now = 0.0
+
+    def note_demand(self, layer: int, experts: Iterable[int]) -> None:
+        """Of one pass of a layer."""
+        self._now += 1.0 / self.place.shape[0]
+        self._fresh[layer] = self._awaited[layer] = False
+        self._note((layer, list(experts)))
+
+    def note_pass(self, demanded: NDArray[np.bool_]) -> None:
+        """Of one pass of all layers, (L, E)."""
+        self._now += 1.0
+        self._fresh[:] = self._awaited[:] = False
+        self._note(np.nonzero(demanded))
+
+    def _note(self, at: tuple[Any, ...]) -> None:
+        age = self._now - self._when[at]
+        self._recent[at] = self._recent[at] * _TOKEN_DECAY**age + 1.0
+        self._frequency[at] = self._frequency[at] * _FREQUENCY_DECAY**age + (1.0 - _FREQUENCY_DECAY)
+        self._when[at] = self._now
+        self._unused[at] = False
+
+    def forget_unused(self) -> None:
+        """What was brought so far counts no more as brought in vain."""
+        self._unused[:] = False
+
+    def free_place(self) -> int | None:
+        """One that nobody has, the caller's from here on."""
+        return self._free.pop() if self._free else None
+
+    def victim(self, *, ahead: bool, spared: Collection[ExpertKey] = (), before: int = 0) -> ExpertKey | None:
+        """Who gives way next, of those that nobody holds; None: nobody can.
+
+        Args:
+            before: of a pass that asks for most experts of all layers in turn, those of the layers before
+                this one first, which are asked for again last; 0: it is no such pass.
+            ahead: to make room for one that is brought ahead of need, for which others like it do not go.
+            spared: who does not, either.
+        """
+        may_go = (self.place != NOWHERE) & (self.held == 0)
+        others = may_go & ~self._awaited
+        if others.any() or ahead:
+            may_go = others
+        for key in spared:
+            may_go[key] = False
+        if not may_go.any():
+            return None
+        worth = np.where(self.elsewhere, -1.0, self.worth())
+        if may_go[:before].any():
+            may_go[before:] = False
+        else:
+            worth[self._fresh] = _FRESH
+        worst = int(np.where(may_go, worth, np.inf).argmin())
+        return ExpertKey(*divmod(worst, self.place.shape[1]))
+
+    def worth(self) -> NDArray[np.float64]:
+        """(L, E): the higher, the sooner it is asked for again."""
+        age = self._now - self._when
+        found: NDArray[np.float64] = self._recent * _TOKEN_DECAY**age
+        return found + _FREQUENCY_WEIGHT * self._frequency * _FREQUENCY_DECAY**age
+
+    def evict(self, key: ExpertKey) -> tuple[int, bool]:
+        """The place that it had, the caller's from here on, and whether it was brought in vain."""
+        place, wasted = int(self.place[key]), bool(self._unused[key])
+        self.place[key] = NOWHERE
+        self._unused[key] = self._awaited[key] = self._fresh[key] = False
+        return place, wasted
+
+    def give(self, place: int, key: ExpertKey, *, ahead: bool) -> None:
+        """It is this expert's. ahead: nobody has asked for it yet."""
+        self.place[key] = place
+        self._unused[key] = self._awaited[key] = ahead
+        self._fresh[key] = not ahead and self._when[key] != self._now
+
+    def give_back(self, key: ExpertKey) -> None:
+        """It did not arrive."""
+        self._free.append(self.evict(key)[0])
