@@ -27,7 +27,7 @@ from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import ExpertKey
 from localmoe.engine import Engine
 from localmoe.experts.cpu_lane import CpuLane
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hardware.probe import probe_hardware
 from localmoe.kernels.rests import COPIED, WORD_BYTES
 from localmoe.model.device_lane import DeviceLane
@@ -182,7 +182,7 @@ def measured_rates(engine: Engine) -> dict[str, float]:
     return rates
 
 
-def at_once(cpu: CpuLane, store: HostStore) -> None:
+def at_once(cpu: CpuLane, store: RecordStore) -> None:
     """Bytes a second of link and CPU while both are kept busy with nothing else: both read one memory."""
     keys = [ExpertKey(layer, e) for layer in range(store.num_layers) for e in range(store.num_experts)]
     keys = keys[: 1 + COPIED_BYTES // store.record(keys[0]).nbytes]

@@ -15,7 +15,7 @@ from localmoe.core.errors import BudgetError, ConfigError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.engine.loading import EngineParts, out_of_memory
 from localmoe.engine.log_lines import log_plan
-from localmoe.engine.planning import plan_anew, replan
+from localmoe.engine.replanning import plan_anew, replan
 from localmoe.hardware.cuda import forget_peak
 from localmoe.model.runner import ModelRunner
 

@@ -11,13 +11,14 @@ import torch
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import UnsupportedModelError, sentence_of
 from localmoe.core.lookahead import LookaheadBuffer
-from localmoe.core.types import ExpertKey
 from localmoe.engine.lanes import make_lane
 from localmoe.engine.mtp_drafts import MTP
 from localmoe.engine.planning import PreparedModel
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.disk_memory import DiskExpertMemory
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.link_speed import measure_copy_s
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.stage_block import StageBlock
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # these need Triton
 
 def assemble_on_device(
     prepared: PreparedModel,
-    store: HostStore,
+    store: RecordStore,
     draft: list[LowBitExperts] | None,
     scheduler: Scheduler,
     config: EngineConfig,
@@ -146,7 +147,8 @@ def make_runner(
         shapes.append(shape)
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     stage, block = None, min(stage_block(shape) for shape in shapes)
-    if block and memory.may_prefetch and len({shape.hidden for shape in shapes}) == 1:
+    on_disk = isinstance(memory.store, DiskStore)  # kernels read nothing over the link then
+    if block and memory.may_prefetch and not on_disk and len({shape.hidden for shape in shapes}) == 1:
         layouts = [experts.layout for experts in skeleton.experts]
         stage = StageBlock(layouts, block, prepared.compute.dtype, device)
     if lane is not None or stage is not None:
@@ -235,7 +237,7 @@ def _activation(skeleton: Skeleton, layer: int) -> Activation:
 
 
 def make_device_memory(
-    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, num_slots: int
+    prepared: PreparedModel, store: RecordStore, scheduler: Scheduler, num_slots: int
 ) -> DeviceExpertMemory:
     """Slots of the planned number, empty, and attached to the scheduler."""
     device, dtype = prepared.compute.device, prepared.compute.dtype
@@ -243,9 +245,14 @@ def make_device_memory(
     slots = DeviceSlots(num_slots, store.largest_record, store.word, device)
     block = residency_block(store, device)
     make: Callable[[torch.Tensor], Transfers] = CudaTransfers if device.type == "cuda" else HostTransfers
-    memory = DeviceExpertMemory(store, slots, block, make(block.done), scheduler.keep_scores)
+    arguments = slots, block, make(block.done), scheduler.keep_scores
+    memory: DeviceExpertMemory
+    if isinstance(store, DiskStore):
+        memory = DiskExpertMemory(store, *arguments)
+    else:
+        memory = DeviceExpertMemory(store, *arguments)
     record_bytes = store.layouts[0].num_bytes(store.dtype)
-    memory.copy_s = copy_s = measure_copy_s(store.record(ExpertKey(0, 0)), slots)
+    memory.copy_s = copy_s = measure_copy_s(store.some_record, slots)
     scheduler.attach(
         memory,
         copy_s=None if copy_s is None else lambda: copy_s,
@@ -262,7 +269,7 @@ def cache_shape(prepared: PreparedModel, num_slots: int) -> CacheShape:
     return CacheShape(footprint.num_layers, footprint.num_experts, footprint.experts_per_token, num_slots)
 
 
-def residency_block(store: HostStore, device: torch.device) -> ResidencyBlock:
+def residency_block(store: RecordStore, device: torch.device) -> ResidencyBlock:
     """The table of a model's experts; on a GPU, passes measure what they wait for."""
     expert_ns = None
     if device.type == "cuda":

@@ -103,7 +103,7 @@ def load_draft_model(
         CheckpointError: weights are missing.
     """
     model = DraftModel.load(shape, compute.device, compute.dtype, context)
-    gates = find_gates(skeleton)
+    gates = find_gates(skeleton, compute.dtype)
     reason = why_no_routing(model, skeleton, gates)
     return OtherDraft(model, None if reason else CrossGates(model, skeleton, gates), reason)
 

@@ -18,7 +18,7 @@ from localmoe.core.errors import CheckpointError, DraftError
 from localmoe.core.types import ProgressCallback
 from localmoe.engine.drafts import HostExpertSource, expert_naming
 from localmoe.engine.settings import choose_compute
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hardware.host_room import host_room
 from localmoe.hardware.plan import check_records
 from localmoe.hardware.probe import probe_hardware
@@ -61,7 +61,7 @@ class DraftBasis:
     model: LocalModel
     checkpoint: Checkpoint
     skeleton: Skeleton
-    store: HostStore
+    store: RecordStore
 
 
 def build_draft(

@@ -15,7 +15,7 @@ from torch import Tensor
 from localmoe.core.errors import DraftError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers, LayerReader
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.draft_experts import DraftExpert
@@ -61,7 +61,7 @@ def expert_naming(checkpoint: Checkpoint, skeleton: Skeleton) -> ExpertNaming:
 class HostExpertSource:
     """The loaded experts as plain (out, in) matrices, for a draft builder (quant.builder.ExpertSource)."""
 
-    def __init__(self, skeleton: Skeleton, store: HostStore) -> None:
+    def __init__(self, skeleton: Skeleton, store: RecordStore) -> None:
         self._experts = skeleton.experts
         self._store = store
         self.num_layers = len(skeleton.experts)

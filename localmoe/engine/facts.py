@@ -20,6 +20,7 @@ from localmoe.engine.mtp_drafts import mtp_sizes
 from localmoe.engine.sources import CheckpointSource
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.hub.download_plan import check_is_moe, choose_files, needs_index
+from localmoe.hub.draft_places import drafts_home, record_files
 from localmoe.hub.http_errors import TransientError
 from localmoe.hub.local_models import resolve_model
 from localmoe.hub.mtp_tensors import has_mtp
@@ -98,6 +99,7 @@ def local_facts(model: str) -> ModelFacts:
         unsuited=unsuited,
         unsuited_in_place=why_not_in_place(skeleton),
         has_draft=bool(found.drafts),
+        record_files=tuple(record_files(drafts_home(found.name, checkpoint.fingerprint())).values()),
         mtp=_mtp(skeleton, stored) if source.has_mtp() else None,
     )
 

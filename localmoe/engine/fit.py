@@ -18,14 +18,19 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
+from localmoe.engine.lanes import why_not_from_disk
 from localmoe.engine.mtp_drafts import MTP, may_stand_in, with_mtp, with_stand_in
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
 from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
+from localmoe.hardware.ram_experts import ram_bytes
 from localmoe.model.footprint import group_bytes
 
 DISK_MARGIN_BYTES = 64 << 20  # what a download leaves free
+_FILE_MARGIN_BYTES = 256 << 20  # likewise a file of experts (experts.record_file)
+_ENDLESS = 1 << 60
+_FILE_GRAIN_BYTES = 64 << 10  # of which its head and each layer take whole ones
 _DTYPE_BY_BYTES = ((2, torch.bfloat16), (4, torch.float32))
 
 
@@ -42,17 +47,17 @@ def fit_model(
     Args:
         hardware: with what is free now, and what a load gives back first (see `with_given_back`).
         rates: measured, None if they were not.
-        config: budget, context and draft length; the default is what the page starts with.
+        config: budget, context, draft length and where experts lie; the default is what the page starts with.
         download_bytes: still to be written to the disk.
     """
     config = config or EngineConfig()
     context = config.context
     if context is not None:  # chosen for another model: this one may be made for less
         config = replace(config, context=min(context, facts.footprint.max_context))
-    compute = _compute(facts, hardware)
+    compute = _compute(facts, hardware, config)
     device: Literal["cpu", "cuda"] = "cuda" if compute.device.type == "cuda" else "cpu"
     by_layers_because = compute.by_layers_because
-    missing = max(0, download_bytes + DISK_MARGIN_BYTES - hardware.disk_free_bytes) if download_bytes else 0
+    missing = _missing(download_bytes, hardware)
     try:
         check_emulation(config, compute.device)
         check_lanes(config, by_layers_because)
@@ -81,7 +86,11 @@ def fit_model(
         )  # fmt: skip
     except LocalMoeError as error:
         return Fit(False, str(error), device, missing_disk_bytes=missing)
-    reason = "" if not missing else f"The disk has {format_bytes(missing)} too little room for the download."
+    file_bytes, is_written = _record_file(facts, plan)
+    missing = _missing(download_bytes, hardware, 0 if is_written else file_bytes)
+    wanted = [what for what, size in (("download", download_bytes), ("experts' file", file_bytes)) if size]
+    what = " and the ".join(wanted)
+    reason = "" if not missing else f"The disk has {format_bytes(missing)} too little room for the {what}."
     return Fit(
         fits=not missing,
         reason=reason,
@@ -89,11 +98,35 @@ def fit_model(
         vram_bytes=plan.total_bytes if device == "cuda" else 0,
         ram_bytes=plan.host_bytes + (0 if device == "cuda" else plan.total_bytes),
         drafting=plan.drafting,
-        tokens_per_s=_speed(facts, plan, rates, compute),
+        tokens_per_s=None if plan.disk_bytes else _speed(facts, plan, rates, compute),
         context=plan.context,
         missing_disk_bytes=missing,
+        disk_bytes=file_bytes,
+        disk_is_written=is_written,
+        ram_share=plan.ram_experts / facts.footprint.total_experts if plan.disk_bytes else 1.0,
         plan=plan,
     )
+
+
+def fit_or_from_disk(
+    facts: ModelFacts,
+    hardware: Hardware,
+    rates: Rates | None,
+    config: EngineConfig,
+    on_disk: EngineConfig,
+    *,
+    download_bytes: int = 0,
+) -> Fit:
+    """As `fit_model`; of a model that RAM alone refuses, how it would run with `on_disk`, the same
+    configuration with experts on the disk. Where only the disk lacks room for that, the reason says both."""
+    fit = fit_model(facts, hardware, rates, config, download_bytes=download_bytes)
+    if fit.plan is not None:
+        return fit
+    endless = replace(hardware, ram_total_bytes=_ENDLESS, ram_available_bytes=_ENDLESS)
+    found = fit_model(facts, hardware, None, on_disk, download_bytes=download_bytes)
+    if found.plan is None or fit_model(facts, endless, None, config).plan is None:
+        return fit
+    return found if found.fits else replace(fit, reason=f"{fit.reason} {found.reason}")
 
 
 def budget_range(
@@ -151,12 +184,30 @@ def _with_drafter(
     return config, replace(facts, footprint=with_mtp(facts.footprint, facts.mtp, compute))
 
 
-def _compute(facts: ModelFacts, hardware: Hardware) -> ComputeSettings:
+def _missing(download_bytes: int, hardware: Hardware, file_bytes: int = 0) -> int:
+    """That the disk lacks for both."""
+    margin = _FILE_MARGIN_BYTES if file_bytes else DISK_MARGIN_BYTES
+    wanted = download_bytes + file_bytes
+    return max(0, wanted + margin - hardware.disk_free_bytes) if wanted else 0
+
+
+def _record_file(facts: ModelFacts, plan: MemoryPlan) -> tuple[int, bool]:
+    """Bytes of the file of experts that the plan asks for, at most, and whether it is there; 0 for none."""
+    if not plan.disk_bytes:
+        return 0, False
+    footprint = facts.footprint
+    most = ram_bytes(footprint, footprint.total_experts) + _FILE_GRAIN_BYTES * (1 + footprint.num_layers)
+    return most, any(plan.disk_bytes <= size <= most for size in facts.record_files)
+
+
+def _compute(facts: ModelFacts, hardware: Hardware, config: EngineConfig) -> ComputeSettings:
     """As `engine.settings.choose_compute` chooses on that machine."""
     stored = _stored(facts)
     if not hardware.gpus:
         return ComputeSettings(torch.device("cpu"), torch.float32, by_layers_because="there is no GPU")
     unsuited = facts.unsuited or ("its weights have 32 bits" if stored == torch.float32 else "")
+    if config.experts_on == "disk":  # as engine.planning has it
+        unsuited = unsuited or why_not_from_disk(torch.device("cuda"), [], config)
     unsuited = unsuited or why_no_kernels()
     return ComputeSettings(torch.device("cuda", 0), stored, not unsuited, unsuited)
 

@@ -8,8 +8,8 @@ import torch
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
-from localmoe.experts.host_store import HostStore
 from localmoe.experts.in_place import InPlaceMemory
+from localmoe.experts.record_store import RecordStore
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.expert_module import expert_biases
@@ -19,7 +19,7 @@ from localmoe.prefetch.scheduler import Scheduler
 
 
 def make_in_place(
-    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, config: EngineConfig
+    prepared: PreparedModel, store: RecordStore, scheduler: Scheduler, config: EngineConfig
 ) -> InPlaceMemory:
     """As many threads as PyTorch has for the rest of the model, unless others are asked for; attached to the
     scheduler.

@@ -13,6 +13,7 @@ from localmoe.engine.loading import EngineParts
 from localmoe.engine.planning import PreparedModel
 from localmoe.engine.settings import describe_link, describe_passes
 from localmoe.engine.stepping import LOOKUP, looks_up
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.runner import ModelRunner
@@ -122,8 +123,12 @@ def describe_lanes(parts: EngineParts) -> str:
     if isinstance(parts.runner, ModelRunner):
         memory = parts.runner.passes.memory
         if isinstance(memory, InPlaceMemory):
-            return f"CPU, where they lie in RAM ({memory.lane.num_threads} threads)"
-        return "VRAM and PCIe" if parts.prepared.compute.device.type == "cuda" else "RAM"
+            threads = f"{memory.lane.num_threads} threads"
+            if isinstance(memory.store, DiskStore):
+                return f"CPU, from RAM, and from the disk what is not there ({threads})"
+            return f"CPU, where they lie in RAM ({threads})"
+        words = "VRAM and PCIe" if parts.prepared.compute.device.type == "cuda" else "RAM"
+        return f"{words}, from the disk" if isinstance(memory.store, DiskStore) else words
     passes = parts.runner.passes
     return passes.lane.failure if passes.lane is not None and passes.lane.failure else passes.lanes
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from localmoe.core.errors import ConfigError
 from localmoe.engine.loading import EngineParts
 from localmoe.experts.counters import TransferCounters
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.model.runner import ModelRunner
 
 
 def allow_cpu(parts: EngineParts, allowed: bool) -> bool:
-    """Let the next answer's passes take the CPU lane, or not; whether they may now."""
+    """Let the next answer's passes take the CPU lane, or not; whether they may now.
+
+    Raises:
+        ConfigError: they are not to, and cannot do without.
+    """
     if isinstance(parts.runner, ModelRunner) or parts.runner.passes.lane is None:
         return False
+    if parts.runner.passes.lane.needed and not allowed:
+        raise ConfigError(
+            "Experts on the disk come by the CPU, which a strict answer does without: load the model with "
+            "strict on, or its experts in RAM."
+        )
     parts.runner.passes.lane.allowed = allowed
     return allowed
 
@@ -35,9 +46,12 @@ def missing_expert_s(parts: EngineParts) -> float:
 
 
 def count_transfers(parts: EngineParts) -> TransferCounters:
-    """Copies since the slots were made, and what the CPU computed of experts where they lie since load."""
+    """Copies since the slots were made, and what was read from the disk, and computed by the CPU of experts
+    where they lie, since load."""
     memory = parts.passes.memory
     totals = memory.counters()
+    if isinstance(parts.store, DiskStore):
+        totals = replace(totals, disk_bytes=parts.store.counters().disk_bytes)
     if isinstance(memory, InPlaceMemory):
         done = memory.lane.counters()
         return replace(totals, cpu_bytes=done.num_bytes, cpu_busy_s=done.busy_s, cpu_jobs=done.jobs)

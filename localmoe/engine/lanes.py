@@ -3,7 +3,9 @@ pays. Runs no pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +13,10 @@ import torch
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.experts.device_memory import DeviceExpertMemory
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_balance import LanePass
-from localmoe.experts.lane_block import LaneBlock, LaneRates
+from localmoe.experts.lane_block import PATIENCE, LaneBlock, LaneRates
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.rest_block import RestBlock
 from localmoe.hardware.cpu import core_counts
@@ -35,13 +38,14 @@ _HANDOVER_US = 15.0  # posting and answering, both ways over PCIe
 _LINK_KERNEL = 0.92  # rate of kernels that read over the link, beside a copy's
 _JOBS, _LONG_JOBS = 12, 3
 _LONG_US = 20_000.0  # what a job may take that is measured as often as short ones
+DISK_PATIENCE = 30  # times as long as a job may take otherwise
 _SOME, _OF_PROMPTS = 4, 32  # tokens that ask for an expert in jobs that are measured
 # bytes of a mailbox, less than what PyTorch rounds a piece of pinned memory up to
 _MOST_MAILBOX = (64 << 20) - (64 << 10)
 
 
 def make_lane(
-    skeleton: Skeleton, store: HostStore, memory: DeviceExpertMemory, config: EngineConfig
+    skeleton: Skeleton, store: RecordStore, memory: DeviceExpertMemory, config: EngineConfig
 ) -> tuple[DeviceLane | None, str]:
     """The CPU lane that the settings ask for, or None, and what to tell people of it.
 
@@ -50,7 +54,9 @@ def make_lane(
     """
     from localmoe.model.device_lane import DeviceLane
 
+    disk = isinstance(store, DiskStore)
     reason = why_not(memory.slots.device, store.layouts, config)
+    assert not (reason and disk), "planning comes first"
     if reason:
         return None, f"VRAM and PCIe ({reason})"
     lane: CpuLane | None = None
@@ -60,20 +66,22 @@ def make_lane(
     except Exception as error:  # numba's compiler may fail in any way; without this lane all works as well
         if lane is not None:
             lane.close()
-        if config.lanes != "auto":
+        if config.lanes != "auto" or disk:
             raise HardwareError(
                 f"The CPU lane does not work here ({sentence_of(error)}): use --lanes vram+link."
             ) from error
         return None, f"VRAM and PCIe (the CPU lane does not work here: {sentence_of(error)})"
-    if config.lanes == "auto" and rates.link_us < _LEAST_SHARE * rates.first_us:
+    if config.lanes == "auto" and not disk and rates.link_us < _LEAST_SHARE * rates.first_us:
         lane.close()
         slower = f"{rates.first_us:.0f} us on this CPU and {rates.link_us:.0f} over PCIe"
         return None, f"VRAM and PCIe (an expert takes {slower})"
     block = lane_block(lane.mailbox, skeleton, store, memory.block.done.device)
-    link = config.lanes != "vram+cpu"
-    memory.may_prefetch = link
+    link = config.lanes != "vram+cpu" and not disk
+    memory.may_prefetch = link or disk
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
-    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts)
+    if disk:
+        words = "VRAM, and CPU from RAM or the disk"
+    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts, needed=disk)
     unit = ", a matrix unit for prompts" if lane.has_matrix_unit else ""
     return made, f"{words} ({lane.num_threads} threads{unit})"
 
@@ -93,6 +101,12 @@ def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: Engin
     return ""
 
 
+def why_not_from_disk(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
+    """Why steps of a model whose experts lie on the disk cannot run whole on a GPU; "" if they can."""
+    reason = why_not(device, layouts, config)
+    return f"experts on the disk come by the CPU lane: {reason}" if reason else ""
+
+
 def num_threads(config: EngineConfig) -> int:
     """As asked for, or one for each core but those that the host's own work and other programs need: threads
     that have to share a core hold all others up."""
@@ -107,15 +121,16 @@ def lane_rows(top_k: int, hidden: int) -> int:
     return max(WINDOW_BUCKETS[-1], min(MOST_ASKED, fits))
 
 
-def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig) -> CpuLane:
+def _threads(skeleton: Skeleton, store: RecordStore, config: EngineConfig) -> CpuLane:
     from localmoe.experts.cpu_lane import CpuLane
+    from localmoe.experts.disk_lane import DiskLane
 
     module = skeleton.experts[0].module
     activation = detect_activation(module)
     assert activation is not None, "device_support comes first"
     biases = [expert_biases(experts.module) for experts in skeleton.experts]
-    return CpuLane(
-        store,
+    make = partial(DiskLane, store) if isinstance(store, DiskStore) else partial(CpuLane, store)
+    return make(
         activation,
         biases,
         tokens=lane_rows(skeleton.experts_per_token, store.layouts[0].hidden),
@@ -125,7 +140,7 @@ def _threads(skeleton: Skeleton, store: HostStore, config: EngineConfig) -> CpuL
     )
 
 
-def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch.device) -> LaneBlock:
+def lane_block(box: Mailbox, skeleton: Skeleton, store: RecordStore, device: torch.device) -> LaneBlock:
     """The lane's words on the device, for jobs that go through this mailbox."""
     from localmoe.kernels.gpu.routed_experts import split_quantum
 
@@ -135,11 +150,12 @@ def lane_block(box: Mailbox, skeleton: Skeleton, store: HostStore, device: torch
     interleaved = [activation is not None and activation.interleaved for activation in activations]
     rests = RestBlock(layouts, interleaved, quanta, store.dtype, device)
     inner = [layout.inner for layout in layouts]
-    return LaneBlock(box, inner, quanta, store.num_experts, device, rests=rests)
+    patience = PATIENCE * DISK_PATIENCE if isinstance(store, DiskStore) else PATIENCE
+    return LaneBlock(box, inner, quanta, store.num_experts, device, patience, rests)
 
 
 def measure_rates(
-    lane: CpuLane, store: HostStore, memory: DeviceExpertMemory
+    lane: CpuLane, store: RecordStore, memory: DeviceExpertMemory
 ) -> tuple[LaneRates, dict[LanePass, LaneRates]]:
     """What a job and each expert in it cost on the CPU, for one token and for each further one, and what an
     expert costs over the link; for the few tokens of a window, and for as many as a prompt's pass has, of
@@ -165,7 +181,7 @@ def measure_rates(
     return LaneRates(handover, first, further, link), of_prompts
 
 
-def _of_many(lane: CpuLane, store: HostStore, experts: int) -> tuple[float, float]:
+def _of_many(lane: CpuLane, store: RecordStore, experts: int) -> tuple[float, float]:
     """Microseconds of an expert for its first token and for each further one, in jobs of `experts`. Memory is
     the limit for few tokens, of which further ones cost next to nothing, and computing for many."""
     for_some = _job_us(lane, store, experts, _SOME) / experts
@@ -177,7 +193,7 @@ def _of_many(lane: CpuLane, store: HostStore, experts: int) -> tuple[float, floa
     return for_some - (_SOME - 1) * each, each
 
 
-def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int, num_jobs: int = _JOBS) -> float:
+def _job_us(lane: CpuLane, store: RecordStore, num_experts: int, tokens: int, num_jobs: int = _JOBS) -> float:
     """The median of jobs, of other experts each time, so that no cache holds them."""
     pairs = [lane.layout.top_k * row for row in range(tokens)]
     x = torch.full((tokens, lane.layout.hidden), 0.5, dtype=store.dtype)
@@ -185,7 +201,20 @@ def _job_us(lane: CpuLane, store: HostStore, num_experts: int, tokens: int, num_
     for job in range(num_jobs):
         experts = [(num_experts * job + i) % store.num_experts for i in range(num_experts)]
         layer = job % store.num_layers
-        before = lane.counters().busy_s
-        lane.compute(layer, x, [(expert, pairs, store.layouts[layer].inner) for expert in experts])
-        times.append((lane.counters().busy_s - before) * 1e6)
+        with _in_ram(store, layer, experts):
+            before = lane.counters().busy_s
+            lane.compute(layer, x, [(expert, pairs, store.layouts[layer].inner) for expert in experts])
+            times.append((lane.counters().busy_s - before) * 1e6)
     return sorted(times)[num_jobs // 2]
+
+
+@contextmanager
+def _in_ram(store: RecordStore, layer: int, experts: Sequence[int]) -> Iterator[None]:
+    """What a disk takes is no part of the CPU's rates."""
+    if not isinstance(store, DiskStore):
+        yield
+        return
+    with store.held(layer, experts, counts=False) as (_, groups):
+        for _ in groups:
+            pass
+        yield

@@ -14,7 +14,7 @@ from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import BudgetError, CheckpointError, DraftError
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.types import ProgressCallback
-from localmoe.core.units import format_bytes, parse_bytes
+from localmoe.core.units import format_bytes, parse_bytes, size_at_most
 from localmoe.engine.device_parts import assemble_on_device, cache_shape
 from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers, packed_layers
 from localmoe.engine.draft_models import OtherDraft, load_draft_model, load_own_layer, own_draft
@@ -26,14 +26,13 @@ from localmoe.engine.mtp_drafts import MTP, MtpShape
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.engine.row_padding import row_padding
-from localmoe.experts.host_store import HostStore
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
+from localmoe.experts.record_store import RecordStore
 from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.cuda import forget_peak
 from localmoe.hardware.needs import kv_positions
-from localmoe.hardware.plan import size_at_most
 from localmoe.kernels.rows import RowPadding
 from localmoe.model.draft_experts import DraftExpert
 from localmoe.model.draft_model import DraftModelShape
@@ -60,7 +59,7 @@ class EngineParts:
     """What a loaded engine is made of."""
 
     prepared: PreparedModel
-    store: HostStore
+    store: RecordStore
     runner: Runner
     draft: DraftInfo | None
     draft_bytes: int  # of the low-bit draft; 0 while it is laid aside
@@ -145,7 +144,9 @@ def _assemble(
         if config.drafter == MTP:
             raise
         prepared = _going_on_without(prepared, str(error))  # nobody asked for it
-    store = source.load_weights(skeleton, device, progress=progress, cancel=cancel)
+    store = source.load_weights(
+        skeleton, device, ram_experts=prepared.plan.ram_experts, progress=progress, cancel=cancel
+    )
     try:
         by_kernel = prepared.compute.whole_passes
         look_rows_up(skeleton, store, prepared.compute.dtype, by_kernel=by_kernel)
@@ -243,7 +244,7 @@ def _assemble_by_layers(
     state = _sequence_state(prepared)
     passes = PassState(
         memory, scheduler, LookaheadBuffer(len(skeleton.experts)), rows, draft, synthetic=prepared.synthetic,
-        gates=find_gates(skeleton), linears=prepared.linears,
+        gates=find_gates(skeleton, prepared.compute.dtype), linears=prepared.linears,
     )  # fmt: skip
     layers = [RoutedExperts(i, experts.module, passes) for i, experts in enumerate(skeleton.experts)]
     freeze_length(skeleton.model, prepared.plan.context)
@@ -252,7 +253,7 @@ def _assemble_by_layers(
 
 
 def _make_host_memory(
-    prepared: PreparedModel, store: HostStore, scheduler: Scheduler, config: EngineConfig
+    prepared: PreparedModel, store: RecordStore, scheduler: Scheduler, config: EngineConfig
 ) -> ExpertMemory | InPlaceMemory:
     """What passes by layers get their experts from."""
     if prepared.plan.in_place:
@@ -267,7 +268,7 @@ def make_link(config: EngineConfig, device: torch.device) -> Link:
 
 
 def make_memory(
-    prepared: PreparedModel, link: Link, store: HostStore, scheduler: Scheduler, num_slots: int
+    prepared: PreparedModel, link: Link, store: RecordStore, scheduler: Scheduler, num_slots: int
 ) -> ExpertMemory:
     """Slots of the planned number, filled by a worker of their own, and attached to the scheduler."""
     device, dtype = prepared.compute.device, prepared.compute.dtype

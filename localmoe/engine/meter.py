@@ -35,13 +35,14 @@ class Meter:
         counters.peak_device_bytes = self._peak_bytes()
         if self._first_token_at is None:
             if not counters.new_tokens:  # stopped before the first token
-                counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
+                self._count_prompt(totals)
                 return
             self._first_token_at, self._at_first = now, totals
             counters.ttft_s = now - self._started
-            counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
+            self._count_prompt(totals)
         counters.decode_s = now - self._first_token_at
         counters.decode_h2d_bytes = totals.h2d_bytes - self._at_first.h2d_bytes
+        counters.decode_disk_bytes = totals.disk_bytes - self._at_first.disk_bytes
         waited, before = totals.stall_s, self._at_first.stall_s
         counters.stall_s = None if waited is None or before is None else waited - before
         counters.cpu_bytes = totals.cpu_bytes - self._at_first.cpu_bytes
@@ -51,3 +52,7 @@ class Meter:
         counters.cpu_ahead_bytes = totals.cpu_ahead_bytes - self._at_first.cpu_ahead_bytes
         counters.prefetched = totals.prefetched - self._at_start.prefetched
         counters.wasted = totals.wasted - self._at_start.wasted
+
+    def _count_prompt(self, totals: TransferCounters) -> None:
+        self.counters.prefill_h2d_bytes = totals.h2d_bytes - self._at_start.h2d_bytes
+        self.counters.prefill_disk_bytes = totals.disk_bytes - self._at_start.disk_bytes

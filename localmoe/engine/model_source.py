@@ -15,7 +15,7 @@ from localmoe.core.draft_config import DraftForm
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DraftInfo
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.synthetic import SyntheticModel
@@ -55,10 +55,12 @@ class ModelSource(Protocol):
         skeleton: Skeleton,
         device: torch.device,
         *,
+        ram_experts: int = 0,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
-        """Fill the skeleton's shared weights on `device`; the experts' records."""
+    ) -> RecordStore:
+        """Fill the skeleton's shared weights on `device`; the experts' records. ram_experts: so many of them
+        in RAM at a time, and all in a file on the disk; 0: all in RAM."""
 
     def has_draft(self) -> bool:
         """Whether a draft lies in the default place, as far as names tell."""
@@ -69,7 +71,7 @@ class ModelSource(Protocol):
     def load_draft(
         self,
         skeleton: Skeleton,
-        store: HostStore,
+        store: RecordStore,
         device: torch.device,
         folder: Path | None,
         *,
@@ -92,7 +94,7 @@ class ModelSource(Protocol):
         *,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
+    ) -> RecordStore:
         """Fill its shared weights on `device`; its experts' records."""
 
     def simulation(self, footprint: ModelFootprint) -> SyntheticModel | None:

@@ -20,7 +20,7 @@ from localmoe.engine.draft_layers import fused
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, HostExpertSource
 from localmoe.engine.model_source import ModelSource
 from localmoe.engine.settings import ComputeSettings
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
@@ -149,7 +149,7 @@ def follow_by_layers(
     return MtpDraft(shape.facts, layer, MtpTarget(target.model, linears), context)
 
 
-def _packed(made: MtpSkeleton, store: HostStore, device: torch.device) -> LowBitExperts:
+def _packed(made: MtpSkeleton, store: RecordStore, device: torch.device) -> LowBitExperts:
     (experts,) = made.skeleton.experts
     layer = empty_layer(experts, made.skeleton.num_experts, DRAFT_BITS, GROUP_SIZE, device)
     source = HostExpertSource(made.skeleton, store)
@@ -158,7 +158,7 @@ def _packed(made: MtpSkeleton, store: HostStore, device: torch.device) -> LowBit
     return layer
 
 
-def _matrices(made: MtpSkeleton, store: HostStore, device: torch.device) -> list[DraftExpert]:
+def _matrices(made: MtpSkeleton, store: RecordStore, device: torch.device) -> list[DraftExpert]:
     (experts,) = made.skeleton.experts
     concatenated = bool(experts.module.is_concatenated)
     source = HostExpertSource(made.skeleton, store)

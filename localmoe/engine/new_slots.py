@@ -29,7 +29,8 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
         memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
-        memory.may_prefetch = runner.passes.lane is None or runner.passes.lane.link
+        lane = runner.passes.lane
+        memory.may_prefetch = lane is None or lane.link or lane.needed
         runner.passes.memory = memory
 
 

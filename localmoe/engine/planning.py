@@ -19,6 +19,7 @@ from localmoe.core.types import ModelFootprint
 from localmoe.engine.device_support import why_not_in_place, why_not_on_device
 from localmoe.engine.draft_models import DraftShape, read_draft_model, with_draft_model
 from localmoe.engine.drafts import DRAFT_BITS
+from localmoe.engine.lanes import why_not_from_disk
 from localmoe.engine.model_source import ModelSource
 from localmoe.engine.mtp_drafts import MTP, MtpShape, may_stand_in, mtp_sizes, read_mtp, with_stand_in
 from localmoe.engine.random_source import RandomSource
@@ -38,6 +39,7 @@ from localmoe.hardware.needs import NeedsOptions, device_needs
 from localmoe.hardware.plan import free_memory, plan_memory
 from localmoe.hardware.prefill_chunk import choose_chunk
 from localmoe.hardware.probe import probe_hardware
+from localmoe.hardware.ram_experts import left_to_them
 from localmoe.kernels.weight_forms import WeightForm
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.host_embedding import own_embedding
@@ -99,6 +101,9 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
     if not unsuited and source.stored_dtype != compute.dtype:
         stored, computed = _name(source.stored_dtype), _name(compute.dtype)
         unsuited = f"weights are stored as {stored} and computed in {computed}"
+    if config.experts_on == "disk" and compute.device.type == "cuda":
+        layouts = [experts.layout for experts in skeleton.experts]
+        unsuited = unsuited or why_not_from_disk(compute.device, layouts, config)
     compute = replace(compute, whole_passes=not unsuited, by_layers_because=unsuited)
     check_lanes(config, unsuited)
     may_be_in_place = not why_not_in_place(skeleton) and may_compute_in_place(
@@ -229,12 +234,16 @@ def divide_memory(
         library_bytes=CUDA_LIBRARY_BYTES if device == "cuda" else 0,
         whole_passes=compute.whole_passes,
         in_place=compute.in_place,
+        on_disk=config.experts_on == "disk",
     )
     budget, context = config.vram_budget_bytes, config.context
     check_context(context, footprint)
     if budget is None:
         needs = device_needs(footprint, context=context or usual_context(footprint), **options)
         budget = free_memory(hardware, needs, device=device, held_bytes=held_bytes or 0)
+        if device == "cpu" and needs.disk_bytes:
+            least = min(budget, needs.least_bytes(drafting=False))
+            budget = max(least, budget - left_to_them(footprint, config.ram_budget_bytes))
     room = None if host is None else host.room_bytes
     if context is None:
         context = unasked_context(footprint, budget, options, drafting=drafting, host_bytes=room)
@@ -251,6 +260,7 @@ def divide_memory(
         drafting_reason=reason,
         drafting_required=loads_draft and config.draft_length != "auto",
         host=host,
+        ram_budget_bytes=config.ram_budget_bytes,
         **options,
     )
 
@@ -258,36 +268,6 @@ def divide_memory(
 def is_asked_for(config: EngineConfig) -> bool:
     """Whether somebody wants a draft, rather than what is fastest."""
     return config.draft_length != "auto" or config.draft_dir is not None or config.draft_bits != DRAFT_BITS
-
-
-def replan(prepared: PreparedModel, old: MemoryPlan, config: EngineConfig, held_bytes: int) -> MemoryPlan:
-    """The plan of another budget for a model that is loaded after `old`; context and draft stay.
-
-    Args:
-        held_bytes: see `divide_memory`.
-
-    Raises:
-        BudgetError: what is loaded does not fit.
-    """
-    length = config.draft_length
-    if not old.drafting:
-        length = 0
-    elif length == "auto":
-        length = 1  # the loaded draft stays, so the plan must hold it
-    config = replace(config, context=old.context, draft_length=length)
-    return replace(plan_anew(prepared, config, held_bytes), drafting_reason=old.drafting_reason)
-
-
-def plan_anew(prepared: PreparedModel, config: EngineConfig, held_bytes: int | None) -> MemoryPlan:
-    """The plan of a configuration, as for a load, but with experts where they lie now; see `divide_memory`.
-
-    Raises:
-        BudgetError: it does not fit.
-    """
-    stored_bytes, has_draft = prepared.source.stored_dtype.itemsize, prepared.source.has_draft()
-    return divide_memory(
-        prepared.footprint, config, prepared.compute, stored_bytes, held_bytes=held_bytes, has_draft=has_draft
-    )
 
 
 def plan_model(model: str, config: EngineConfig) -> tuple[ModelFootprint, MemoryPlan]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +12,15 @@ import torch
 
 from localmoe.chat.prompt import Encoder, TokenEncoder
 from localmoe.core.draft_config import DraftForm
+from localmoe.core.home import localmoe_home
 from localmoe.core.synthetic import SyntheticSettings
 from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.engine.disk_records import load_from_disk
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, DraftInfo
 from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_file import RecordFile
+from localmoe.experts.record_store import RecordStore
 from localmoe.model.footprint import can_keep_mxfp4, can_pack
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
@@ -78,18 +84,27 @@ class RandomSource:
         skeleton: Skeleton,
         device: torch.device,
         *,
+        ram_experts: int = 0,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
-        """Raises LoadCancelledError: `cancel` was set."""
-        layouts = [experts.layout for experts in skeleton.experts]
-        store = HostStore(layouts, skeleton.num_experts, STORED_DTYPE, embedding_shape(skeleton))
-        try:
-            fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
-        except BaseException:
-            store.close()
-            raise
-        return store
+    ) -> RecordStore:
+        """Raises LoadCancelledError: `cancel` was set; and as engine.disk_records.load_from_disk."""
+        layouts, count = [experts.layout for experts in skeleton.experts], skeleton.num_experts
+        embedding = embedding_shape(skeleton)
+
+        def fill_all(memory: Callable[[int], mmap.mmap] | None = None) -> HostStore:
+            store = HostStore(layouts, count, STORED_DTYPE, embedding, memory=memory)
+            try:
+                fill_random(skeleton, device, store, self.synthetic.seed, progress=progress, cancel=cancel)
+            except BaseException:
+                store.close()
+                raise
+            return store
+
+        if not ram_experts:
+            return fill_all()
+        file = RecordFile.for_one_load(localmoe_home() / "synthetic", layouts, count, STORED_DTYPE)
+        return load_from_disk(file, ram_experts, embedding, fill_all, None, progress=progress, cancel=cancel)
 
     def draft_form(self, folder: Path | None) -> DraftForm:
         """4 bits in groups of 128."""
@@ -98,7 +113,7 @@ class RandomSource:
     def load_draft(
         self,
         skeleton: Skeleton,
-        store: HostStore,
+        store: RecordStore,
         device: torch.device,
         folder: Path | None,
         *,
@@ -126,7 +141,7 @@ class RandomSource:
         *,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
+    ) -> RecordStore:
         """Raises as `load_weights`."""
         return self.load_weights(made.skeleton, device, progress=progress, cancel=cancel)
 

@@ -14,7 +14,7 @@ from localmoe import __version__
 from localmoe.core.remembered import Remembered
 from localmoe.core.types import ExpertKey
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hardware.cpu import cpu_name_and_flags
 from localmoe.kernels.rows import CANDIDATES, RowPadding, measure_row_multiple
 from localmoe.model.row_check import ALIGNMENT, measure_row_padding
@@ -25,7 +25,7 @@ _SWITCHES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")  # environment
 _NONE: list[int] = []  # no padding makes rows independent
 
 
-def row_padding(prepared: PreparedModel, store: HostStore) -> RowPadding | None:
+def row_padding(prepared: PreparedModel, store: RecordStore) -> RowPadding | None:
     """Measured on one expert of each shape, then on the model as a whole: for the longest windows if
     possible, else for windows that one fixed number of rows holds. None: no padding makes rows independent.
     Experts that are computed in place need no padding.

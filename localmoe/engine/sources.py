@@ -18,6 +18,7 @@ from localmoe.core.errors import DraftError
 from localmoe.core.remembered import Remembered
 from localmoe.core.types import ModelFootprint, ProgressCallback
 from localmoe.engine.default_drafts import default_form, default_places
+from localmoe.engine.disk_records import load_from_disk
 from localmoe.engine.draft_layers import DraftLayers
 from localmoe.engine.drafting import DraftBasis, make_draft
 from localmoe.engine.drafts import (
@@ -28,15 +29,17 @@ from localmoe.engine.drafts import (
 )
 from localmoe.engine.end_tokens import read_end_tokens
 from localmoe.engine.own_sampling import read_own_sampling
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_file import RecordFile
+from localmoe.experts.record_store import RecordStore
 from localmoe.hub.catalogue import LocalModel, resolve_model
 from localmoe.hub.checkpoint import Checkpoint
+from localmoe.hub.draft_places import drafts_home
 from localmoe.hub.mtp_tensors import has_mtp, mtp_tensors
 from localmoe.model.footprint import can_keep_mxfp4, can_pack, checkpoint_dtype
-from localmoe.model.loader import load_weights
+from localmoe.model.loader import load_shared, load_weights
 from localmoe.model.mtp_layer import MtpSkeleton
 from localmoe.model.packed_head import saved_bytes
-from localmoe.model.skeleton import Skeleton, build_skeleton
+from localmoe.model.skeleton import Skeleton, build_skeleton, embedding_shape
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.model.weight_reader import stored_dtype
 from localmoe.quant.base_check import DraftBase
@@ -127,16 +130,33 @@ class CheckpointSource:
         skeleton: Skeleton,
         device: torch.device,
         *,
+        ram_experts: int = 0,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
-        """Raises CheckpointError and LoadCancelledError, as `load_weights`."""
-        pin = device.type == "cuda"
-        return load_weights(
-            skeleton, self.checkpoint, device=device, pin=pin, progress=progress, cancel=cancel
+    ) -> RecordStore:
+        """Raises as model.loader.load_weights, and engine.disk_records.load_from_disk."""
+        fill_all = partial(
+            load_weights, skeleton, self.checkpoint, device=device, progress=progress, cancel=cancel
+        )
+        fill_shared = partial(
+            load_shared, skeleton, self.checkpoint, device=device, progress=progress, cancel=cancel
+        )
+        if not ram_experts:
+            return fill_all(pin=device.type == "cuda")
+        fingerprint = self.checkpoint.fingerprint()
+        layouts = [experts.layout for experts in skeleton.experts]
+        home = drafts_home(self.name, fingerprint)
+        return load_from_disk(
+            RecordFile.in_folder(home, layouts, skeleton.num_experts, self.stored_dtype, fingerprint),
+            ram_experts,
+            embedding_shape(skeleton),
+            lambda memory: fill_all(memory=memory),
+            lambda store: fill_shared(store=store),
+            progress=progress,
+            cancel=cancel,
         )
 
-    def draft_base(self, skeleton: Skeleton, store: HostStore) -> DraftBase:
+    def draft_base(self, skeleton: Skeleton, store: RecordStore) -> DraftBase:
         """What a draft of this model is held against."""
         experts = HostExpertSource(skeleton, store)
         checkpoint = self.checkpoint
@@ -159,7 +179,7 @@ class CheckpointSource:
     def load_draft(
         self,
         skeleton: Skeleton,
-        store: HostStore,
+        store: RecordStore,
         device: torch.device,
         folder: Path | None,
         *,
@@ -205,7 +225,7 @@ class CheckpointSource:
         *,
         progress: ProgressCallback | None,
         cancel: threading.Event | None,
-    ) -> HostStore:
+    ) -> RecordStore:
         """Raises as `load_weights`."""
         tensors = mtp_tensors(self.checkpoint, made.paths)
         assert tensors is not None, "has_mtp comes first"

@@ -5,7 +5,9 @@ whether that is done nor when (rehearsal does).
 
 from __future__ import annotations
 
+import mmap
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -156,12 +158,12 @@ class _OneRecordALayer(HostStore):
     """All experts of a layer are at one address, and all rows of the embedding: only addresses are asked for,
     and systems that promise no memory which they lack would count the rest."""
 
-    def _allocate(self, layout: RecordLayout) -> Tensor:
+    def _allocate(self, layout: RecordLayout, memory: Callable[[int], mmap.mmap]) -> Tensor:
         return torch.zeros(1, layout.num_bytes(self.dtype), dtype=torch.uint8).expand(self.num_experts, -1)
 
-    def _allocate_embedding(self, rows: int, columns: int) -> Tensor:
+    def _allocate_embedding(self, shape: tuple[int, int]) -> Tensor:
         # as far up as the real one: a kernel for addresses of 32 bits is another one
-        return super()._allocate_embedding(1, columns).expand(rows, -1)
+        return super()._allocate_embedding((1, shape[1])).expand(shape[0], -1)
 
 
 def _one_for_all(rows: PackedRows, device: torch.device) -> PackedRows:

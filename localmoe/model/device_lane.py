@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from localmoe.core.errors import HardwareError
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.lane_balance import LaneBalance, LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
@@ -44,14 +45,16 @@ class DeviceLane:
         *,
         link: bool,
         of_prompts: Mapping[LanePass, LaneRates] | None = None,
+        needed: bool = False,
     ) -> None:
         """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
         as many tokens as ask for an expert in a prompt's pass, of each kind that can be; None: of one, the
-        same as windows'."""
+        same as windows'. needed: experts come no other way."""
         self.lane = lane
         self.rows = lane.mailbox.layout.tokens
         self.block = block
         self.link = link
+        self.needed = needed
         self.measured = rates
         self.on = False
         self.allowed = True
@@ -98,10 +101,14 @@ class DeviceLane:
         prepared, self._prepared = self._prepared, None
         self.settle(memory)
         self._at_hand, prompt = self._balances[kind], kind is not LanePass.WINDOW
+        if self.needed and memory.may_copy and not self.on:
+            raise _lost(self.failure or "an answer was to do without it")
         if not self.on:
             return
         if not self.lane.healthy:
             self._give_up(self.lane.failure or "its threads have ended")
+            if self.needed:
+                raise _lost(self.failure)
             return
         self.lane.use_matrix_unit(kind is LanePass.UNIT)
         self.lane.hold()
@@ -134,6 +141,8 @@ class DeviceLane:
             self.lane.rest()
         if report.failed:
             self._give_up(self.lane.failure or "the CPU did not answer in time")
+            if self.needed:
+                raise _lost(self.failure)
             return False
         jobs, waited = report.posted - self._posted, report.waited - self.waited
         self._posted, self.waited = report.posted, report.waited
@@ -161,8 +170,17 @@ class DeviceLane:
         if self.failure:
             return  # said already
         _LOG.warning("the CPU lane was given up: %s", reason)
-        self.failure = f"the CPU lane was given up ({reason}); missing experts come over the link"
+        self.failure = reason
+        if not self.needed:
+            self.failure = f"the CPU lane was given up ({reason}); missing experts come over the link"
 
     def close(self) -> None:
         """End the threads."""
         self.lane.close()
+
+
+def _lost(reason: str) -> HardwareError:
+    return HardwareError(
+        f"Experts on the disk come by the CPU's threads, which have ended ({reason.rstrip('.')}): load the "
+        "model again."
+    )

@@ -41,13 +41,14 @@ class PromptPasses:
         most = max(WINDOW, min(MOST_ASKED, most))
         # alone a CPU would take long for many tokens
         tries = lane is not None and lane.link
-        return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most)
+        needed = lane is not None and lane.needed
+        return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most, only_asks=needed)
 
     @property
     def _kinds(self) -> tuple[LanePass | None, ...]:
         """That the next pass may be of."""
         lane = self._runner.passes.lane
-        return (None,) if lane is None or not lane.may_be_on else lane.prompt_kinds
+        return (None,) if lane is None or not (lane.may_be_on or lane.needed) else lane.prompt_kinds
 
     def _best(self, kinds: Sequence[LanePass | None], tokens: int) -> LanePass | None:
         """Of a pass of so many tokens that asks: one that is not known yet, else the fastest."""
@@ -97,7 +98,7 @@ class PromptPasses:
         """None: the CPU lane failed, or there is no room for what would mend that; the text is as it was."""
         runner, lane = self._runner, self._runner.passes.lane
         before = None
-        if lane is not None and start:
+        if lane is not None and start and not lane.needed:  # else it is no pass that could be mended
             lane.settle(runner.passes.memory)
             try:
                 before = runner.sequence.copy_states() if lane.on else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from localmoe.core.draft_config import GptqSettings
 from localmoe.core.errors import DraftError
 from localmoe.core.types import ExpertKey, Progress, ProgressCallback
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.kernels.activations import inner_function
 from localmoe.kernels.codes import CodeMatrix
 from localmoe.model.expert_module import expert_biases, weight_names
@@ -33,7 +33,7 @@ _WORKSPACE_BYTES = 768 << 20  # of a GPU's libraries, and of a batch inside a la
 class StoredLayer:
     """One layer's records as plain matrices (quant.calibrated_layer.LayerWeights)."""
 
-    def __init__(self, experts: ExpertsModule, store: HostStore, layer: int, device: torch.device) -> None:
+    def __init__(self, experts: ExpertsModule, store: RecordStore, layer: int, device: torch.device) -> None:
         self.num_experts = store.num_experts
         self._module = experts.module
         self._layout = experts.layout
@@ -174,7 +174,7 @@ class GptqBuild:
     def __init__(
         self,
         skeleton: Skeleton,
-        store: HostStore,
+        store: RecordStore,
         tokens: Tensor,
         settings: GptqSettings,
         device: torch.device,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.model.packed_head import read_packed_rows
 from localmoe.model.skeleton import Skeleton
 from localmoe.model.tying import input_embedding, path_of_own_weight
@@ -32,7 +32,7 @@ def embedding_params(model: Any) -> int:
     return 0 if path is None else model.get_submodule(path).weight.numel()
 
 
-def look_rows_up(skeleton: Skeleton, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
+def look_rows_up(skeleton: Skeleton, store: RecordStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
     """Let a model whose weights are loaded look up its rows where they are: in the store's table if that has
     it, in a packed head that is the same weight, or in its own table.
 
@@ -52,7 +52,7 @@ def look_rows_up(skeleton: Skeleton, store: HostStore, dtype: torch.dtype, *, by
 class HostEmbedding:
     """The forward of the embedding."""
 
-    def __init__(self, store: HostStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
+    def __init__(self, store: RecordStore, dtype: torch.dtype, *, by_kernel: bool) -> None:
         self._store = store
         self._dtype = dtype
         self._by_kernel = by_kernel

@@ -17,21 +17,25 @@ Gate = Callable[[Tensor], tuple[Tensor, Tensor]]  # (T, H) -> weights and expert
 
 
 @torch.inference_mode()
-def find_gates(skeleton: Skeleton) -> list[Gate | None]:
+def find_gates(skeleton: Skeleton, dtype: torch.dtype | None = None) -> list[Gate | None]:
     """The router of each MoE layer: a sibling of its experts that gives (logits, weights, experts), as a
     trial shows; its weights have to be there. None where there is no such module, or it does not read what
-    the experts read."""
+    the experts read.
+
+    Args:
+        dtype: of hidden states; None: the model's, which is another one where some layers keep theirs.
+    """
     size = int(skeleton.text_config.hidden_size)
     gates = [
         _gate_beside(skeleton, experts.path) if experts.layout.hidden == size else None
         for experts in skeleton.experts
     ]
-    return [gate if gate is not None and _answers(gate, skeleton) else None for gate in gates]
+    return [gate if gate is not None and _answers(gate, skeleton, dtype) else None for gate in gates]
 
 
-def _answers(gate: Gate, skeleton: Skeleton) -> bool:
+def _answers(gate: Gate, skeleton: Skeleton, dtype: torch.dtype | None) -> bool:
     model, size = skeleton.model, int(skeleton.text_config.hidden_size)
-    trial = torch.zeros(1, size, dtype=model.dtype, device=next(model.parameters()).device)
+    trial = torch.zeros(1, size, dtype=dtype or model.dtype, device=next(model.parameters()).device)
     try:
         weights, experts = gate(trial)
         return weights.shape == experts.shape == (1, experts.shape[1]) and not experts.is_floating_point()

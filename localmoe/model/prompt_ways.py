@@ -32,14 +32,18 @@ _WORTH_A_TRY = 1.5
 class PromptWays:
     """Of one model and budget, and of one kind of pass: how the CPU helps, or that it does not."""
 
-    def __init__(self, *, tries: bool, copy_s: float | None = None, most: int = MOST_ASKED) -> None:
+    def __init__(
+        self, *, tries: bool, copy_s: float | None = None, most: int = MOST_ASKED, only_asks: bool = False
+    ) -> None:
         """
         Args:
             tries: passes that ask while nobody knows what such long ones take. Else shorter prompts have to
                 show first that it may pay.
             copy_s: of an expert over the link, as measured.
             most: tokens of a pass that asks.
+            only_asks: nothing can be streamed.
         """
+        self._only_asks = only_asks
         self._tries, self._copy_s = tries, copy_s
         self.most = most
         # seconds, less what the number of tokens makes of it, by the power of two of windows that they are
@@ -56,6 +60,8 @@ class PromptWays:
         """
         if left <= self.most or not missing:
             return min(left, longest)
+        if self._only_asks:
+            return min(self.most, longest, left - BEFORE_THE_END)
         whole, rest = divmod(left, self.most)
         each, last, streamed = (
             self._asked_s(self.most),
@@ -76,6 +82,8 @@ class PromptWays:
         """Whether a pass of so many tokens, more than a window's, asks for its experts."""
         if tokens > self.most or not missing:
             return False
+        if self._only_asks:
+            return True
         asked, streamed = self._asked_s(tokens), self._streamed_s(missing)
         if asked is None or streamed is None:
             return self._tries

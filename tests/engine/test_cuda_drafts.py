@@ -19,7 +19,7 @@ from localmoe.engine import Engine
 from localmoe.engine.drafting import build_draft
 from localmoe.engine.drafts import HostExpertSource
 from localmoe.engine.random_source import RandomSource
-from localmoe.experts.host_store import HostStore
+from localmoe.experts.record_store import RecordStore
 from localmoe.hub.catalogue import demo_folder
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.model.gptq_build import BATCH, GptqBuild, least_build_bytes
@@ -48,7 +48,7 @@ def draft_words(engine: Engine) -> list[torch.Tensor]:
     return found
 
 
-def in_ram(source: RandomSource) -> tuple[Skeleton, HostStore]:
+def in_ram(source: RandomSource) -> tuple[Skeleton, RecordStore]:
     """Random weights, drawn on the GPU because a CPU takes minutes."""
     skeleton = source.skeleton(torch.bfloat16)
     store = source.load_weights(skeleton, torch.device("cuda"), progress=None, cancel=None)

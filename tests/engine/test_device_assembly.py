@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 class Lane:
     """Counts how often it is closed; no pass gets as far as to use it."""
 
-    closed, rows, link = 0, 1024, True
+    closed, rows, link, needed = 0, 1024, True, False
 
     def close(self) -> None:
         self.closed += 1

@@ -17,7 +17,7 @@ from support.hub_home import REPO, hub_and_home
 from support.hub_server import HubServer, files_of
 from support.tiny_models import tiny_model, write_model
 
-from localmoe.core.config import EngineConfig
+from localmoe.core.config import EXPERTS_ON, EngineConfig, ExpertsOn
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, DownloadError, HubUnreachableError, UnsupportedModelError
 from localmoe.core.model_facts import Fit, ModelFacts
@@ -153,23 +153,25 @@ def test_the_tiers_of_a_card_and_what_does_not_fit_it() -> None:
     ram=st.integers(0, 1 << 38), vram=st.integers(0, 1 << 37), gpu=st.booleans(),
     disk=st.integers(0, 1 << 40),
     name=st.sampled_from(sorted(BY_NAME)), budget=st.none() | st.integers(1, 1 << 38),
-    rate=st.sampled_from([1e-300, 1.0, 1e9, 1e300]),
+    rate=st.sampled_from([1e-300, 1.0, 1e9, 1e300]), experts_on=st.sampled_from(EXPERTS_ON),
 )  # fmt: skip
 def test_no_machine_makes_a_nan_or_a_plan_beyond_what_is_free(
-    ram: int, vram: int, gpu: bool, disk: int, name: str, budget: int | None, rate: float
-) -> None:
+    ram: int, vram: int, gpu: bool, disk: int, name: str, budget: int | None, rate: float,
+    experts_on: ExpertsOn,
+) -> None:  # fmt: skip
     card = replace(GPU, total_bytes=max(vram, 1), free_bytes=vram)
     computer = replace(
         COMPUTER, gpus=(card,) if gpu else (), ram_total_bytes=max(ram, 1), ram_available_bytes=ram,
         disk_free_bytes=disk,
     )  # fmt: skip
-    config = EngineConfig(vram_budget_bytes=budget)
+    config = EngineConfig(vram_budget_bytes=budget, experts_on=experts_on)
     facts = BY_NAME[name]
     fit = fit_model(facts, computer, Rates(rate, rate), config, download_bytes=facts.num_bytes)
     assert fit.fits == (fit.reason == "")
     assert fit.tokens_per_s is None or (math.isfinite(fit.tokens_per_s) and fit.tokens_per_s > 0)
     if fit.fits:
-        assert fit.ram_bytes <= ram and disk >= facts.num_bytes
+        assert fit.ram_bytes <= ram and disk >= facts.num_bytes + fit.disk_bytes
+        assert 0 < fit.ram_share <= 1 and (fit.disk_bytes > 0) == (experts_on == "disk")
         assert fit.vram_bytes <= (vram if budget is None else budget)
 
 

@@ -199,8 +199,8 @@ def test_readers_that_fail_together_leave_nothing(tmp_path: Path, monkeypatch: p
     stores: list[weakref.ref[Tensor]] = []
     making = HostStore.__init__
 
-    def noted(store: HostStore, *arguments: Any) -> None:
-        making(store, *arguments)
+    def noted(store: HostStore, *arguments: Any, **options: Any) -> None:
+        making(store, *arguments, **options)
         stores.extend(weakref.ref(layer) for layer in store._layers)
 
     monkeypatch.setattr(HostStore, "__init__", noted)

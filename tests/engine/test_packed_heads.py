@@ -94,7 +94,7 @@ def test_on_a_cpu_it_stays_as_it_is(tied: bool, tmp_path: Path) -> None:
 def test_what_fits_is_what_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path)
     prepared = as_on_a_gpu(folder, monkeypatch, draft_length=0)
-    monkeypatch.setattr("localmoe.engine.fit._compute", lambda facts, hardware: prepared.compute)
+    monkeypatch.setattr("localmoe.engine.fit._compute", lambda *asked: prepared.compute)
     config = EngineConfig(vram_budget_bytes=1 << 30, context=prepared.plan.context, draft_length=0)
     fit = fit_model(local_facts(str(folder)), planning.probe_hardware(measure=False), None, config)
     assert fit.plan is not None and fit.plan.shared_bytes == prepared.plan.shared_bytes

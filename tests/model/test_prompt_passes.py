@@ -25,7 +25,9 @@ class Runner:
     def __init__(self, kinds: tuple[LanePass, ...], took: dict[str, float]) -> None:
         self.capture_s, self.now, self.took = 0.0, 0.0, took
         self.done: list[str] = []
-        self.lane = SimpleNamespace(rows=1024, link=True, may_be_on=True, on=True, prompt_kinds=kinds)
+        self.lane = SimpleNamespace(
+            rows=1024, link=True, needed=False, may_be_on=True, on=True, prompt_kinds=kinds
+        )
         self.lane.settle = lambda memory: None
         self.opened = 0
         store = SimpleNamespace(num_experts=128)

@@ -29,7 +29,7 @@ from transformers.core_model_loading import Chunk, Transpose, WeightConverter
 
 from localmoe.core.errors import CheckpointError, HardwareError, LoadCancelledError
 from localmoe.core.types import ExpertKey, Progress
-from localmoe.experts import host_store
+from localmoe.experts import host_memory
 from localmoe.experts.host_store import HostStore
 from localmoe.hub.checkpoint import Checkpoint, TensorHeader
 from localmoe.model import placement
@@ -342,7 +342,7 @@ def test_a_layer_is_pinned_when_it_is_complete_and_while_others_are_read(
     slow_reads(monkeypatch)
     monkeypatch.setattr(HostStore, "pin_layer", pin_layer)
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver))
-    monkeypatch.setattr(host_store, "device_address", lambda address: address)
+    monkeypatch.setattr(host_memory, "device_address", lambda address: address)
     skeleton = build_skeleton(checkpoint, torch.float32)
     with load_weights(skeleton, checkpoint, device=CPU, pin=True) as store:
         assert all(loaded_at_pin[layer][layer] for layer in range(3))
@@ -357,7 +357,7 @@ def test_a_load_that_fails_late_or_cannot_pin_leaves_nothing_pinned(
     checkpoint = Checkpoint.open(tiny("qwen3_moe")[0])
     driver = FakeDriver()
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: driver))
-    monkeypatch.setattr(host_store, "device_address", lambda address: address)
+    monkeypatch.setattr(host_memory, "device_address", lambda address: address)
     last = max(checkpoint.tensors.values(), key=lambda header: header.offset)
     skeleton = build_skeleton(checkpoint, torch.float32)
     with pytest.MonkeyPatch.context() as patch:
