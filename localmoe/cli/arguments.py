@@ -45,8 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     pull = _add(commands, "pull", "download a model from the Hugging Face Hub, or go on with it", json=False)
     _add_pull_options(pull)
     _add(commands, "models", "models on this machine")
-    remove = _add(commands, "rm", "delete a downloaded model and its drafts", json=False)
-    _add_model(remove)
+    remove = _add(commands, "rm", "delete a downloaded model and what was made of it", json=False)
+    _add_remove_options(remove)
     draft = _add(commands, "draft", "build the low-bit draft of a model", json=False)
     _add_model(draft)
     add_draft_options(draft)
@@ -83,6 +83,18 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="a model folder, a Hub repo id on this machine, or demo"
     )
+
+
+def _add_remove_options(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--made",
+        action="store_true",
+        help="delete what was made of it alone, its drafts and the file of its experts on the disk; also of "
+        "a folder's model, and of one that is gone",
+    )
+    what.add_argument("--experts-file", action="store_true", help="of that, the file of its experts alone")
 
 
 def _add_pull_options(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from localmoe.cli.lane_options import add_lane_options
 from localmoe.cli.option_types import checked
 from localmoe.core.config import (
     ALLOWED_DRAFT_BITS,
+    EXPERTS_ON,
     LONGEST_UNASKED,
     USUAL_CONTEXT,
     DrafterName,
@@ -49,6 +50,19 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         "where that can be",
     )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument(
+        "--experts-on",
+        choices=EXPERTS_ON,
+        default=DEFAULTS.experts_on,
+        help="disk: where RAM does not hold all experts, they lie in a file on the disk, and as many of them "
+        "in RAM as there is room for; slower; default: %(default)s",
+    )
+    parser.add_argument(
+        "--ram-budget",
+        type=checked(parse_bytes),
+        metavar="SIZE",
+        help="of RAM for experts that lie on the disk; default: what is free, less a reserve",
+    )
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +159,8 @@ def engine_config(args: argparse.Namespace, *, policy: str = DEFAULTS.policy) ->
         emulated_link_bytes_per_s=args.emulated_link,
         prompt_cache_bytes=args.prompt_cache,
         pack_experts=not args.no_packing,
+        experts_on=args.experts_on,
+        ram_budget_bytes=args.ram_budget,
         device=args.device,
         dtype=args.dtype,
     )

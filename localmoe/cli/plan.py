@@ -31,7 +31,7 @@ def run_plan(args: argparse.Namespace) -> None:
         emulated_link_bytes_per_s=config.emulated_link_bytes_per_s,
     )
     limits = None
-    if rates is not None:
+    if rates is not None and not prepared.plan.disk_bytes:  # the disk's rate is not measured
         limits = predict_limits(
             prepared.footprint,
             prepared.plan,
@@ -64,6 +64,7 @@ def run_plan(args: argparse.Namespace) -> None:
             (f"  KV cache, {plan.context} tokens", format_bytes(plan.kv_bytes)),
             ("  workspace", format_bytes(plan.workspace_bytes)),
             *_slots(plan),
+            *_disk(plan, footprint),
             *_predictions(limits),
         ],
     )
@@ -94,10 +95,22 @@ def _form(footprint: ModelFootprint) -> str:
 
 def _slots(plan: MemoryPlan) -> list[tuple[str, object]]:
     if plan.in_place:
-        return [("Experts", "computed where they lie in host RAM")]
+        disk = ", read from the disk those that are not there" if plan.disk_bytes else ""
+        return [("Experts", f"computed where they lie in host RAM{disk}")]
     return [
         ("  expert slots", f"{plan.num_slots} x {format_bytes(plan.slot_bytes)}"),
         ("Experts in slots", f"{100 * plan.resident_share:.0f} %"),
+    ]
+
+
+def _disk(plan: MemoryPlan, footprint: ModelFootprint) -> list[tuple[str, object]]:
+    if not plan.disk_bytes:
+        return []
+    total = footprint.total_experts
+    held = f"{plan.ram_experts:,} of {total:,} ({100 * plan.ram_experts / total:.0f} %)"
+    return [
+        ("Experts in host RAM at a time", held),
+        ("Their file on the disk", format_bytes(plan.disk_bytes)),
     ]
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from localmoe.cli.model_rows import size_rows
 from localmoe.cli.output import ProgressBars, note, print_pairs
+from localmoe.core.config import EngineConfig
 from localmoe.core.errors import BudgetError
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.uninterrupted import ended_at_once
@@ -55,7 +56,11 @@ def _show_fit(repo_id: str, revision: str | None) -> None:
     )
     missing = missing_bytes(models_folder(), DownloadRecord(repo_id, facts.revision), facts.num_bytes)
     fit = fit_model(facts, hardware, rates, download_bytes=missing)
-    print_pairs(f"{repo_id} ({facts.footprint.architecture})", [*_needs(facts), *_answer(fit)])
+    rows = [*_needs(facts), *_answer(fit)]
+    if fit.plan is None:
+        config = EngineConfig(experts_on="disk")
+        rows += _from_disk(fit_model(facts, hardware, None, config, download_bytes=missing))
+    print_pairs(f"{repo_id} ({facts.footprint.architecture})", rows)
     if not fit.fits:
         raise BudgetError(fit.reason)
 
@@ -66,6 +71,17 @@ def _needs(facts: ModelFacts) -> list[tuple[str, object]]:
         ("Context", f"{facts.footprint.max_context} tokens at most"),
         ("Download", format_bytes(facts.num_bytes)),
         ("Licence", (facts.licence or "not named") + (", gated" if facts.gated else "")),
+    ]
+
+
+def _from_disk(fit: Fit) -> list[tuple[str, object]]:
+    """Of a model that does not fit otherwise."""
+    if not fit.fits:
+        return []
+    return [
+        ("With --experts-on disk", "yes, slower"),
+        ("  RAM", f"{format_bytes(fit.ram_bytes)}, {100 * fit.ram_share:.0f} % of the experts"),
+        ("  experts' file", format_bytes(fit.disk_bytes)),
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 from localmoe.cli.output import print_json, print_pairs, print_table
 from localmoe.core.units import format_bytes, format_rate
 from localmoe.hardware.probe import probe_hardware
-from localmoe.hub.catalogue import list_models, models_folder, remove_model
+from localmoe.hub.catalogue import list_models, models_folder, remove_made, remove_model
+from localmoe.hub.draft_places import bytes_under, homes_of_others
 from localmoe.hub.unfinished import UnfinishedDownload, list_unfinished
 
 
@@ -43,6 +45,7 @@ def run_hw(args: argparse.Namespace) -> None:
 def run_models(args: argparse.Namespace) -> None:
     """Models on this machine."""
     models, unfinished = list_models(), list_unfinished(models_folder())
+    others = [(of, home, bytes_under(home)) for of, home in homes_of_others(one.name for one in models)]
     if args.json:
         print_json(
             [
@@ -55,9 +58,11 @@ def run_models(args: argparse.Namespace) -> None:
                         "architecture": model.architecture,
                         "source": model.source,
                         "drafts": [path.name for path in model.drafts],
+                        "made_bytes": model.made_bytes,
                     }
                     for model in models
                 ),
+                *(_left(*other) for other in others),
             ]
         )
         return
@@ -68,10 +73,11 @@ def run_models(args: argparse.Namespace) -> None:
             format_bytes(model.num_bytes),
             model.source,
             len(model.drafts) or "-",
+            format_bytes(model.made_bytes) if model.made_bytes else "-",
         )
         for model in models
     ]
-    print_table("Models", ("name", "architecture", "size", "from", "drafts"), rows)
+    print_table("Models", ("name", "architecture", "size", "from", "drafts", "made of it"), rows)
     if unfinished:
         parts = [
             (one.repo_id, one.revision or "-", format_bytes(one.held_bytes), _whole(one))
@@ -82,6 +88,9 @@ def run_models(args: argparse.Namespace) -> None:
             "'localmoe rm' deletes them)"
         )
         print_table(title, ("name", "revision", "on the disk", "of"), parts)
+    if others:
+        title = "Made of models that are not listed ('localmoe rm NAME --made' deletes it)"
+        print_table(title, ("name", "size", "in"), [(of, format_bytes(n), home) for of, home, n in others])
 
 
 def _as_json(download: UnfinishedDownload) -> dict[str, object]:
@@ -97,14 +106,30 @@ def _as_json(download: UnfinishedDownload) -> dict[str, object]:
     }
 
 
+def _left(name: str, home: Path, num_bytes: int) -> dict[str, object]:
+    return {
+        "name": name,
+        "folder": str(home),
+        "bytes": 0,
+        "architecture": None,
+        "source": "made",
+        "drafts": [],
+        "made_bytes": num_bytes,
+    }
+
+
 def _whole(download: UnfinishedDownload) -> str:
     return "-" if download.total_bytes is None else format_bytes(download.total_bytes)
 
 
 def run_rm(args: argparse.Namespace) -> None:
-    """Delete a model.
+    """Delete a model, or what was made of it.
 
     Raises:
         LocalMoeError: there is none of that name, or it is not localmoe's to delete.
     """
-    print(f"Freed {format_bytes(remove_model(args.model))}.")
+    if args.made or args.experts_file:
+        freed = remove_made(args.model, records_alone=args.experts_file)
+    else:
+        freed = remove_model(args.model)
+    print(f"Freed {format_bytes(freed)}.")

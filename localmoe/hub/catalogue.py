@@ -7,7 +7,7 @@ from pathlib import Path
 from localmoe.core.home import localmoe_home
 from localmoe.hub.draft_places import DEMO_DRAFT_NAME, drafts_home, kind_name
 from localmoe.hub.local_models import LocalModel, demo_folder, list_models, models_folder, resolve_model
-from localmoe.hub.removal import remove_model
+from localmoe.hub.removal import remove_made, remove_model
 
 __all__ = [
     "LocalModel",
@@ -16,6 +16,7 @@ __all__ = [
     "list_models",
     "localmoe_home",
     "models_folder",
+    "remove_made",
     "remove_model",
     "resolve_model",
 ]

@@ -12,7 +12,13 @@ from typing import Literal
 
 from localmoe.core.errors import CheckpointError, LocalMoeError, ModelNotFoundError
 from localmoe.core.home import models_home
-from localmoe.hub.draft_places import DEMO_DRAFT_NAME, find_drafts
+from localmoe.hub.draft_places import (
+    DEMO_DRAFT_NAME,
+    bytes_under,
+    find_drafts,
+    find_homes,
+    record_files,
+)
 from localmoe.hub.hf_cache import cached_repos, complete_snapshot, folder_names, repo_folder
 from localmoe.hub.model_folder import FolderFacts, read_folder
 from localmoe.hub.names import is_repo_id, repo_id_of, safe_name
@@ -31,6 +37,8 @@ class LocalModel:
         num_bytes: bytes of the weight files.
         architecture: the config's model_type.
         drafts: drafts that were made for a model of this name (loading one checks the fingerprint).
+        made_bytes: of all that was made of models of this name on this machine; record_bytes: of that, of
+            files of their experts.
     """
 
     name: str
@@ -39,6 +47,8 @@ class LocalModel:
     architecture: str
     drafts: tuple[Path, ...]
     source: Source
+    made_bytes: int = 0
+    record_bytes: int = 0
 
 
 def demo_folder() -> Path:
@@ -89,7 +99,16 @@ def resolve_model(model: str) -> LocalModel:
 
 
 def _local(name: str, folder: Path, facts: FolderFacts, source: Source) -> LocalModel:
-    return LocalModel(name, folder, facts.num_bytes, facts.architecture, find_drafts(name), source)
+    return LocalModel(
+        name, folder, facts.num_bytes, facts.architecture, find_drafts(name), source, *_made_bytes(name)
+    )
+
+
+def _made_bytes(name: str) -> tuple[int, int]:
+    """All, and of files of experts."""
+    homes = find_homes(name)
+    records = sum(size for home in homes for size in record_files(home).values())
+    return sum(map(bytes_under, homes)), records
 
 
 def _demo() -> LocalModel:
@@ -98,7 +117,8 @@ def _demo() -> LocalModel:
     drafts = find_drafts(DEMO_NAME)
     if (folder / DEMO_DRAFT_NAME).is_dir():
         drafts = (folder / DEMO_DRAFT_NAME, *drafts)
-    return LocalModel(DEMO_NAME, folder, facts.num_bytes, facts.architecture, drafts, "demo")
+    made = _made_bytes(DEMO_NAME)
+    return LocalModel(DEMO_NAME, folder, facts.num_bytes, facts.architecture, drafts, "demo", *made)
 
 
 def _own_models() -> Iterator[LocalModel]:
