@@ -112,6 +112,8 @@ def _predicted_note(result: Result, t: Texts) -> str:
             "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.",
             accepted=words.percent(acceptance), match=words.percent(match),
         )  # fmt: skip
+    if result.get("from_disk"):
+        text += " " + t("Their computers' RAM holds all experts: from the disk, as here, it would be slower.")
     if result.get("mtp"):
         text += " " + t(
             "The model's MTP layer drafts, which is not predicted: rows with drafts are left out."

@@ -17,8 +17,23 @@ _KINDS = {
 }
 
 
-def cache_card(stats: GenerationStats | None, bound: ReuseBound | None, t: Texts = ENGLISH) -> str:
-    """bound: of the same answer, once it has ended."""
+_KINDS_OF_DISK = {
+    **_KINDS,
+    "hit": ("already in RAM", "experts that were in RAM when the model asked for them"),
+    "late": ("being read", "experts whose reading had begun but was not complete when the model asked"),
+    "miss": (
+        "read on demand",
+        "experts whose reading from the disk began only when the model asked for them",
+    ),
+}
+
+
+def cache_card(
+    stats: GenerationStats | None, bound: ReuseBound | None, t: Texts = ENGLISH, *, from_disk: bool = False
+) -> str:
+    """bound: of the same answer, once it has ended. from_disk: experts are computed in RAM and read into it
+    from the disk."""
+    kinds = _KINDS_OF_DISK if from_disk else _KINDS
     hit_rate = stats.hit_rate if stats else None
     counts = {"hit": 0, "late": 0, "miss": 0}
     if stats:
@@ -29,21 +44,23 @@ def cache_card(stats: GenerationStats | None, bound: ReuseBound | None, t: Texts
         counts["cpu"] = stats.computed
         label += t(", computed on the CPU {count}", count=stats.computed)
     whole = max(1, sum(counts.values()))
-    parts = [(name, t(_KINDS[name][0]), f"{count:,}", t(_KINDS[name][1])) for name, count in counts.items()]
+    parts = [(name, t(kinds[name][0]), f"{count:,}", t(kinds[name][1])) for name, count in counts.items()]
     shares = bar([(name, count / whole) for name, count in counts.items()], label)
-    rate = fact(
-        t("Hit rate"), words.percent(hit_rate), "hit_rate",
-        t("share of the experts that the model asked for that were in device memory at that moment"),
-    )  # fmt: skip
-    body = rate + shares + legend(parts) + _copies(stats, t) + _bound(bound, t)
+    hint = t("share of the experts that the model asked for that were in device memory at that moment")
+    if from_disk:
+        hint = t("share of the experts that the model asked for that were in RAM at that moment")
+    rate = fact(t("Hit rate"), words.percent(hit_rate), "hit_rate", hint)
+    body = rate + shares + legend(parts) + _copies(stats, t, from_disk) + _bound(bound, t)
     return card(t("Expert cache"), body, "cache")
 
 
-def _copies(stats: GenerationStats | None, t: Texts) -> str:
+def _copies(stats: GenerationStats | None, t: Texts, from_disk: bool) -> str:
     value = words.NONE
     if stats:
         value = t("{count} ({unused} unused)", count=f"{stats.prefetched:,}", unused=f"{stats.wasted:,}")
     hint = t("experts copied before the model asked for them; unused: evicted without being asked for")
+    if from_disk:
+        hint = t("experts read before the model asked for them; unused: given up without being asked for")
     return fact(t("Prefetched"), value, "prefetched", hint)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from app.draft_improver import DraftImprover
-from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus
+from app.engine_status import INTERNAL_ERROR, EngineLike, EngineLoader, EngineStatus, RamAloneError
 from app.host_memory import HostMemory
 from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import BudgetError, LocalMoeError
@@ -221,8 +221,9 @@ class EngineHolder:
                 engine = self._loader(model, config, progress=on_progress, cancel=cancel)
         except BudgetError as failure:
             failed = replace(
-                failed, error=str(failure), better_budget=failure.budget_bytes, better_context=failure.context
-            )
+                failed, error=str(failure), better_budget=failure.budget_bytes,
+                better_context=failure.context, runs_from_disk=isinstance(failure, RamAloneError),
+            )  # fmt: skip
         except LocalMoeError as failure:
             failed = replace(failed, error=str(failure))
         except Exception:

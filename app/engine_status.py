@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from app.host_memory import HostMemory
 from localmoe.core.config import DrafterName, EngineConfig, GenerationRequest, SamplingConfig
+from localmoe.core.errors import BudgetError
 from localmoe.core.live_state import LiveState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stream import StreamEvent
@@ -25,6 +26,10 @@ NO_THREAD = (
     "The answer could not begin, as the system has no memory or thread to give: "
     "close other programs and try again."
 )
+
+
+class RamAloneError(BudgetError):
+    """RAM does not hold a model's experts, and it would run with them on the disk."""
 
 
 class LiveLike(Protocol):
@@ -98,6 +103,7 @@ class EngineStatus:
     error: str = ""
     better_budget: int | None = None  # bytes, with which the load or the answer that failed would work
     better_context: int | None = None  # tokens, likewise
+    runs_from_disk: bool = False  # the load that failed would work with experts there
     info: EngineInfo | None = None
     plan: MemoryPlan | None = None
     footprint: ModelFootprint | None = None

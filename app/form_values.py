@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from localmoe.core.errors import ConfigError
+
+Known = TypeVar("Known", bound=str)
 
 
 def integral(value: object) -> str:
@@ -35,6 +38,14 @@ def whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{name} is not a whole number: '{'' if value is None else value}'.")
     return value
+
+
+def one_of(known: Sequence[Known], text: str, refusal: str) -> Known:
+    """The choice of this name; raises ConfigError: there is none, e.g. refusal="Lanes '{}' are not known"."""
+    for choice in known:
+        if choice == text.strip().lower():
+            return choice
+    raise ConfigError(f"{refusal.format(text)}: use one of {', '.join(known)}.")
 
 
 def switch(name: str, text: str) -> bool:

@@ -27,8 +27,9 @@ def _map(t: Texts) -> str:
         t("Where the experts are"),
         f'<canvas class="lm-map" data-map tabindex="0" role="img" width="1" height="1" {texts} '
         f'aria-label="{escape(t("nothing loaded"))}" aria-describedby="lm-map-hint"></canvas>'
-        f'<ul class="lm-legend lm-map-key"><li><i class="hit"></i><span>{escape(t("in a slot"))}</span></li>'
-        f'<li><i class="late"></i><span>{escape(t("in RAM only"))}</span></li></ul>'
+        f'<ul class="lm-legend lm-map-key">'
+        f'<li><i class="hit"></i><span data-here>{escape(t("in a slot"))}</span></li>'
+        f'<li><i class="late"></i><span data-away>{escape(t("in RAM only"))}</span></li></ul>'
         f'<p class="lm-map-cell" role="status" data-map-cell data-empty="{empty}"></p>'
         f'<p class="lm-hidden" id="lm-map-hint">{hint}. {keys}</p>',
         "map",

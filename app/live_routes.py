@@ -20,7 +20,10 @@ def add_live_routes(app: FastAPI, service: ChatService) -> None:
     @app.get("/live")
     def live(language: str = "en", timeline: bool = False) -> JSONResponse:
         look = service.live.look(timeline=timeline)
-        told = live_json(look, answering=service.runner.running(), timeline=timeline, t=texts_for(language))
+        told = live_json(
+            look, answering=service.runner.running(), timeline=timeline, t=texts_for(language),
+            plan=service.holder.status().plan,
+        )  # fmt: skip
         return JSONResponse(told, headers=_FRESH)
 
     @app.get("/live/timeline.json")

@@ -12,6 +12,7 @@ from app.live import Look
 from app.texts import ENGLISH, Texts
 from app.timeline_svg import last_step, step_svg, step_words
 from localmoe.core.live_state import LiveState
+from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.units import format_rate
 
 IN_SLOT = 0x80  # bit of a cell; the others are the heat, of HEAT_MAX
@@ -19,14 +20,18 @@ HEAT_MAX = 0x7F
 _MOST_ASKED = 3  # experts that the words name
 
 
-def live_json(look: Look | None, *, answering: bool, timeline: bool, t: Texts = ENGLISH) -> dict[str, object]:
-    """For /live. cells: base64 of L x E bytes, row by row."""
+def live_json(
+    look: Look | None, *, answering: bool, timeline: bool, t: Texts = ENGLISH, plan: MemoryPlan | None = None
+) -> dict[str, object]:
+    """For /live. cells: base64 of L x E bytes, row by row. here, away: where experts are. plan: of the model
+    that was looked at."""
     if look is None:
         return {"layers": 0, "experts": 0, "cells": "", "words": t("nothing loaded"), "answering": False}
     layers, experts = look.state.resident.shape
     told: dict[str, object] = {
-        "layers": layers, "experts": experts, "cells": cells(look.state), "words": map_words(look.state, t),
-        "answering": answering, **_link(look, t),
+        "layers": layers, "experts": experts, "cells": cells(look.state),
+        "words": map_words(look.state, t, in_ram=_in_ram(plan)),
+        "answering": answering, **_link(look, t), **dict(zip(("here", "away"), places(plan, t), strict=True)),
     }  # fmt: skip
     if timeline:
         step = last_step(look.steps)
@@ -43,12 +48,26 @@ def cells(state: LiveState) -> str:
     return base64.b64encode((heat | np.where(state.resident, IN_SLOT, 0).astype(np.uint8)).tobytes()).decode()
 
 
-def map_words(state: LiveState, t: Texts = ENGLISH) -> str:
+def places(plan: MemoryPlan | None, t: Texts = ENGLISH) -> tuple[str, str]:
+    """Where experts are that are at hand, and where the others."""
+    if plan is None or not plan.disk_bytes:
+        return t("in a slot"), t("in RAM only")
+    if _in_ram(plan):
+        return t("in RAM"), t("on the disk only")
+    return t("in a slot"), t("in RAM or on the disk")
+
+
+def _in_ram(plan: MemoryPlan | None) -> bool:
+    """Whether experts at hand are those that RAM holds of all that lie on the disk."""
+    return plan is not None and plan.in_place and plan.disk_bytes > 0
+
+
+def map_words(state: LiveState, t: Texts = ENGLISH, *, in_ram: bool = False) -> str:
     """The map for those who do not see it."""
-    text = t(
-        "{here} of {total} experts are in slots.",
-        here=f"{int(state.resident.sum()):,}", total=f"{state.resident.size:,}",
-    )  # fmt: skip
+    here, total = f"{int(state.resident.sum()):,}", f"{state.resident.size:,}"
+    text = t("{here} of {total} experts are in slots.", here=here, total=total)
+    if in_ram:
+        text = t("{here} of {total} experts are in RAM.", here=here, total=total)
     hottest = np.argsort(-state.heat, axis=None, kind="stable")[:_MOST_ASKED]
     named = [
         t("layer {layer} expert {expert}", layer=layer, expert=expert)

@@ -18,6 +18,7 @@ from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.units import format_bytes, format_seconds
 from localmoe.engine import import_all
+from localmoe.hub.draft_places import find_homes, record_files
 
 
 def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig) -> ModelFacts | None:
@@ -53,9 +54,15 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
         facts = ModelFacts(
             loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited,
             has_draft=kept is not None and kept.has_draft, mtp=mtp,
+            record_files=_files_of(loaded.name),  # which this load may have written
         )  # fmt: skip
         return facts if same_draft else with_draft_bits(facts, bits, bits_before, device)
     return None if kept is None else with_draft_bits(kept, bits, device=device)
+
+
+def _files_of(name: str) -> tuple[int, ...]:
+    """Bytes of files of experts that are there now, of models of this name."""
+    return tuple(size for home in find_homes(name) for size in record_files(home).values())
 
 
 def is_known(models: ModelsService, wanted: LoadSettings) -> bool:
@@ -99,7 +106,7 @@ def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
     fit = models.fits.fit(facts, config=config)
     if fit is None:
         return _muted(t("looking at this computer"))
-    if fit.plan is None:
+    if fit.plan is None or not fit.fits:
         button = ""
         if fit.budget_bytes is not None and wanted.model == models.chats.load_settings.model:
             text = t("Use {size}", size=format_bytes(fit.budget_bytes))
@@ -108,8 +115,8 @@ def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
     room = _room(models.fits, facts, config, fit, t)
     return (
         f'<p class="lm-share" role="status">{escape(_consequence(fit, facts, config, t))}</p>'
-        f"{_muted(_other_draft(models, wanted, facts, t))}"
-        f"{_muted(room)}{_muted(_cost(models, wanted, facts, t))}"
+        f"{_muted(_other_draft(models, wanted, facts, t))}{_muted(_file(fit, t))}"
+        f"{_muted(room)}{_muted(_cost(models, wanted, facts, fit, t))}"
     )
 
 
@@ -158,6 +165,21 @@ def _other_draft(models: ModelsService, wanted: LoadSettings, facts: ModelFacts,
     return ""
 
 
+def _file(fit: Fit, t: Texts) -> str:
+    """What experts on the disk take of it and of the speed."""
+    if not fit.disk_bytes:
+        return ""
+    size = format_bytes(fit.disk_bytes)
+    text = t("The file of all experts takes {size} of the disk.", size=size)
+    if fit.disk_is_written:
+        text = t("The file of all experts, {size}, is on the disk already.", size=size)
+    if fit.ram_share < 1:
+        slower = t("Answers are slower by the time that reading takes, which is not predicted.")
+        return f"{text} {slower}"
+    without = t("RAM has room for all of them: where they lie in RAM, no file is needed.")
+    return f"{text} {without}"
+
+
 def _room(fits: Fits, facts: ModelFacts, config: EngineConfig, fit: Fit, t: Texts) -> str:
     assert fit.plan is not None
     budgets = fits.budgets(facts, config)
@@ -170,7 +192,7 @@ def _room(fits: Fits, facts: ModelFacts, config: EngineConfig, fit: Fit, t: Text
     )  # fmt: skip
 
 
-def _cost(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, t: Texts) -> str:
+def _cost(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, fit: Fit, t: Texts) -> str:
     """What Apply does; the time is that of the last load, by the bytes that both read."""
     if wanted == models.chats.load_settings and models.chats.holder.status().phase == "ready":
         return ""
@@ -178,7 +200,13 @@ def _cost(models: ModelsService, wanted: LoadSettings, facts: ModelFacts, t: Tex
         return t("Apply changes this at once: nothing is loaded again.")
     status = models.chats.holder.status()
     size = format_bytes(facts.num_bytes)
-    if status.footprint is None or status.load_s <= 0:
+    if fit.disk_bytes and not fit.disk_is_written:
+        file = format_bytes(fit.disk_bytes)
+        return t("Apply loads {size} again and writes a file of {file}.", size=size, file=file)
+    if fit.disk_bytes:
+        return t("Apply loads the model again, without its experts.")
+    from_disk = status.plan is not None and status.plan.disk_bytes > 0  # it read less, or wrote a file
+    if status.footprint is None or status.load_s <= 0 or from_disk:
         return t("Apply loads {size} again.", size=size)
     footprint = status.footprint
     if footprint.keeps_bf12:  # packed of what was read

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from types import FrameType
 
 from app.address import PORT_TAKEN, bind, running_page, state_file
-from app.engine_status import EngineLike, EngineLoader
+from app.engine_status import EngineLike, EngineLoader, RamAloneError
 from app.gradio_import import import_gradio
 from app.home_lock import HomeInUseError, home_lock, in_use
 from app.models.service import ModelsService
@@ -23,7 +23,7 @@ from app.service import ChatService
 from app.settings import check_answers
 from localmoe.cli.streams import sound_streams
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import LocalMoeError, NoMtpLayerError
+from localmoe.core.errors import BudgetError, LocalMoeError, NoMtpLayerError
 from localmoe.core.home import localmoe_home
 from localmoe.core.types import ProgressCallback
 from localmoe.core.uncollected import uncollected
@@ -42,15 +42,40 @@ def load_engine(
 
     The page's drafter is chosen for whatever is loaded next: a model without an MTP layer is loaded with its
     own low-bit draft, and its info says so. Who names a model and a drafter on a command line is refused.
+
+    Raises:
+        LocalMoeError: as `Engine.load`; RamAloneError where experts on the disk are a way on.
     """
     import_all()
     from localmoe.engine import Engine
 
+    def load(config: EngineConfig) -> EngineLike:
+        try:
+            return Engine.load(model, config, progress=progress, cancel=cancel)
+        except BudgetError as error:
+            if error.budget_bytes is not None or not _runs_from_disk(model, config):
+                raise
+            raise RamAloneError(str(error), context=error.context) from error
+
     try:
-        return Engine.load(model, config, progress=progress, cancel=cancel)
+        return load(config)
     except NoMtpLayerError as error:  # from headers alone
         _LOG.info("its low-bit draft is loaded instead: %s", error)
-        return Engine.load(model, replace(config, drafter="self"), progress=progress, cancel=cancel)
+        return load(replace(config, drafter="self"))
+
+
+def _runs_from_disk(model: str, config: EngineConfig) -> bool:
+    """Whether a model that RAM refuses would run with its experts there."""
+    import_all()
+    from localmoe.engine.planning import plan_model
+
+    if config.experts_on == "disk":
+        return False
+    try:
+        plan_model(model, replace(config, experts_on="disk"))
+    except LocalMoeError:
+        return False
+    return True
 
 
 def local_models() -> list[tuple[str, str]]:
@@ -94,7 +119,9 @@ def choose_settings(service: ChatService, options: argparse.Namespace) -> None:
         "model": options.model, "vram_budget": options.vram_budget, "context": options.context,
         "emulated_link": options.emulated_link, "better_draft": options.better_draft,
     }  # fmt: skip
-    load = replace(service.load_settings, **{k: v for k, v in chosen.items() if v is not None})
+    kept = service.load_settings
+    kept = kept if options.model is None else kept.of_model(options.model.strip())
+    load = replace(kept, **{k: v for k, v in chosen.items() if v is not None})
     answers = {"draft_length": options.draft_length, "policy": options.policy}
     values = {**asdict(service.answers), **{k: v for k, v in answers.items() if v is not None}}
     service.answers = check_answers(values)

@@ -10,6 +10,7 @@ from app.models.queue_file import Download
 from app.status_html import action_button as button
 from app.status_html import progress_bar
 from app.texts import Texts
+from app.words import percent
 from localmoe.core.model_facts import Fit, ModelFacts
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes, format_count, format_seconds
@@ -48,11 +49,13 @@ def size_facts(footprint: ModelFootprint, num_bytes: int, licence: str, t: Texts
 
 
 def fit_html(fit: Fit | None, t: Texts) -> str:
-    """Whether it fits, in tiers; an estimate says that it is one."""
+    """Whether it fits, in tiers, or runs from the disk; an estimate says that it is one."""
     if fit is None:
         return f'<p class="lm-fit wait">{escape(t("looking at this computer"))}</p>'
     if not fit.fits:
         return f'<p class="lm-fit no"><b>{escape(t("Does not fit now."))}</b> {escape(fit.reason)}</p>'
+    if fit.disk_bytes:
+        return _from_disk(fit, t)
     tiers = [f"{format_bytes(fit.ram_bytes)} {t('RAM')}"]
     if fit.vram_bytes:
         tiers.insert(0, f"{format_bytes(fit.vram_bytes)} {t('VRAM')}")
@@ -65,6 +68,22 @@ def fit_html(fit: Fit | None, t: Texts) -> str:
         speed = f', <span class="lm-est" title="{escape(hint)}">{escape(estimate)}</span>'
     draft = "" if fit.drafting else f" · {escape(t('without a draft'))}"
     return f'<p class="lm-fit yes"><b>{escape(t("Fits"))}:</b> {escape(text)}{speed}{draft}</p>'
+
+
+def _from_disk(fit: Fit, t: Texts) -> str:
+    """No speed: it is the disk's, which is not measured."""
+    head = t("Fits, with its experts on the disk")
+    if fit.ram_share < 1:
+        head = t("Does not fit into RAM; runs from the disk, slower")
+    share = t("{share} of the experts", share=percent(fit.ram_share))
+    parts = [f"{format_bytes(fit.ram_bytes)} {t('RAM')} ({share})"]
+    if fit.vram_bytes:
+        parts.insert(0, f"{format_bytes(fit.vram_bytes)} {t('VRAM')}")
+    size = format_bytes(fit.disk_bytes)
+    parts.append(t("{size} on the disk already", size=size) if fit.disk_is_written else
+                 t("{size} on the disk", size=size))  # fmt: skip
+    draft = "" if fit.drafting else f" · {escape(t('without a draft'))}"
+    return f'<p class="lm-fit disk"><b>{escape(head)}:</b> {escape(" + ".join(parts))}{draft}</p>'
 
 
 def machine_html(hardware: Hardware | None, t: Texts) -> str:
@@ -98,15 +117,27 @@ def cards(items: Sequence[str], label: str) -> str:
     return f'<ul class="lm-models" aria-label="{escape(label)}">{"".join(items)}</ul>' if items else ""
 
 
-def get_buttons(repo_id: str, here: bool, waiting: Download | None, t: Texts) -> str:
+def chat_button(name: str, fit: Fit | None, t: Texts) -> str:
+    """Load a model of this computer, from where its card says."""
+    return _leading(t("Chat"), "chat", name, fit, t)
+
+
+def _leading(text: str, act: str, name: str, fit: Fit | None, t: Texts) -> str:
+    """A button that leads to the chat. One that lets a model be loaded from the disk says so."""
+    label = f"{text} {name}"
+    if fit is not None and fit.fits and fit.disk_bytes:
+        text, act = f"{text} ({t('from the disk')})", f"{act}-disk"
+        label = f"{text} {name}"
+    return button(text, act, name, kind="primary", label=label)
+
+
+def get_buttons(repo_id: str, here: bool, waiting: Download | None, fit: Fit | None, t: Texts) -> str:
     """What can be done with a model of the Hub."""
     if here:
-        return button(t("Chat"), "chat", repo_id, kind="primary", label=f"{t('Chat')} {repo_id}")
+        return chat_button(repo_id, fit, t)
     if waiting is not None and waiting.state != "failed":  # which may be of a commit that is gone
         return f'<span class="lm-muted">{escape(t("in the download queue"))}</span>'
-    chat = button(
-        t("Get and chat"), "get-chat", repo_id, kind="primary", label=f"{t('Get and chat')} {repo_id}"
-    )
+    chat = _leading(t("Get and chat"), "get-chat", repo_id, fit, t)
     return chat + button(t("Only download"), "get", repo_id, label=f"{t('Only download')} {repo_id}")
 
 
@@ -142,7 +173,8 @@ def _download(download: Download, t: Texts) -> str:
     if download.state == "running" and download.seconds_left is not None and share < 1:
         parts.append(t("about {time} left", time=format_seconds(download.seconds_left)))
     if download.then_chat and download.state != "failed":
-        parts.append(t("then it is loaded"))
+        from_disk = t("then it is loaded, with experts on the disk")
+        parts.append(from_disk if download.from_disk else t("then it is loaded"))
     if download.role == "draft":
         parts.append(t("ready-made draft for {model}", model=download.for_model))
     error = failure_html(download.error_kind, download.error, t) if download.state == "failed" else ""

@@ -66,7 +66,9 @@ class ModelsScreen:
         looking = welcome or open_tab == "models"
         unknown = looking and models.fits.hardware() is None
         waiting = tuple((one.repo_id, one.state) for one in models.queue.view())
-        what = (models.shelf.view().revision, models.fits.epoch, waiting, view.language)
+        load = models.chats.load_settings
+        from_disk = load.model if load.experts_on == "disk" else ""  # whose card is judged so
+        what = (models.shelf.view().revision, models.fits.epoch, waiting, from_disk, view.language)
         pace = (looking, MOVING_S if models.moves() or unknown else STILL_S)
         parts: dict[str, tuple[Any, Callable[[], Updates]]] = {
             "opened": (opened, lambda: {self.tabs: gr.Tabs(selected="chat")}),

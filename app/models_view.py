@@ -6,10 +6,12 @@ from __future__ import annotations
 from html import escape
 
 from app.models.finder import Failure, Found
+from app.models.judge import judge, judge_in_ram
 from app.models.service import ModelsService
 from app.models_html import (
     card,
     cards,
+    chat_button,
     failure_html,
     fit_html,
     found_facts,
@@ -42,13 +44,17 @@ def suggestions_html(models: ModelsService, t: Texts) -> str:
     here = {model.name for model in models.shelf.view().models}
     items = []
 
-    def judge(facts: ModelFacts) -> Fit:
-        left = models.download_bytes(facts.footprint.name, facts)
-        return models.fits.fit(facts, download_bytes=left) or Fit(False)
+    def left(facts: ModelFacts) -> int:
+        return models.download_bytes(facts.footprint.name, facts)
 
-    for suggestion, fit in propose(judge):
-        repo_id = suggestion.repo_id
-        buttons = get_buttons(repo_id, repo_id in here, models.queue.find(repo_id), t)
+    def in_ram(facts: ModelFacts) -> Fit:
+        return judge_in_ram(models, facts, download_bytes=left(facts)) or Fit(False)
+
+    # what runs from the disk is not proposed beside what fits; where nothing does, the smallest may run so
+    for suggestion, _ in propose(in_ram):
+        repo_id, known = suggestion.repo_id, suggestion.facts
+        fit = judge(models, repo_id, known, download_bytes=left(known)) or Fit(False)
+        buttons = get_buttons(repo_id, repo_id in here, models.queue.find(repo_id), fit, t)
         facts = found_facts(suggestion.facts, t)
         items.append(
             card(repo_id, facts, fit_html(fit, t), buttons, grey=not fit.fits, badge=t(suggestion.about))
@@ -86,8 +92,9 @@ def _ordered(found: Found) -> list[SearchHit]:
 def _hit(models: ModelsService, hit: SearchHit, found: Found, here: set[str], t: Texts) -> str:
     known = found.facts.get(hit.repo_id)
     if isinstance(known, ModelFacts):
-        fit = models.fits.fit(known, download_bytes=models.download_bytes(hit.repo_id, known))
-        buttons = get_buttons(hit.repo_id, hit.repo_id in here, models.queue.find(hit.repo_id), t)
+        left = models.download_bytes(hit.repo_id, known)
+        fit = judge(models, hit.repo_id, known, download_bytes=left)
+        buttons = get_buttons(hit.repo_id, hit.repo_id in here, models.queue.find(hit.repo_id), fit, t)
         return card(hit.repo_id, found_facts(known, t), fit_html(fit, t), buttons)
     parts = [hit.architecture] if hit.architecture else []
     if hit.num_params:
@@ -111,6 +118,7 @@ def shelf_html(models: ModelsService, t: Texts) -> str:
     queued = {download.repo_id for download in models.queue.view()}
     items = [_local(models, model, view.facts_of(model.name), t) for model in view.models]
     items += [_unfinished(one, t) for one in view.unfinished if one.repo_id not in queued]
+    items += [_left(name, size, t) for name, size in view.left if not models.uses_made_of(name)]
     heading = escape(t("On this computer"))
     return f"<h3>{heading}</h3>{cards(items, t('On this computer'))}"
 
@@ -121,24 +129,29 @@ def _local(models: ModelsService, model: LocalModel, known: ModelFacts | Failure
     badge = ""
     if current:
         badge = t("loaded") if status.phase == "ready" else t("loading")
-    chat = button(t("Chat"), "chat", model.name, kind="primary", label=f"{t('Chat')} {model.name}")
-    delete = ""
-    if current and status.phase == "ready":
+    ready, fit = current and status.phase == "ready", None
+    if isinstance(known, ModelFacts) and not ready:
+        fit = judge(models, model.name, known)
+    chat, delete = chat_button(model.name, fit, t), ""
+    if ready:
         chat += button(t("Unload"), "unload", model.name, label=f"{t('Unload')} {model.name}")
     if model.source in ("localmoe", "huggingface") and not current:
-        sure = t("Delete and free {size}?", size=format_bytes(model.num_bytes))
+        sure = t("Delete and free {size}?", size=format_bytes(model.num_bytes + model.made_bytes))
         delete = button(t("Delete"), "delete", model.name, sure=sure, label=f"{t('Delete')} {model.name}")
+    if model.record_bytes and not models.uses_made_of(model.name):
+        text, sure = t("Delete the experts' file"), format_bytes(model.record_bytes)
+        sure = t("Delete and free {size}?", size=sure)
+        delete += button(text, "delete-records", model.name, sure=sure, label=f"{text} {model.name}")
+    made = ""
+    if model.made_bytes:
+        made = f" · {escape(t('made of it: {size}', size=format_bytes(model.made_bytes)))}"
     if isinstance(known, Failure):
         reason = f'<p class="lm-fit no">{escape(known.text)}</p>'
-        return card(model.name, format_bytes(model.num_bytes), reason, delete, grey=True, badge=badge)
+        return card(model.name, format_bytes(model.num_bytes) + made, reason, delete, grey=True, badge=badge)
     if known is None:
-        return card(model.name, format_bytes(model.num_bytes), "", chat + delete, badge=badge)
-    facts = size_facts(known.footprint, known.num_bytes, known.licence, t)
-    body = (
-        _loaded_draft(models, t)
-        if current and status.phase == "ready"
-        else fit_html(models.fits.fit(known), t)
-    )
+        return card(model.name, format_bytes(model.num_bytes) + made, "", chat + delete, badge=badge)
+    facts = size_facts(known.footprint, known.num_bytes, known.licence, t) + made
+    body = _loaded_draft(models, t) if ready else fit_html(fit, t)
     return card(model.name, facts, body, chat + delete, badge=badge)
 
 
@@ -159,6 +172,15 @@ def _unfinished(one: UnfinishedDownload, t: Texts) -> str:
     buttons = button(t("Go on"), "go-on", one.repo_id, kind="primary", label=f"{t('Go on')} {one.repo_id}")
     buttons += button(t("Delete"), "delete", one.repo_id, sure=sure, label=f"{t('Delete')} {one.repo_id}")
     return card(one.repo_id, facts, "", buttons)
+
+
+def _left(name: str, num_bytes: int, t: Texts) -> str:
+    """What was made of a model that is not listed."""
+    size = format_bytes(num_bytes)
+    text = t("{size} of drafts or experts, made of a model of a folder or one that is gone", size=size)
+    sure = t("Delete and free {size}?", size=size)
+    delete = button(t("Delete"), "delete-left", name, sure=sure, label=f"{t('Delete')} {name}")
+    return card(name, escape(text), "", delete)
 
 
 def token_html(t: Texts) -> str:

@@ -10,7 +10,6 @@ from app import words
 from app.cache_card import cache_card
 from app.cards import bar, card, fact, legend
 from app.engine_status import EngineStatus
-from app.host_memory import HostMemory
 from app.jobs import JobView
 from app.status_html import progress_bar
 from app.texts import ENGLISH, Texts
@@ -54,8 +53,8 @@ def panel_html(
         f'<div class="lm-panel"><div class="lm-panel-head"><h2>{escape(t("Live"))}</h2>'
         f'<span class="lm-dot{" on" if running else ""}">{state}</span></div>'
         f"{_speed(stats, job.speeds if job is not None else (), t)}"
-        f"{cache_card(stats, None if running else bound, t)}"
-        f"{_draft(status, job, t)}{_memory(status, t)}{_ram(status.ram, t)}{_copies(status, stats, t)}</div>"
+        f"{_cache(status, stats, None if running else bound, t)}"
+        f"{_draft(status, job, t)}{_memory(status, t)}{_ram(status, t)}{_copies(status, stats, t)}</div>"
     )
 
 
@@ -106,6 +105,15 @@ def _sparkline(speeds: Sequence[float], t: Texts) -> str:
         f'<polygon points="0,{_SPARK_HEIGHT} {line} {_SPARK_WIDTH},{_SPARK_HEIGHT}"/>'
         f'<polyline points="{line}"/></svg>'
     )
+
+
+def _cache(status: EngineStatus, stats: GenerationStats | None, bound: ReuseBound | None, t: Texts) -> str:
+    if status.plan is not None:
+        from_disk = status.plan.disk_bytes > 0 and status.plan.in_place
+    else:  # the last answer is shown, and its model is loaded no more
+        from_disk = stats is not None and stats.disk_bytes > 0 and not stats.h2d_bytes
+    # the bound is one of copies
+    return cache_card(stats, None if from_disk else bound, t, from_disk=from_disk)
 
 
 def _draft(status: EngineStatus, job: JobView | None, t: Texts) -> str:
@@ -172,22 +180,31 @@ def _memory(status: EngineStatus, t: Texts) -> str:
     return card(words.memory_name(status.info.device, t), used + shares + legend(parts), "memory")
 
 
-def _ram(ram: HostMemory | None, t: Texts) -> str:
+def _ram(status: EngineStatus, t: Texts) -> str:
+    ram, plan = status.ram, status.plan
     if ram is None:
         return ""
+    own = t("all experts in 16 bits, which are copied or computed from here, and the program itself")
+    held = ""
+    if plan is not None and plan.disk_bytes and status.footprint is not None:
+        own = t("experts in 16 bits that were asked for of late, and the program itself; all lie on the disk")
+        here, every = f"{plan.ram_experts:,}", f"{status.footprint.total_experts:,}"
+        held = fact(
+            t("Room for experts"), t("{done} of {total}", done=here, total=every), "ram_experts",
+            t("how many RAM holds at a time; the others are read from the disk when they are asked for"),
+        )  # fmt: skip
     text = t("{done} of {total}", done=format_bytes(ram.own + ram.others), total=format_bytes(ram.total))
     total = max(1, ram.total)
     shares = bar([("own-shared", ram.own / total), ("own-others", ram.others / total)], text)
     parts = (
-        ("own-shared", "localmoe", format_bytes(ram.own),
-         t("all experts in 16 bits, which are copied or computed from here, and the program itself")),
+        ("own-shared", "localmoe", format_bytes(ram.own), own),
         ("own-others", t("other programs"), format_bytes(ram.others),
          t("what they could give up at once, as files kept in memory, is not counted")),
     )  # fmt: skip
     used = fact(
         t("Used"), text, "ram", t("memory of this computer that is taken, at the last load or answer")
     )
-    return card("RAM", used + shares + legend(parts), "ram")
+    return card("RAM", used + shares + legend(parts) + held, "ram")
 
 
 def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> str:
@@ -200,10 +217,11 @@ def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> st
         t("Per token"), words.NONE if per_token is None else format_bytes(per_token), "h2d_token",
         t("the same for each token after the first one: what the link limits the speed by"),
     )  # fmt: skip
-    facts += fact(
-        t("Waited for experts"), words.seconds(stats.stall_s if stats else None), "stall",
-        t("time in which the model stood still for experts that were not in device memory"),
-    )  # fmt: skip
+    facts += _read(status, stats, t)
+    waited = t("time in which the model stood still for experts that were not in device memory")
+    if status.plan is not None and status.plan.disk_bytes:
+        waited = t("time in which the model stood still for experts that were not there")
+    facts += fact(t("Waited for experts"), words.seconds(stats.stall_s if stats else None), "stall", waited)
     if stats and stats.cpu_jobs:
         hint = t("weights that the CPU read to compute experts, beside the copies")
         facts += fact(t("Read by the CPU"), format_bytes(stats.cpu_bytes), "cpu_bytes", hint)
@@ -211,3 +229,19 @@ def _copies(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> st
         facts += fact(t("Through"), words.link(status.info.link, t), "link",
                       t("the way that experts take from RAM to device memory"))  # fmt: skip
     return card(t("Copied to the device"), facts, "copies")
+
+
+def _read(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> str:
+    """What came from the disk, of a model whose experts lie there."""
+    on_disk = status.plan is not None and status.plan.disk_bytes > 0
+    if not on_disk and not (stats and stats.disk_bytes):
+        return ""
+    per_token = stats.disk_bytes_per_token if stats else None
+    facts = fact(
+        t("Read from the disk"), format_bytes(stats.disk_bytes) if stats else words.NONE, "disk",
+        t("bytes of experts read from the disk for this answer, its prompt included"),
+    )  # fmt: skip
+    return facts + fact(
+        t("Read per token"), words.NONE if per_token is None else format_bytes(per_token), "disk_token",
+        t("the same for each token after the first one: what the disk limits the speed by"),
+    )  # fmt: skip

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from app.files import copy_aside, left_aside, newer_schema, refused, set_aside, unknown_fields, write_json
-from app.form_values import integral, number, switch, whole
+from app.form_values import integral, number, one_of, switch, whole
 from app.unicode_text import check_unicode, whole_unicode
 from localmoe.core.config import (
+    EXPERTS_ON,
     LANES,
     THINKING,
     DrafterName,
     DraftLength,
     EngineConfig,
-    Lanes,
     SamplingConfig,
     Thinking,
     parse_draft_length,
@@ -51,6 +51,12 @@ class LoadSettings:
     lanes: str = "auto"  # where experts outside VRAM come from
     cpu_threads: str = "auto"  # of the CPU lane
     drafter: str = "self"  # the model in low bits; or "mtp": its MTP layer, where it has one
+    experts_on: str = "ram"  # or "disk": in a file there, of which RAM holds what it has room for
+    ram_budget: str = "auto"  # of RAM for experts that lie on the disk
+
+    def of_model(self, model: str) -> LoadSettings:
+        """With another model's: that experts lie on the disk was chosen for this one."""
+        return self if model == self.model else replace(self, model=model, experts_on="ram")
 
     def engine_config(self, answers: AnswerSettings) -> EngineConfig:
         """The engine's configuration.
@@ -63,9 +69,11 @@ class LoadSettings:
         check_unicode("draft", self.draft)
         if not self.model.strip():
             raise ConfigError("No model is chosen: choose one from the list, or give a folder.")
-        drafter = _drafter(self.drafter)
+        drafter = one_of(DRAFTERS, self.drafter, "Drafter '{}' is not known")
         if drafter != "self" and self.draft.strip():
             raise ConfigError("A ready-made draft and the MTP layer cannot both draft: choose one of them.")
+        experts_on = one_of(EXPERTS_ON, self.experts_on, "Experts on '{}' are not known")
+        ram_budget = parse_budget(self.ram_budget)
         link = self.emulated_link.strip()
         return EngineConfig(
             vram_budget_bytes=parse_budget(self.vram_budget),
@@ -76,7 +84,9 @@ class LoadSettings:
             improve_draft=switch("Better draft", self.better_draft),
             draft_dir=Path(self.draft) if self.draft.strip() else None,
             draft_bits=whole("Draft bits", self.draft_bits),
-            lanes=_lanes(self.lanes),
+            lanes=one_of(LANES, self.lanes, "Lanes '{}' are not known"),
+            experts_on=experts_on,
+            ram_budget_bytes=ram_budget if experts_on == "disk" else None,
             drafter=drafter,
             cpu_threads=None if _is_auto(self.cpu_threads) else whole("CPU threads", self.cpu_threads),
         )
@@ -114,26 +124,12 @@ class AnswerSettings:
 
 
 def parse_budget(text: str) -> int | None:
-    """Bytes of a VRAM budget as typed; None for "auto" or nothing."""
+    """Bytes of a budget as typed; None for "auto" or nothing."""
     return None if _is_auto(text) else parse_bytes(text.strip())
 
 
 def _is_auto(text: str) -> bool:
     return text.strip().lower() in ("", "auto")
-
-
-def _lanes(text: str) -> Lanes:
-    for lanes in LANES:
-        if lanes == text.strip().lower():
-            return lanes
-    raise ConfigError(f"Lanes '{text}' are not known: use one of {', '.join(LANES)}.")
-
-
-def _drafter(text: str) -> DrafterName:
-    for drafter in DRAFTERS:
-        if drafter == text.strip().lower():
-            return drafter
-    raise ConfigError(f"Drafter '{text}' is not known: use one of {', '.join(DRAFTERS)}.")
 
 
 def _thinking(text: str) -> Thinking:

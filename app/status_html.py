@@ -52,6 +52,8 @@ def _remedies(status: EngineStatus, t: Texts) -> str:
     if status.better_context is not None:
         text = t("Use a context of {count} tokens and load", count=f"{status.better_context:,}")
         buttons += action_button(text, "use-context", str(status.better_context), kind="primary")
+    if status.runs_from_disk:
+        buttons += action_button(t("Keep experts on the disk and load"), "use-disk", "load", kind="primary")
     return buttons
 
 
@@ -104,7 +106,8 @@ def share_html(status: EngineStatus, answering: bool = False, t: Texts = ENGLISH
         (t("Architecture"), info.architecture), (t("Device"), info.device), (t("Computed in"), info.dtype),
         (t("Draft"), words.draft(status, t)), (t("Copies"), words.link(info.link, t)),
         (t("Context"), t("{count} tokens", count=f"{info.context:,}")),
-        (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)), (t("Lanes"), t(info.lanes)),
+        (t("Exactness"), t(info.exactness)), (t("Steps"), t(info.passes)),
+        (t("Lanes"), words.lanes(info.lanes, t)),
     ]  # fmt: skip
     if info.thinking:
         facts.append((t("Thinking"), ", ".join(t(words.THINKING[choice]) for choice in info.thinking)))

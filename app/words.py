@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
 from localmoe.core.units import format_bytes, format_seconds
 
+_THREADS = re.compile(r"(?P<way>.+) \((?P<count>\d+) threads(?P<unit>, a matrix unit for prompts)?\)")
 NONE = "—"  # nothing ran that could be measured
 THINKING: dict[Thinking, str] = {
     "auto": "As the model does it", "off": "Off", "on": "On", "low": "Low effort",
@@ -79,14 +81,38 @@ def _tokens(stats: Mapping[str, Any]) -> int:
 def expert_share(plan: MemoryPlan, footprint: ModelFootprint, device: str, t: Texts = ENGLISH) -> str:
     """ "38 % of the experts stay in VRAM (450 of 1,184)"."""
     if plan.in_place:
-        return t("all experts are computed where they lie in RAM")
+        return ram_share(plan, footprint, t) or t("all experts are computed where they lie in RAM")
     place = t("emulated device memory") if device.startswith("cpu") else t("VRAM")
     total = footprint.total_experts
     here = min(plan.num_slots, total)
-    return t(
+    text = t(
         "{share} of the experts stay in {place} ({here} of {total})",
         share=percent(here / total if total else None), place=place, here=f"{here:,}", total=f"{total:,}",
     )  # fmt: skip
+    in_ram = ram_share(plan, footprint, t)
+    return f"{text}; {in_ram}" if in_ram else text
+
+
+def ram_share(plan: MemoryPlan, footprint: ModelFootprint, t: Texts = ENGLISH) -> str:
+    """The same of RAM, where experts lie on the disk; "" where they do not."""
+    total = footprint.total_experts
+    if not plan.disk_bytes:
+        return ""
+    if plan.ram_experts >= total:
+        return t("RAM has room for all experts, which are read from the disk when they are first asked for")
+    return t(
+        "RAM has room for {share} of the experts ({here} of {total}), the others are read from the disk",
+        share=percent(plan.ram_experts / total), here=f"{plan.ram_experts:,}", total=f"{total:,}",
+    )  # fmt: skip
+
+
+def lanes(text: str, t: Texts = ENGLISH) -> str:
+    """Where experts that are not in VRAM come from, with the number of threads that compute them."""
+    found = _THREADS.fullmatch(text)
+    if found is None:
+        return t(text)
+    unit = f", {t('a matrix unit for prompts')}" if found["unit"] else ""
+    return f"{t(found['way'])} ({t('{count} threads', count=found['count'])}{unit})"
 
 
 def memory_name(device: str, t: Texts = ENGLISH) -> str:

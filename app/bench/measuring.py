@@ -136,6 +136,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         "max_new_tokens": plan.max_new_tokens,
         "budget_bytes": plan.budget_bytes,
         "mtp": by_layer,
+        "from_disk": engine.plan.disk_bytes > 0,
         "acceptance": observed.acceptance,
         "match": observed.match,
         "cpu_bytes_per_s": cpu,

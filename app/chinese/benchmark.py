@@ -59,6 +59,9 @@ BENCHMARK: Mapping[str, str] = {
     "The model's MTP layer drafts, which is not predicted: rows with drafts are left out.": (
         "由模型的 MTP 层起草，不做预测：略去带草稿的行。"
     ),
+    "Their computers' RAM holds all experts: from the disk, as here, it would be slower.": (
+        "假定那些电脑的内存放得下所有专家：若像这里一样从磁盘读取，会更慢。"
+    ),
     "What an MTP layer drafts is not predicted: choose draft length 0.": (
         "MTP 层的起草不做预测：请选择草稿长度 0。"
     ),

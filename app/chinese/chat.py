@@ -150,6 +150,8 @@ CHAT = {
     "{done} of {total}": "{done} / {total}",
     "about {time} left": "约剩 {time}",
     "Loading weights": "加载权重",
+    "Keep experts on the disk and load": "将专家存放于磁盘并加载",
+    "Writing the experts' file": "正在写入专家文件",
     "Loading the draft": "加载草稿",
     "Building the 4-bit draft by rounding to nearest": "正在以就近取整生成 4 位草稿",
     "Building the 4-bit GPTQ draft": "正在生成 4 位 GPTQ 草稿",

@@ -43,6 +43,19 @@ LIVE = {
         "模型需要时已开始但尚未完成复制的专家"
     ),
     "experts whose copy began only when the model asked for them": "模型需要时才开始复制的专家",
+    "experts that were in RAM when the model asked for them": "模型需要时已在内存中的专家",
+    "experts whose reading had begun but was not complete when the model asked": (
+        "模型需要时已开始但尚未完成读取的专家"
+    ),
+    "experts whose reading from the disk began only when the model asked for them": (
+        "模型需要时才开始从磁盘读取的专家"
+    ),
+    "share of the experts that the model asked for that were in RAM at that moment": (
+        "模型所需的专家中当时已在内存里的比例"
+    ),
+    "experts read before the model asked for them; unused: given up without being asked for": (
+        "在模型需要之前读取的专家；未使用：从未被需要就被放弃"
+    ),
     "experts that the CPU computed from RAM while the GPU went on": "GPU 继续工作时由 CPU 从内存计算的专家",
     "share of the experts that the model asked for that were in device memory at that moment": (
         "模型所需的专家中当时已在设备内存里的比例"
@@ -74,6 +87,9 @@ LIVE = {
     "The arrow keys read single experts.": "用方向键读取单个专家。",
     "in a slot": "在槽位中",
     "in RAM only": "仅在内存中",
+    "on the disk only": "仅在磁盘上",
+    "in RAM or on the disk": "在内存中或磁盘上",
+    "{here} of {total} experts are in RAM.": "{total} 个专家中有 {here} 个在内存中。",
     "Where the experts are": "专家所在位置",
     "bytes a second copied in the last moments, beside what one copy alone was measured at": (
         "最近每秒复制的字节数，旁边是单次复制测得的速度"

@@ -23,6 +23,25 @@ PANEL = {
     "already in a slot": "已在槽位中",
     "copy in flight": "正在复制",
     "fetched on demand": "按需获取",
+    "already in RAM": "已在内存中",
+    "being read": "正在读取",
+    "read on demand": "按需读取",
+    "Room for experts": "可容纳的专家",
+    "how many RAM holds at a time; the others are read from the disk when they are asked for": (
+        "内存一次能容纳的数量；其余在需要时从磁盘读取"
+    ),
+    "Read from the disk": "从磁盘读取",
+    "bytes of experts read from the disk for this answer, its prompt included": (
+        "为本次回答（包括提示）从磁盘读取的专家字节数"
+    ),
+    "Read per token": "每词元读取",
+    "the same for each token after the first one: what the disk limits the speed by": (
+        "首个词元之后每个词元的同一数值：磁盘以此限制速度"
+    ),
+    "time in which the model stood still for experts that were not there": "模型因专家不在而停等的时间",
+    "experts in 16 bits that were asked for of late, and the program itself; all lie on the disk": (
+        "近期需要的 16 位专家以及程序本身；全部专家存放于磁盘"
+    ),
     "computed on the CPU": "在 CPU 上计算",
     ", computed on the CPU {count}": "，在 CPU 上计算 {count}",
     "Read by the CPU": "CPU 读取",

@@ -139,6 +139,49 @@ SETTINGS = {
     "3 bits": "3 位",
     "4 bits": "4 位",
     "8 bits": "8 位",
+    "Experts lie": "专家存放于",
+    "in RAM": "内存中",
+    "on the disk": "磁盘上",
+    "On the disk for models that RAM does not hold: the first load writes them into a file beside the "
+    "model's drafts, RAM holds as many as there is room for, and the others are read when they are asked "
+    "for. Slower.": (
+        "内存放不下的模型可存放在磁盘上：首次加载时把专家写入模型草稿旁的一个文件，"
+        "内存能放多少就放多少，其余在需要时读取。速度较慢。"
+    ),
+    "RAM for experts on the disk": "磁盘上的专家可用的内存",
+    "auto, or a size such as 12GiB: what those that lie on the disk may take of RAM; auto takes all that is "
+    "free but a reserve.": (
+        "auto（自动），或 12GiB 这样的大小：存放在磁盘上的专家可占用的内存；"
+        "自动时使用除保留部分外的全部空闲内存。"
+    ),
+    "RAM has room for all experts, which are read from the disk when they are first asked for": (
+        "内存放得下所有专家，首次需要时从磁盘读取"
+    ),
+    "RAM has room for {share} of the experts ({here} of {total}), the others are read from the disk": (
+        "内存放得下 {share} 的专家（{here} / {total}），其余从磁盘读取"
+    ),
+    "The file of all experts takes {size} of the disk.": "所有专家的文件占用磁盘 {size}。",
+    "The file of all experts, {size}, is on the disk already.": "所有专家的文件（{size}）已在磁盘上。",
+    "Answers are slower by the time that reading takes, which is not predicted.": (
+        "读取需要时间，回答会因此变慢，慢多少不作预测。"
+    ),
+    "RAM has room for all of them: where they lie in RAM, no file is needed.": (
+        "内存放得下所有专家：若存放于内存中，则不需要文件。"
+    ),
+    "Apply loads {size} again and writes a file of {file}.": (
+        "“应用”会重新加载 {size}，并写入一个 {file} 的文件。"
+    ),
+    "Apply loads the model again, without its experts.": "“应用”会重新加载模型，但不包括其专家。",
+    "{count} threads": "{count} 个线程",
+    "a matrix unit for prompts": "提示使用矩阵单元",
+    "CPU, where they lie in RAM": "CPU，在内存中原地计算",
+    "CPU, from RAM, and from the disk what is not there": "CPU，取自内存，不在内存中的取自磁盘",
+    "VRAM and PCIe": "显存与 PCIe",
+    "VRAM, PCIe and CPU": "显存、PCIe 与 CPU",
+    "VRAM and CPU": "显存与 CPU",
+    "VRAM, and CPU from RAM or the disk": "显存，以及 CPU（取自内存或磁盘）",
+    "VRAM and PCIe, from the disk": "显存与 PCIe，取自磁盘",
+    "RAM, from the disk": "内存，取自磁盘",
     "Drafted by": "由谁起草",
     "the model itself, in low bits": "模型自身（低位版本）",
     "its MTP layer, where it has one": "模型的 MTP 层（若有）",

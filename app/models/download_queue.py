@@ -79,7 +79,7 @@ class DownloadQueue:
 
     def add(
         self, repo_id: str, revision: str | None = None, *, role: Role = "model", for_model: str = "",
-        then_chat: bool = False, draft: str = "background",
+        then_chat: bool = False, draft: str = "background", from_disk: bool = False,
     ) -> Download:  # fmt: skip
         """Put a repo at the end of the queue; one that is in it goes on, with the new wishes."""
         with self._changed:
@@ -88,16 +88,18 @@ class DownloadQueue:
             )
             if known is not None:
                 state: State = "running" if known.state == "running" else "queued"
+                from_disk = from_disk if then_chat else known.from_disk
                 then_chat = then_chat or known.then_chat
                 if known.state == "running":
                     revision = None  # what is being brought stays what it is
                 return self._replace(
-                    known.id, state=state, revision=revision, then_chat=then_chat, draft=draft, error="",
-                    error_kind="",
+                    known.id, state=state, revision=revision, then_chat=then_chat, draft=draft,
+                    from_disk=from_disk, error="", error_kind="",
                 )  # fmt: skip
             download = Download(
-                new_id(), repo_id, revision, role=role, for_model=for_model, then_chat=then_chat, draft=draft
-            )
+                new_id(), repo_id, revision, role=role, for_model=for_model, then_chat=then_chat, draft=draft,
+                from_disk=from_disk,
+            )  # fmt: skip
             self._downloads.append(download)
             self._save()
             return download

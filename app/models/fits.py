@@ -13,6 +13,7 @@ from typing import Literal
 
 from app.engine_status import EngineStatus
 from app.files import write_json
+from app.host_memory import HostMemory
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
@@ -72,9 +73,11 @@ class Fits:
         return budget_range(facts, hardware, config)
 
     def fit(
-        self, facts: ModelFacts, *, download_bytes: int = 0, config: EngineConfig | None = None
-    ) -> Fit | None:
-        """For the next load's settings, or others; None until the machine is known."""
+        self, facts: ModelFacts, *, download_bytes: int = 0, config: EngineConfig | None = None,
+        on_disk: EngineConfig | None = None,
+    ) -> Fit | None:  # fmt: skip
+        """For the next load's settings, or others; None until the machine is known. on_disk: those with which
+        a model is asked for once more that RAM alone refuses."""
         hardware = self.hardware()
         if hardware is None:
             return None
@@ -92,8 +95,10 @@ class Fits:
                 emulated_link_bytes_per_s=config.emulated_link_bytes_per_s,
             )  # fmt: skip
         import_all()
-        from localmoe.engine.fit import fit_model
+        from localmoe.engine.fit import fit_model, fit_or_from_disk
 
+        if on_disk is not None:
+            return fit_or_from_disk(facts, hardware, rates, config, on_disk, download_bytes=download_bytes)
         return fit_model(facts, hardware, rates, config, download_bytes=download_bytes)
 
     @property
@@ -124,6 +129,8 @@ class Fits:
             held, plan = sum(status.memory.values()), status.plan
             on_gpu = bool(hardware.gpus) and (status.info is None or status.info.device != "cpu")
             ram = plan.host_bytes if on_gpu else plan.host_bytes + held
+            if plan.disk_bytes:  # room for experts takes RAM once they are read into it
+                ram = min(ram, HostMemory.now().own)
             import_all()
             from localmoe.engine.fit import with_given_back
 

@@ -13,7 +13,7 @@ from app.files import left_aside, newer_schema, set_aside, unknown_fields, write
 from app.unicode_text import whole_unicode
 from localmoe.hub.names import is_repo_id
 
-SCHEMA = 1
+SCHEMA = 2  # since 2: from_disk
 State = Literal["queued", "running", "paused", "failed", "cancelled", "done"]
 Role = Literal["model", "draft"]
 _STATES = ("queued", "running", "paused", "failed", "cancelled", "done")
@@ -28,6 +28,7 @@ class Download:
         role: "draft": a ready-made GPTQ checkpoint for the model `for_model`.
         then_chat: load it when it is here, and open the chat.
         draft: which draft it is loaded with: "background", "instant", or a folder.
+        from_disk: whether with experts on the disk.
         done_bytes, total_bytes: when last told; the disk knows better.
         error_kind: class of the error, which says what ways on there are.
         rate, seconds_left: while it runs, for people.
@@ -41,6 +42,7 @@ class Download:
     for_model: str = ""
     then_chat: bool = False
     draft: str = "background"
+    from_disk: bool = False
     done_bytes: int = 0
     total_bytes: int = 0
     error_kind: str = ""
@@ -115,6 +117,6 @@ def _entry(values: dict[str, Any]) -> Download:
         raise ValueError("no download")
     if download.role not in ("model", "draft") or not isinstance(download.revision, str | None):
         raise ValueError("no download")
-    if not isinstance(download.then_chat, bool):
+    if not isinstance(download.then_chat, bool) or not isinstance(download.from_disk, bool):
         raise ValueError("no download")
     return download

@@ -22,9 +22,8 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.core.units import format_bytes
-from localmoe.engine import import_all
 from localmoe.hub.catalogue import resolve_model
-from localmoe.hub.names import is_repo_id
+from localmoe.hub.names import is_repo_id, safe_name
 from localmoe.hub.search import find_repo
 from localmoe.hub.token import forget_token, hub_token, save_token
 
@@ -41,7 +40,7 @@ class ModelsService:
         self.chats = chats
         self.client = HubClient(online_environment(environment))
         self.finder = Finder(self.client.call)
-        self.shelf = Shelf(_local_facts)
+        self.shelf = Shelf()
         self.queue = DownloadQueue(home / "downloads.json", self.client.call, self._arrived)
         self.fits = Fits(home / "hardware.json", chats.holder.status, self._load_config, self._busy)
         self._lock = threading.Lock()
@@ -69,16 +68,16 @@ class ModelsService:
         self.finder.search(text)
         return ""
 
-    def get(self, repo_id: str, *, then_chat: bool, draft: str = BACKGROUND) -> str:
-        """Download a model, and load it if wanted; one that is here already is loaded at once."""
+    def get(self, repo_id: str, *, then_chat: bool, draft: str = BACKGROUND, from_disk: bool = False) -> str:
+        """Download a model, and load it if wanted, as `chat_with` does; one that is here at once."""
         if not is_repo_id(repo_id):
             raise ConfigError("This is no model of the Hub.")
         draft = self.draft_for(repo_id, draft)
         if then_chat and any(model.name == repo_id for model in self.shelf.view().models):
-            return self.chat_with(repo_id, draft)
+            return self.chat_with(repo_id, draft, from_disk=from_disk)
         facts = self.finder.facts_of(repo_id)
         revision = facts.revision or None if facts is not None else None
-        self.queue.add(repo_id, revision, then_chat=then_chat, draft=draft)
+        self.queue.add(repo_id, revision, then_chat=then_chat, draft=draft, from_disk=from_disk)
         return ""
 
     def go_on(self, repo_id: str) -> str:
@@ -111,14 +110,16 @@ class ModelsService:
             self.queue.add(named[0], named[1], role="draft", for_model=repo_id)
             return named[0]
 
-    def chat_with(self, model: str, draft: str = BACKGROUND) -> str:
-        """Load a model of this computer; the page goes to the chat when it is ready."""
+    def chat_with(self, model: str, draft: str = BACKGROUND, *, from_disk: bool = False) -> str:
+        """Load a model of this computer; the page then goes to the chat. from_disk: with experts there."""
         if find_repo(draft) is not None and not os.path.isdir(draft):
             draft = str(resolve_model(draft).folder)  # has arrived meanwhile, or says that it has not
         ready_made = "" if draft in (BACKGROUND, INSTANT) else draft
-        kept = self.chats.load_settings
+        kept = self.chats.load_settings.of_model(model)
+        if from_disk:
+            kept = replace(kept, experts_on="disk")
         load = replace(
-            kept, model=model, draft=ready_made, drafter="self" if ready_made else kept.drafter,
+            kept, draft=ready_made, drafter="self" if ready_made else kept.drafter,
             better_draft="on" if draft == BACKGROUND else "off",
         )  # fmt: skip
         status = self.chats.holder.status()
@@ -134,14 +135,18 @@ class ModelsService:
         self._lead_to_chat(model)
         return sentence
 
-    def load_anew(self, *, budget_bytes: int | None = None, context: int | None = None) -> str:
-        """Load the model that failed with the budget or context that would work; where the loaded one takes
-        it as it is, the page stays where it was asked for."""
+    def load_anew(
+        self, *, budget_bytes: int | None = None, context: int | None = None, from_disk: bool = False
+    ) -> str:
+        """Load the model that failed with the budget or context that would work, or with experts on the disk;
+        where the loaded one takes it as it is, the page stays where it was asked for."""
         load = self.chats.load_settings
         if budget_bytes is not None:
             load = replace(load, vram_budget=typed_size(budget_bytes))
         if context is not None:
             load = replace(load, context=str(context))
+        if from_disk:
+            load = replace(load, experts_on="disk")
         sentence = self.chats.apply_load(load)
         if not sentence:
             self._lead_to_chat(load.model)
@@ -182,7 +187,7 @@ class ModelsService:
             if self._closed.wait(_POLL_S):
                 return
         try:
-            self.chat_with(download.repo_id, download.draft)
+            self.chat_with(download.repo_id, download.draft, from_disk=download.from_disk)
         except LocalMoeError as error:
             self.notice = (download.repo_id, str(error))
 
@@ -206,6 +211,30 @@ class ModelsService:
             self.queue.cancel(waiting.id)
             return ""
         return f"Deleted {name}: {format_bytes(self.shelf.delete(name))} are free again."
+
+    def delete_records(self, name: str) -> str:
+        """Remove the file of a model's experts, and say what that freed."""
+        self._check_unused(name)
+        freed = format_bytes(self.shelf.delete_records(name))
+        return f"Deleted the file of the experts of {name}: {freed} are free again."
+
+    def delete_left(self, name: str) -> str:
+        """Remove what was made of a model that is not listed, and say what that freed."""
+        self._check_unused(name)
+        if name not in dict(self.shelf.view().left):
+            raise ConfigError("This is gone already.")
+        freed = format_bytes(self.shelf.delete_left(name))
+        return f"Deleted what was made of {name}: {freed} are free again."
+
+    def uses_made_of(self, name: str) -> bool:
+        """Whether drafts of the loaded model, or of the one that is loading, are kept by this name."""
+        status = self.chats.holder.status()
+        model = os.path.basename(status.model) if os.path.isdir(status.model) else status.model
+        return status.phase in _HELD and safe_name(model) == safe_name(name)
+
+    def _check_unused(self, name: str) -> None:
+        if self.uses_made_of(name):
+            raise ConfigError(f"{name} is loaded: load another model first, then delete what was made of it.")
 
     def set_token(self, text: str) -> str:
         """Keep a token and ask again for what was refused without one."""
@@ -269,11 +298,3 @@ class ModelsService:
 def typed_size(num_bytes: int) -> str:
     """A size as a user would type it, not more than it is."""
     return f"{num_bytes >> 20}MiB" if num_bytes >= 64 << 20 else str(num_bytes)
-
-
-def _local_facts(model: str) -> ModelFacts:
-    """Imported in the shelf's thread, because torch takes seconds."""
-    import_all()
-    from localmoe.engine.facts import local_facts
-
-    return local_facts(model)

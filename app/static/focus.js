@@ -3,7 +3,7 @@
 // touch screen.
 (() => {
   const PATIENCE_MS = 3000, LOOK_MS = 50, SELDOM_MS = 200, LOAD_MS = 15000;
-  const BUTTONS = '#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button, #lm-earlier, [data-act=chat]';
+  const BUTTONS = '#lm-send, #lm-stop, #lm-continue, #lm-turn .message-buttons button, #lm-earlier, [data-act^=chat]';
   const edits = () => document.querySelector('.lm-turns textarea') !== null;
 
   const watch = (button, until) => {
@@ -40,7 +40,7 @@
   document.addEventListener('click', (event) => {
     const button = event.target.closest?.(BUTTONS);
     if (!button || !event.isTrusted || event.detail !== 0 || document.activeElement !== button) return;
-    if (button.dataset.act === 'chat') awaitChat();
+    if (button.dataset.act?.startsWith('chat')) awaitChat();
     else watch(button, performance.now() + PATIENCE_MS);
   });
 })();

@@ -49,6 +49,11 @@
     if (!canvas) return;
     shown = { layers: told.layers, experts: told.experts, cells: Uint8Array.from(atob(told.cells), (c) => c.charCodeAt(0)) };
     draw(canvas);
+    for (const name of ['here', 'away']) { // which a model whose experts lie on the disk has elsewhere
+      if (told[name] === undefined || canvas.dataset[name] === told[name]) continue;
+      canvas.dataset[name] = told[name];
+      find(`.lm-map-key [data-${name}]`).textContent = told[name];
+    }
     if (canvas.getAttribute('aria-label') !== told.words) canvas.setAttribute('aria-label', told.words);
     if (document.activeElement !== canvas) readCell(canvas); // a focused cell is read when the reader moves
     const link = find('[data-key="link_now"]');

@@ -22,6 +22,7 @@ from localmoe.core.errors import LocalMoeError
 if TYPE_CHECKING:
     from app.screen import Screen
 
+_EXPERTS_ON = [("in RAM", "ram"), ("on the disk", "disk")]
 _DRAFTERS = [("the model itself, in low bits", "self"), ("its MTP layer, where it has one", "mtp")]
 
 
@@ -35,6 +36,8 @@ class LoadForm:
     slider: gr.Slider
     budget: gr.Textbox
     context: gr.Textbox
+    experts_on: gr.Radio
+    ram_budget: gr.Textbox
     drafter: gr.Radio
     draft_bits: gr.Radio
     better_draft: gr.Checkbox
@@ -56,7 +59,7 @@ class LoadForm:
         """Inputs of Apply, in the order of `chosen_settings`."""
         return [
             self.model, self.budget, self.context, self.link, self.better_draft, self.draft_bits, self.lanes,
-            self.threads, self.drafter,
+            self.threads, self.drafter, self.experts_on, self.ram_budget,
         ]  # fmt: skip
 
     def named(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class LoadForm:
             "model": self.model, "vram_budget": self.budget, "context": self.context,
             "emulated_link": self.link, "better_draft": self.better_draft, "draft_bits": self.draft_bits,
             "lanes": self.lanes, "cpu_threads": self.threads, "drafter": self.drafter,
+            "experts_on": self.experts_on, "ram_budget": self.ram_budget,
         }  # fmt: skip
 
 
@@ -93,6 +97,18 @@ def create_load_form() -> LoadForm:
                 "auto", label="Context", elem_id="lm-context",
                 info="auto, or the number of tokens that question and answer may have together; auto takes "
                 "4,096, or more where they need little memory.",
+            )  # fmt: skip
+        with gr.Row():
+            experts_on = gr.Radio(
+                _EXPERTS_ON, value="ram", label="Experts lie", elem_id="lm-experts-on",
+                info="On the disk for models that RAM does not hold: the first load writes them into a file "
+                "beside the model's drafts, RAM holds as many as there is room for, and the others are read "
+                "when they are asked for. Slower.",
+            )  # fmt: skip
+            ram_budget = gr.Textbox(
+                "auto", label="RAM for experts on the disk", elem_id="lm-ram-budget",
+                info="auto, or a size such as 12GiB: what those that lie on the disk may take of RAM; auto "
+                "takes all that is free but a reserve.",
             )  # fmt: skip
         drafter = gr.Radio(
             _DRAFTERS, value="self", label="Drafted by", elem_id="lm-drafter",
@@ -131,14 +147,14 @@ def create_load_form() -> LoadForm:
         share = gr.HTML("", apply_default_css=False, elem_id="lm-share")
         refilled = gr.HTML("", apply_default_css=False, visible="hidden")
     return LoadForm(
-        model, automatic, slider, budget, context, drafter, draft_bits, better_draft, lanes, threads, link,
-        preview, apply, applied, share, gr.State(None), refilled,
+        model, automatic, slider, budget, context, experts_on, ram_budget, drafter, draft_bits, better_draft,
+        lanes, threads, link, preview, apply, applied, share, gr.State(None), refilled,
     )  # fmt: skip
 
 
 def chosen_settings(
     before: LoadSettings, model: str, budget: str, context: str, link: str, better: bool, bits: str,
-    lanes: str, threads: str, drafter: str,
+    lanes: str, threads: str, drafter: str, experts_on: str, ram_budget: str,
 ) -> LoadSettings:  # fmt: skip
     """What the form says; a ready-made draft, which is one model's, stays with its model, unless another one
     is to draft."""
@@ -146,6 +162,7 @@ def chosen_settings(
     return LoadSettings(
         str(model or ""), budget or "auto", context or "auto", link or "", "on" if better else "off", draft,
         str(bits or "4"), str(lanes or "auto"), threads or "auto", str(drafter or "self"),
+        str(experts_on or "ram"), ram_budget or "auto",
     )  # fmt: skip
 
 
@@ -178,6 +195,7 @@ def _shown(load: LoadSettings) -> dict[str, str | bool]:
         "emulated_link": load.emulated_link, "better_draft": load.better_draft.strip().lower() == "on",
         "draft_bits": load.draft_bits.strip(), "lanes": load.lanes.strip().lower(),
         "cpu_threads": load.cpu_threads, "drafter": load.drafter.strip().lower(),
+        "experts_on": load.experts_on.strip().lower(), "ram_budget": load.ram_budget,
     }  # fmt: skip
 
 

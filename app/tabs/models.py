@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _SCRIPT = Path(__file__).parent.parent / "static" / "actions.js"
+_TO_CHAT = ("get-chat", "get-chat-disk", "chat", "chat-disk")  # buttons that lead there
 _DRAFTS = [
     ("Instant, then a better one in the background", BACKGROUND), ("Instant only", INSTANT),
     ("Ready-made", "ready-made"),
@@ -126,7 +127,7 @@ def connect_models_tab(
                     raise ConfigError("This button is of an older page: load the page again.")
                 return acts[name](key, _draft_choice(draft, ready_made))
 
-            shown = replace(view, chat_id=None, shown=WINDOW) if name in ("get-chat", "chat") else view
+            shown = replace(view, chat_id=None, shown=WINDOW) if name in _TO_CHAT else view
             updates = done(view, shown, seen, (tab_seen, tab), act, place)
             return {**updates, **token_updates(widgets, view.language)}
 
@@ -215,13 +216,17 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
 
     return {
         "get-chat": lambda key, draft: models.get(key, then_chat=True, draft=draft),
+        "get-chat-disk": lambda key, draft: models.get(key, then_chat=True, draft=draft, from_disk=True),
         "get": lambda key, draft: models.get(key, then_chat=False, draft=draft),
         "chat": lambda key, draft: models.chat_with(key, models.draft_for(key, draft)),
+        "chat-disk": lambda key, draft: models.chat_with(key, models.draft_for(key, draft), from_disk=True),
         "go-on": lambda key, draft: models.go_on(key),
         "pause": quiet(models.queue.pause),
         "resume": quiet(models.queue.resume),
         "cancel": quiet(models.queue.cancel),
         "delete": lambda key, draft: models.delete(key),
+        "delete-left": lambda key, draft: models.delete_left(key),
+        "delete-records": lambda key, draft: models.delete_records(key),
         "search-again": quiet(models.finder.search),
         "look-again": quiet(models.finder.look_again),
         "forget-token": lambda key, draft: models.remove_token(),
@@ -229,6 +234,7 @@ def _acts(models: ModelsService) -> Mapping[str, Callable[[str, str], str]]:
         "unload": quiet(lambda key: models.unload()),
         "use-budget": lambda key, draft: models.load_anew(budget_bytes=_number(key)),
         "use-context": lambda key, draft: models.load_anew(context=_number(key)),
+        "use-disk": lambda key, draft: models.load_anew(from_disk=True),
     }
 
 

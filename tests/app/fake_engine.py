@@ -187,7 +187,14 @@ class FakeEngine:
             kv_bytes=2 * MIB, workspace_bytes=2 * MIB, slot_bytes=40_000, num_slots=slots,
             resident_share=slots / (LAYERS * EXPERTS), drafting=drafting,
             drafting_reason="" if drafting else "turned off", host_bytes=LAYERS * EXPERTS * 40_000,
+            **self._on_disk(),
         )  # fmt: skip
+
+    def _on_disk(self) -> dict[str, Any]:
+        """Of the plan: RAM holds a quarter of the experts."""
+        if self.config.experts_on == "ram":
+            return {}
+        return {"disk_bytes": LAYERS * EXPERTS * 40_000, "ram_experts": LAYERS * EXPERTS // 4}
 
     def info(self) -> FakeInfo:
         if self.closed:
@@ -199,10 +206,14 @@ class FakeEngine:
             draft=self._draft(),
             link=f"emulated {rate / 1e9:.1f} GB/s" if rate else "memory copy", context=4096,
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
-            passes="layer by layer through the host (there is no GPU)", lanes="RAM",
+            passes="layer by layer through the host (there is no GPU)", lanes=self._lanes(),
             cpu_bytes_per_s=self.cpu_bytes_per_s, own_sampling=RECOMMENDED.get(self.model),
             drafter=self.config.drafter,
         )  # fmt: skip
+
+    def _lanes(self) -> str:
+        disk = "CPU, from RAM, and from the disk what is not there (2 threads)"
+        return "RAM" if self.config.experts_on == "ram" else disk
 
     def _draft(self) -> str:
         if not self.plan.drafting:
@@ -274,6 +285,7 @@ class FakeEngine:
         counters.routed_pairs += 8 * tokens
         counters.matched_pairs += 7 * tokens
         counters.decode_h2d_bytes += 3 * 40_000
+        counters.decode_disk_bytes += 40_000 if self.plan.disk_bytes else 0
         self.copied += 3 * 40_000
         counters.decode_s = time.perf_counter() - started - counters.ttft_s
         counters.stall_s += 0.001

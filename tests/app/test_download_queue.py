@@ -14,7 +14,7 @@ import pytest
 from app_process import wait_for
 
 from app.models.download_queue import DownloadQueue
-from app.models.queue_file import Download, QueueFile
+from app.models.queue_file import SCHEMA, Download, QueueFile
 from localmoe.core.errors import (
     ConfigError,
     DownloadCancelledError,
@@ -190,13 +190,13 @@ def test_a_restart_goes_on_with_what_ran_and_nothing_else(
 def test_a_newer_version_s_queue_is_read_and_what_it_says_besides_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "downloads.json"
     entry = {"id": "a1", "repo_id": "a/b", "mirror": "m"}
-    path.write_text(json.dumps({"schema": 2, "downloads": [entry], "limit": 3}))
+    path.write_text(json.dumps({"schema": SCHEMA + 1, "downloads": [entry], "limit": 3}))
     file = QueueFile(path)
     found = file.read()
     assert [(one.id, one.repo_id) for one in found] == [("a1", "a/b")] and not file.report
     file.write([*found, Download("b2", "c/d")])
     data = json.loads(path.read_text())
-    assert (data["schema"], data["limit"]) == (2, 3)
+    assert (data["schema"], data["limit"]) == (SCHEMA + 1, 3)
     assert [one.get("mirror") for one in data["downloads"]] == ["m", None]
 
 

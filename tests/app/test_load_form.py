@@ -29,7 +29,8 @@ CHANGES = st.fixed_dictionaries(
         "context": st.sampled_from(("auto", "256", "512")), "lanes": st.sampled_from(("auto", "all")),
         "better_draft": st.sampled_from(("on", "off")), "draft_bits": st.sampled_from(("4", "8")),
         "cpu_threads": st.sampled_from(("auto", "2")), "emulated_link": st.sampled_from(("", "2GB/s")),
-        "drafter": st.sampled_from(("self", "mtp")),
+        "drafter": st.sampled_from(("self", "mtp")), "experts_on": st.sampled_from(("ram", "disk")),
+        "ram_budget": st.sampled_from(("auto", "32MiB")),
     },
 )  # fmt: skip
 
@@ -44,7 +45,7 @@ def choices_of(load: LoadSettings) -> list[Any]:
     """What the form says that shows these."""
     return [
         load.model, load.vram_budget, load.context, load.emulated_link, load.better_draft == "on",
-        load.draft_bits, load.lanes, load.cpu_threads, load.drafter,
+        load.draft_bits, load.lanes, load.cpu_threads, load.drafter, load.experts_on, load.ram_budget,
     ]  # fmt: skip
 
 

@@ -296,7 +296,7 @@ def test_a_model_that_is_here_is_proposed_however_full_the_disk_is(
     wait_for(lambda: not models.shelf.moves())
     written: dict[str, int] = {}
 
-    def fit(facts: ModelFacts, *, download_bytes: int = 0) -> Fit:
+    def fit(facts: ModelFacts, *, download_bytes: int = 0, **settings: object) -> Fit:
         written[facts.footprint.name] = download_bytes
         return Fit(True)
 
@@ -385,7 +385,7 @@ def test_a_download_that_failed_goes_on_with_the_commit_that_a_search_finds(mode
     assert 'data-act="get' not in results_html(models, ENGLISH)
     with models.queue._changed:
         failed = models.queue._replace(models.queue.view()[0].id, state="failed", error="x", done_bytes=7)
-    assert 'data-act="get-chat" data-key="org/moe"' in results_html(models, ENGLISH)
+    assert re.search('data-act="get-chat(-disk)?" data-key="org/moe"', results_html(models, ENGLISH))
     models.get("org/moe", then_chat=True)
     (again,) = models.queue.view()
     assert (again.id, again.state, again.done_bytes) == (failed.id, "queued", 7)

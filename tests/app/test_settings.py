@@ -294,7 +294,10 @@ def test_a_disk_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pyt
 
 def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    load = LoadSettings("m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3", drafter="mtp")
+    load = LoadSettings(
+        "m", "3GiB", draft_bits="2", lanes="vram+link", cpu_threads="3", drafter="mtp", experts_on="disk",
+        ram_budget="5GiB",
+    )  # fmt: skip
     SettingsStore(path).save(load=load, answers=AnswerSettings(seed=7, approximate=True))
     data = json.loads(path.read_text())
     data["load"]["context"], data["answers"]["top_p"] = "wide", 7
@@ -306,13 +309,14 @@ def test_one_damaged_setting_leaves_all_others_as_they_were(tmp_path: Path) -> N
     assert (again.load, again.answers, again.report) == (load, store.answers, "")
     config = load.engine_config(store.answers)
     assert (config.draft_bits, config.lanes, config.cpu_threads) == (2, "vram+link", 3)
-    assert config.drafter == "mtp"
+    assert (config.drafter, config.experts_on, config.ram_budget_bytes) == ("mtp", "disk", 5 << 30)
 
 
 @pytest.mark.parametrize(
     "settings",
     [LoadSettings(draft_bits="5"), LoadSettings(draft_bits="x"), LoadSettings(lanes="all of them"),
-     LoadSettings(cpu_threads="0"), LoadSettings(cpu_threads="many")],
+     LoadSettings(cpu_threads="0"), LoadSettings(cpu_threads="many"), LoadSettings(experts_on="tape"),
+     LoadSettings(ram_budget="much"), LoadSettings(ram_budget="0", experts_on="disk")],
 )  # fmt: skip
 def test_drafts_lanes_and_threads_out_of_range_are_refused(settings: LoadSettings) -> None:
     with pytest.raises(ConfigError):

@@ -54,7 +54,8 @@ def texts_in_tables() -> Iterator[str]:
     yield from models_html._STATES.values()
     yield from panel._OWNER_NAMES.values()
     yield from panel._OWNER_HINTS.values()
-    yield from (text for pair in cache_card._KINDS.values() for text in pair)
+    kinds = [*cache_card._KINDS.values(), *cache_card._KINDS_OF_DISK.values()]
+    yield from (text for pair in kinds for text in pair)
     yield from timeline_svg.LANE_NAMES.values()
     yield from logs._LEVELS.values()
     yield from bench_html.COLUMN_NAMES
