@@ -40,21 +40,24 @@ class RamPlaces:
         self.elsewhere: NDArray[np.bool_] = np.zeros(shape, dtype=np.bool_)
         self._free = list(range(num_places - 1, -1, -1))
         self._recent, self._frequency = np.zeros(shape), np.zeros(shape)
-        self._when = np.zeros(shape)  # that they were noted, in passes
+        self._when = np.zeros(shape, dtype=np.int64)  # that they were noted, in passes
+        self._value: NDArray[np.float64] | None = None  # of all, in this pass, once it was asked for
         self._fresh = np.zeros(shape, dtype=np.bool_)
         self._unused = np.zeros(shape, dtype=np.bool_)  # brought ahead of need, and not asked for yet
         self._awaited = np.zeros(shape, dtype=np.bool_)  # of these, whose layer has not asked since
-        self._now = 0.0
+        self._now = self._layers_asked = 0
 
     def note_demand(self, layer: int, experts: Iterable[int]) -> None:
         """Of one pass of a layer."""
-        self._now += 1.0 / self.place.shape[0]
+        self._layers_asked += 1
+        if self._layers_asked % self.place.shape[0] == 0:
+            self._next_pass()
         self._fresh[layer] = self._awaited[layer] = False
         self._note((layer, list(experts)))
 
     def note_pass(self, demanded: NDArray[np.bool_]) -> None:
         """Of one pass of all layers, (L, E)."""
-        self._now += 1.0
+        self._next_pass()
         self._fresh[:] = self._awaited[:] = False
         self._note(np.nonzero(demanded))
 
@@ -64,6 +67,12 @@ class RamPlaces:
         self._frequency[at] = self._frequency[at] * _FREQUENCY_DECAY**age + (1.0 - _FREQUENCY_DECAY)
         self._when[at] = self._now
         self._unused[at] = False
+        if self._value is not None:
+            self._value[at] = self._recent[at] + _FREQUENCY_WEIGHT * self._frequency[at]
+
+    def _next_pass(self) -> None:
+        self._now += 1
+        self._value = None
 
     def forget_unused(self) -> None:
         """What was brought so far counts no more as brought in vain."""
@@ -99,10 +108,12 @@ class RamPlaces:
         return ExpertKey(*divmod(worst, self.place.shape[1]))
 
     def worth(self) -> NDArray[np.float64]:
-        """(L, E): the higher, the sooner it is asked for again."""
-        age = self._now - self._when
-        found: NDArray[np.float64] = self._recent * _TOKEN_DECAY**age
-        return found + _FREQUENCY_WEIGHT * self._frequency * _FREQUENCY_DECAY**age
+        """(L, E): the higher, the sooner it is asked for again. Not to be written to."""
+        if self._value is None:  # which takes longer than all else here
+            age = self._now - self._when
+            self._value = self._recent * _TOKEN_DECAY**age
+            self._value += _FREQUENCY_WEIGHT * self._frequency * _FREQUENCY_DECAY**age
+        return self._value
 
     def evict(self, key: ExpertKey) -> tuple[int, bool]:
         """The place that it had, the caller's from here on, and whether it was brought in vain."""

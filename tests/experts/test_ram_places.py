@@ -22,9 +22,10 @@ class Naive:
     """Remembers every demand, and who is where."""
 
     free: set[int]
-    now: float = 0.0
+    now: int = 0
+    demands: int = 0
     at: dict[ExpertKey, int] = field(default_factory=dict)
-    asked: dict[ExpertKey, list[float]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    asked: dict[ExpertKey, list[int]] = field(default_factory=lambda: {key: [] for key in KEYS})
     held: dict[ExpertKey, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
     unused: set[ExpertKey] = field(default_factory=set)
     awaited: set[ExpertKey] = field(default_factory=set)
@@ -37,7 +38,8 @@ class Naive:
         return sum(0.5**age + 5 * 0.01 * 0.99**age for age in ages)
 
     def demand(self, layer: int, experts: set[int]) -> None:
-        self.now += 1 / LAYERS
+        self.demands += 1
+        self.now += self.demands % LAYERS == 0
         for expert in experts:
             self.asked[ExpertKey(layer, expert)].append(self.now)
             self.unused.discard(ExpertKey(layer, expert))
@@ -108,7 +110,7 @@ class Both:
         if ahead:
             naive.unused.add(key)
             naive.awaited.add(key)
-        elif naive.asked[key][-1:] != [naive.now] and (naive.asked[key] or naive.now):
+        elif (naive.asked[key] or [0])[-1] != naive.now:
             naive.fresh.add(key)
         return victim
 
