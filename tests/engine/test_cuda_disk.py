@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine.test_cuda_engine import tokens_of
-from engine.test_cuda_lanes import FIRST, ROWS, check_slots, leave_slots
+from engine.test_cuda_lanes import ROWS, check_slots, leave_slots, windows_of
 from support.engines import ask, device_runner_of
 from support.shapes import random_prompts, shallow, smooth
 
@@ -55,14 +55,10 @@ def load_shape(shape: ModelShape, routing: SyntheticSettings, slots: int, **sett
 
 def windows(engine: Engine) -> dict[int, torch.Tensor]:
     """Logits of windows of each width."""
-    runner, found = device_runner_of(engine), {}
+    runner = device_runner_of(engine)
     assert runner.passes.synthetic is not None
     runner.passes.synthetic.begin(0)
-    for rows in ROWS:
-        runner.sequence.truncate(0)
-        tokens = list(range(FIRST, FIRST + rows))
-        found[rows] = runner.run(tokens, "verify", last_only=False).double()
-    return found
+    return windows_of(runner)
 
 
 @pytest.mark.parametrize("name", list(SHAPES))

@@ -44,6 +44,11 @@ def verified(runner: DeviceRunner, allowed: bool) -> dict[int, torch.Tensor]:
     """Logits of windows of each width, with or without the CPU."""
     assert runner.passes.lane is not None
     runner.passes.lane.allowed = allowed
+    return windows_of(runner)
+
+
+def windows_of(runner: DeviceRunner) -> dict[int, torch.Tensor]:
+    """Logits of windows of each width."""
     found = {}
     for rows in ROWS:
         runner.sequence.truncate(0)
