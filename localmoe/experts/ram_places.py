@@ -1,10 +1,9 @@
 """Which of a model's experts RAM holds, where all lie on the disk, and which of them gives way. Moves no
 bytes.
 
-What gives way is what is worth least: uses that count half as much with every token, and five times the share
-of about the last hundred tokens that used it (as prefetch.reuse has it for slots). By either alone, or in the
-order of last uses, fewer are there when they are asked for. What was brought ahead stays until its layer has
-asked, and then as what it is worth.
+What gives way is what is worth least by the measure that slots go by too (core.reuse_decay). By either part
+of it alone, or in the order of last uses, fewer are there when they are asked for. What was brought ahead
+stays until its layer has asked, and then as what it is worth.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localmoe.core.reuse_decay import FREQUENCY_DECAY, FREQUENCY_WEIGHT, TOKEN_DECAY
 from localmoe.core.types import ExpertKey
 
 NOWHERE = -1
-_TOKEN_DECAY = 0.5  # of uses, a token (or a longer pass)
-_FREQUENCY_DECAY = 0.99  # of their frequency
-_FREQUENCY_WEIGHT = 5.0
 _FRESH = 1e9  # worth of what the pass at hand has brought, if that is noted at its end only
 
 
@@ -63,12 +60,12 @@ class RamPlaces:
 
     def _note(self, at: tuple[Any, ...]) -> None:
         age = self._now - self._when[at]
-        self._recent[at] = self._recent[at] * _TOKEN_DECAY**age + 1.0
-        self._frequency[at] = self._frequency[at] * _FREQUENCY_DECAY**age + (1.0 - _FREQUENCY_DECAY)
+        self._recent[at] = self._recent[at] * TOKEN_DECAY**age + 1.0
+        self._frequency[at] = self._frequency[at] * FREQUENCY_DECAY**age + (1.0 - FREQUENCY_DECAY)
         self._when[at] = self._now
         self._unused[at] = False
         if self._value is not None:
-            self._value[at] = self._recent[at] + _FREQUENCY_WEIGHT * self._frequency[at]
+            self._value[at] = self._recent[at] + FREQUENCY_WEIGHT * self._frequency[at]
 
     def _next_pass(self) -> None:
         self._now += 1
@@ -111,8 +108,8 @@ class RamPlaces:
         """(L, E): the higher, the sooner it is asked for again. Not to be written to."""
         if self._value is None:  # which takes longer than all else here
             age = self._now - self._when
-            self._value = self._recent * _TOKEN_DECAY**age
-            self._value += _FREQUENCY_WEIGHT * self._frequency * _FREQUENCY_DECAY**age
+            self._value = self._recent * TOKEN_DECAY**age
+            self._value += FREQUENCY_WEIGHT * self._frequency * FREQUENCY_DECAY**age
         return self._value
 
     def evict(self, key: ExpertKey) -> tuple[int, bool]:

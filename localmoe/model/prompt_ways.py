@@ -41,7 +41,7 @@ class PromptWays:
                 show first that it may pay.
             copy_s: of an expert over the link, as measured.
             most: tokens of a pass that asks.
-            only_asks: nothing can be streamed.
+            only_asks: nothing is streamed while an expert is missing.
         """
         self._only_asks = only_asks
         self._tries, self._copy_s = tries, copy_s

@@ -1,9 +1,8 @@
 """How much each expert is worth keeping beyond what is known to come: recent use and long-run frequency, by
 token. Evicts nothing; policies read it.
 
-Worth = R + 5 F. R is a use count that halves with every token (recency: neighbouring tokens share experts); F
-is the share of tokens that used the expert, over about the last hundred (skew: some experts are popular).
-Either alone is worse: R on real routing, F on sticky routing (benchmarks/policy_simulations.py).
+Worth = R + 5 F (core.reuse_decay): R is recency, as neighbouring tokens share experts; F is skew, as some
+experts are popular.
 
 Layers get shares of the slots in proportion to the perplexity of F, the number of experts that they use
 effectively: a layer whose routing has high entropy needs more slots for the same hit rate (entropy-aware
@@ -17,9 +16,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-_TOKEN_DECAY = 0.5  # of R, a token
-_FREQUENCY_DECAY = 0.99  # of F, a token
-_FREQUENCY_WEIGHT = 5.0
+from localmoe.core.reuse_decay import FREQUENCY_DECAY, FREQUENCY_WEIGHT, TOKEN_DECAY
+
 _REJECTED_WEIGHT = 0.5  # a drafted token that was rejected, for each place behind the last kept one
 _QUOTA_TOKENS = 32  # so many tokens apart the layers' shares are computed anew
 
@@ -43,7 +41,7 @@ class ReuseScores:
     def worth(self) -> NDArray[np.float64]:
         """(L, E): the higher, the sooner it is used again. Not to be written to."""
         if self._worth is None:
-            self._worth = self._recent + _FREQUENCY_WEIGHT * self._frequency
+            self._worth = self._recent + FREQUENCY_WEIGHT * self._frequency
         return self._worth
 
     def quota(self) -> NDArray[np.float64]:
@@ -71,19 +69,19 @@ class ReuseScores:
     def learn_prompt(self, demanded: Mask, shares: NDArray[np.float64] | None, num_tokens: int) -> None:
         """A prompt's pass is over. shares: (L, E), share of its tokens that used each; None: not known."""
         self._worth = None
-        forgotten = _TOKEN_DECAY**num_tokens
+        forgotten = TOKEN_DECAY**num_tokens
         self._recent *= forgotten
         # of uses that nobody knows the order of: as if each token used what all do on average
-        self._recent += demanded if shares is None else shares * (1.0 - forgotten) / (1.0 - _TOKEN_DECAY)
-        kept = _FREQUENCY_DECAY ** (num_tokens if shares is not None else 1)
+        self._recent += demanded if shares is None else shares * (1.0 - forgotten) / (1.0 - TOKEN_DECAY)
+        kept = FREQUENCY_DECAY ** (num_tokens if shares is not None else 1)
         self._frequency *= kept
         self._frequency += (1.0 - kept) * (demanded if shares is None else shares)
         self._until_quota -= num_tokens
 
     def _age(self, tokens: int) -> None:
         self._worth = None
-        self._recent *= _TOKEN_DECAY**tokens
-        self._frequency *= _FREQUENCY_DECAY**tokens
+        self._recent *= TOKEN_DECAY**tokens
+        self._frequency *= FREQUENCY_DECAY**tokens
         self._until_quota -= tokens
 
 
@@ -96,7 +94,7 @@ def _window_counts(routed: int, accepted: int, last: int) -> NDArray[np.float64]
 def _use_counts(behind: int) -> tuple[float, float]:
     """What a use adds to R and F, by a token that is so many places behind the last one that was kept."""
     if behind <= 0:
-        return _TOKEN_DECAY**-behind, 1.0 - _FREQUENCY_DECAY
+        return TOKEN_DECAY**-behind, 1.0 - FREQUENCY_DECAY
     return _REJECTED_WEIGHT**behind, 0.0
 
 
