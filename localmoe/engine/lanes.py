@@ -195,6 +195,8 @@ def _of_many(lane: CpuLane, store: RecordStore, experts: int) -> tuple[float, fl
 
 def _job_us(lane: CpuLane, store: RecordStore, num_experts: int, tokens: int, num_jobs: int = _JOBS) -> float:
     """The median of jobs, of other experts each time, so that no cache holds them."""
+    if isinstance(store, DiskStore):  # which has to read each of them, and they divide no work
+        num_jobs = min(num_jobs, _LONG_JOBS)
     pairs = [lane.layout.top_k * row for row in range(tokens)]
     x = torch.full((tokens, lane.layout.hidden), 0.5, dtype=store.dtype)
     times = []
