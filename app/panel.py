@@ -15,7 +15,7 @@ from app.status_html import progress_bar
 from app.texts import ENGLISH, Texts
 from localmoe.core.live_state import ReuseBound
 from localmoe.core.stats import GenerationStats
-from localmoe.core.units import format_bytes
+from localmoe.core.units import format_bytes, format_rate
 
 _OWNERS = ("shared", "draft", "kv", "slots", "workspace", "reserve")
 _OWNER_NAMES = {
@@ -238,10 +238,15 @@ def _read(status: EngineStatus, stats: GenerationStats | None, t: Texts) -> str:
         return ""
     per_token = stats.disk_bytes_per_token if stats else None
     facts = fact(
-        t("Read from the disk"), format_bytes(stats.disk_bytes) if stats else words.NONE, "disk",
-        t("bytes of experts read from the disk for this answer, its prompt included"),
+        t("Read from the disk"), words.NONE if stats is None else _amount_read(stats), "disk",
+        t("bytes of experts read from the disk for this answer, its prompt included, and how fast"),
     )  # fmt: skip
     return facts + fact(
         t("Read per token"), words.NONE if per_token is None else format_bytes(per_token), "disk_token",
         t("the same for each token after the first one: what the disk limits the speed by"),
     )  # fmt: skip
+
+
+def _amount_read(stats: GenerationStats) -> str:
+    amount = format_bytes(stats.disk_bytes)
+    return f"{amount}, {format_rate(stats.disk_bytes / stats.disk_busy_s)}" if stats.disk_busy_s else amount

@@ -2,7 +2,7 @@
 alone would allow (bytes that were read a token, over the rate that it was measured with in the same run).
 
     python benchmarks/disk.py [--shape qwen3-30b-a3b] [--budget 12] [--ram 16 24] [--routing sticky:0.66]
-        [--tokens 96] [--prompt 100] [--device cuda]
+        [--tokens 96] [--prompt 100] [--idle 0] [--device cuda]
 
 Weights and routing are synthetic (localmoe bench --shape), prompts are random tokens; the file with all
 experts is written to localmoe's home (LOCALMOE_HOME) and deleted at the end. `--ram 0` is all of them in RAM,
@@ -79,6 +79,9 @@ def measure(ram: float, args: argparse.Namespace) -> None:
         print(f"synthetic: {what}: ready after {time.perf_counter() - began:.0f} s", flush=True)
         if rate:
             print(f"  records are read with {rate / 1e9:.2f} GB/s", flush=True)
+        if args.idle:
+            engine.captures.begin()
+            time.sleep(args.idle)
         for seed in range(args.answers):
             stats = answer(engine, seed, args.prompt, args.tokens)
             told = f"  first token after {stats.ttft_s:.2f} s, {stats.tokens_per_s or 0:.1f} tok/s, "
@@ -107,6 +110,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=1000)
     parser.add_argument("--answers", type=int, default=3)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds before the first answer")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     args = parser.parse_args()
     for ram in args.ram:

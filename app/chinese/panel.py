@@ -31,8 +31,8 @@ PANEL = {
         "内存一次能容纳的数量；其余在需要时从磁盘读取"
     ),
     "Read from the disk": "从磁盘读取",
-    "bytes of experts read from the disk for this answer, its prompt included": (
-        "为本次回答（包括提示）从磁盘读取的专家字节数"
+    "bytes of experts read from the disk for this answer, its prompt included, and how fast": (
+        "为本次回答（包括提示）从磁盘读取的专家字节数，以及读取速度"
     ),
     "Read per token": "每词元读取",
     "the same for each token after the first one: what the disk limits the speed by": (

@@ -46,6 +46,7 @@ class GenerationCounters:
     cpu_ahead_bytes: int = 0  # of cpu_bytes: asked for before the job came
     prefill_disk_bytes: int = 0  # of experts that were read from the disk
     decode_disk_bytes: int = 0
+    disk_busy_s: float = 0.0  # in which any of that was read
     ttft_s: float = 0.0
     decode_s: float = 0.0  # first token to last token
     draft_s: float = 0.0
@@ -81,6 +82,7 @@ class GenerationCounters:
             cpu_waited=self.cpu_waited, cpu_ahead_bytes=self.cpu_ahead_bytes,
             disk_bytes=self.prefill_disk_bytes + self.decode_disk_bytes,
             disk_bytes_per_token=_ratio(self.decode_disk_bytes, max(0, self.new_tokens - 1)),
+            disk_busy_s=self.disk_busy_s,
             draft_s=self.draft_s, verify_s=self.verify_s, stall_s=self.stall_s,
             peak_device_bytes=self.peak_device_bytes, vram_budget_bytes=self.vram_budget_bytes,
             approximate=self.approximate, draft_aside=self.draft_aside,
@@ -105,7 +107,7 @@ class GenerationStats:
     read, in cpu_jobs jobs that took cpu_busy_s, and the GPU had to wait for cpu_waited of them;
     cpu_ahead_bytes of cpu_bytes were asked for before their job came, by the threads that then computed
     with them; disk_bytes are of experts that were read from the disk, of a model that RAM does not hold,
-    and disk_bytes_per_token those of decoding.
+    while the disk was busy for disk_busy_s, and disk_bytes_per_token those of decoding.
     """
 
     prompt_tokens: int
@@ -143,6 +145,7 @@ class GenerationStats:
     cpu_ahead_bytes: int
     disk_bytes: int
     disk_bytes_per_token: float | None
+    disk_busy_s: float
     draft_s: float
     verify_s: float
     stall_s: float | None

@@ -1,10 +1,11 @@
-"""Passes that are captured while nobody waits for an answer, so that the next one need not wait for them.
-Which, the runner knows (model.pass_kinds).
+"""What is done ahead while nobody waits for an answer, so that the next one need not wait for it: passes are
+captured, of which the runner knows which (model.pass_kinds), and experts come from the disk into free RAM.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -19,9 +20,12 @@ class Captures:
     """Of one engine. The engine itself begins none: whoever holds it does, once it is loaded and after each
     answer."""
 
-    def __init__(self, runner: Runner, busy: threading.Lock, turns: Turns) -> None:
-        """busy: held while an answer is written or memory is divided."""
-        self._runner, self._busy, self._turns = runner, busy, turns
+    def __init__(
+        self, runner: Runner, busy: threading.Lock, turns: Turns, fill_ram: Callable[[], None] = lambda: None
+    ) -> None:
+        """busy: held while an answer is written or memory is divided. fill_ram: returns at once, and what it
+        begins ends with the next answer."""
+        self._runner, self._busy, self._turns, self._fill_ram = runner, busy, turns, fill_ram
         self._closed = False
         self._capturing = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
@@ -36,6 +40,8 @@ class Captures:
         Args:
             sampling: of the answers to come; None: as the last one's.
         """
+        if not self._closed and not self._busy.locked():
+            self._fill_ram()
         with self._lock:
             self._sampling, self._wanted = sampling, True
             if self._runs:

@@ -63,7 +63,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self.takes_budget = self._budget.takes  # whether `resize` would, see there
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
-        self.captures = Captures(parts.runner, self._busy, self._turns)
+        self.captures = Captures(parts.runner, self._busy, self._turns, parts.store.fill)
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
         self._session = new_session(parts, config)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
@@ -253,7 +253,7 @@ class Engine(AbstractContextManager["Engine"]):
         Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
             self._session.forget()
-            self._loaded.forget_texts()
+            self._loaded.forget()
             self._answers = 0
             self._draft_place.restore()
             self._budget.empty_slots()

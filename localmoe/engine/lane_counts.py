@@ -51,7 +51,8 @@ def count_transfers(parts: EngineParts) -> TransferCounters:
     memory = parts.passes.memory
     totals = memory.counters()
     if isinstance(parts.store, DiskStore):
-        totals = replace(totals, disk_bytes=parts.store.counters().disk_bytes)
+        read = parts.store.counters()
+        totals = replace(totals, disk_bytes=read.disk_bytes, disk_busy_s=read.disk_busy_s)
     if isinstance(memory, InPlaceMemory):
         done = memory.lane.counters()
         return replace(totals, cpu_bytes=done.num_bytes, cpu_busy_s=done.busy_s, cpu_jobs=done.jobs)

@@ -83,8 +83,9 @@ class EngineParts:
             "slots": self.passes.memory.slots.num_bytes,
         }
 
-    def forget_texts(self) -> None:
-        """Of what drafts beside the model."""
+    def forget(self) -> None:
+        """Texts of what drafts beside the model, and which experts RAM holds."""
+        self.store.forget()
         if self.other is not None:
             self.other.model.forget()
 

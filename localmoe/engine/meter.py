@@ -33,6 +33,7 @@ class Meter:
         counters, now = self.counters, time.perf_counter()
         totals = self._totals()
         counters.peak_device_bytes = self._peak_bytes()
+        counters.disk_busy_s = totals.disk_busy_s - self._at_start.disk_busy_s
         if self._first_token_at is None:
             if not counters.new_tokens:  # stopped before the first token
                 self._count_prompt(totals)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class TransferCounters:
     """Totals since load; stall_s is None where waiting happens inside kernels and no clock is there.
-    disk_bytes: of experts that were read from the disk."""
+    disk_bytes: of experts that were read from the disk, in disk_busy_s."""
 
     h2d_bytes: int = 0
     prefetched: int = 0
@@ -20,3 +20,4 @@ class TransferCounters:
     cpu_waited: int = 0
     cpu_ahead_bytes: int = 0
     disk_bytes: int = 0
+    disk_busy_s: float = 0.0

@@ -2,7 +2,8 @@
 comes may be read ahead. Which others give way is ram_places' decision; reads run in threads of their own.
 
 Rules: an expert that somebody holds keeps its place; its address is known only once all of it is there; a
-demand's reads begin at once, those for what comes only while few are under way.
+demand's reads begin at once, those for what comes only while few are under way; free places are filled while
+nobody asks for anything.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class ExpertReads:
         self._coming: dict[ExpertKey, Future[None]] = {}
         self._failed: dict[ExpertKey, BaseException] = {}
         self._counters = TransferCounters()
-        self._stall_s = 0.0
+        self._stall_s = self._busy_s = 0.0
+        self._busy_since = 0.0  # while any read is under way
+        self._to_fill: Iterator[ExpertKey] | None = None  # places that are free, with these
+        self._fills = False  # just now
         self._before = 0  # see RamPlaces.victim
         self._promised = 0  # places, to those who hold experts or wait for them
         self.lock, self.closed = Monitor(), False
@@ -71,13 +75,16 @@ class ExpertReads:
             self.addresses = memory
 
     def counters(self) -> TransferCounters:
-        """A copy of the totals: bytes read, reads ahead of need and those in vain, waiting."""
+        """A copy of the totals: bytes read and how long that took, reads ahead of need and those in vain,
+        waiting."""
         with self.lock:
-            return replace(self._counters, stall_s=self._stall_s)
+            busy_s = self._busy_s + (time.perf_counter() - self._busy_since if self._coming else 0.0)
+            return replace(self._counters, stall_s=self._stall_s, disk_busy_s=busy_s)
 
     def begin_answer(self) -> None:
         """What was read ahead for the answer before is no waste of the next one."""
         with self.lock:
+            self._to_fill = None
             self._places.forget_unused()
 
     @contextmanager
@@ -100,6 +107,7 @@ class ExpertReads:
             with self.lock:
                 self._wait_for_places(_promised(keys))
                 with uninterrupted():
+                    self._to_fill = None
                     if counts:
                         self._places.note_demand(layer, experts)
                     self._promised += _promised(keys)
@@ -163,10 +171,34 @@ class ExpertReads:
     def prefetch(self, key: ExpertKey) -> None:
         """Read it ahead of need; nothing happens if it is there or on its way, or enough others are."""
         with self.lock, uninterrupted():
+            self._to_fill = None
             if self.closed or self.addresses[key] or key in self._coming:
                 return
             if len(self._coming) < _MOST_AHEAD:
                 self._start([key], ahead=True)
+
+    def fill_places(self) -> None:
+        """Read experts into free places, as many of each layer as of another, until none is free or anybody
+        asks for one, since who asks knows better. Returns at once."""
+        with self.lock:
+            absent = np.argwhere(self._places.place.T == NOWHERE).tolist()
+            self._to_fill = (ExpertKey(layer, expert) for expert, layer in absent)
+            self._fill()
+
+    def _fill(self) -> None:
+        if self._fills:  # a read ended as soon as it had begun
+            return
+        with uninterrupted():
+            self._fills = True
+            while self._to_fill is not None and not self.closed and len(self._coming) < _MOST_AHEAD:
+                key = next(self._to_fill, None)
+                place = None if key is None else self._places.free_place()
+                if key is None or place is None:
+                    self._to_fill = None
+                else:
+                    self._places.give(place, key)
+                    self._read(key, place)
+            self._fills = False
 
     def _read_ahead(self, layer: int) -> None:
         """What a pass over all layers will ask for next, while it computes."""
@@ -183,14 +215,18 @@ class ExpertReads:
                 place = self._make_room(ahead=ahead)
             if place is None:
                 return
-            self._places.give(place, key, ahead=ahead)
-            self._places.held[key] += 1  # by the read, which writes there whoever else has let go of it
+            self._places.give(place, key, asked=not ahead, ahead=ahead)
             self._counters.prefetched += ahead
-            layer, expert = key
-            memory = self._arena.place(place, self.file.stride(layer))
-            reading = self._reader.read(self.file.offset(layer, expert), memory)
-            self._coming[key] = reading
-            reading.add_done_callback(partial(self._arrived, key))
+            self._read(key, place)
+
+    def _read(self, key: ExpertKey, place: int) -> None:
+        self._places.held[key] += 1  # by the read, which writes there whoever else has let go of it
+        memory = self._arena.place(place, self.file.stride(key.layer))
+        reading = self._reader.read(self.file.offset(*key), memory)
+        if not self._coming:
+            self._busy_since = time.perf_counter()
+        self._coming[key] = reading
+        reading.add_done_callback(partial(self._arrived, key))
 
     def _make_room(self, *, ahead: bool) -> int | None:
         spared: list[ExpertKey] = []
@@ -210,7 +246,8 @@ class ExpertReads:
     def _arrived(self, key: ExpertKey, reading: Future[None]) -> None:
         with self.lock:
             error = None if reading.cancelled() else reading.exception()
-            self._coming.pop(key, None)
+            if self._coming.pop(key, None) is not None and not self._coming:
+                self._busy_s += time.perf_counter() - self._busy_since
             self._places.held[key] -= 1
             if error is None and not reading.cancelled():
                 self._counters.disk_bytes += self.file.stride(key.layer)
@@ -219,7 +256,9 @@ class ExpertReads:
                 self._places.give_back(key)
                 if error is not None and self._places.held[key]:
                     self._failed[key] = error
+                self._to_fill = None
             self.lock.notify_all()
+            self._fill()
 
     def end(self) -> None:
         """End the reads: who waits for one is told."""

@@ -96,6 +96,16 @@ class DiskStore(RecordStore, ExpertReads):
         found: NDArray[np.bool_] = self._places.place != NOWHERE
         return found
 
+    def fill(self) -> None:
+        """See fill_places."""
+        self.fill_places()
+
+    def forget(self) -> None:
+        """What is in RAM, and who asked for it."""
+        with self.lock, uninterrupted():
+            for key in self._places.forget():
+                self.addresses[key] = 0
+
     def device_address(self, key: ExpertKey) -> int:
         """Of zeros. Kernels read no record of these, but where the CPU did not answer, in a pass that is
         worth nothing."""

@@ -119,12 +119,24 @@ class RamPlaces:
         self._unused[key] = self._awaited[key] = self._fresh[key] = False
         return place, wasted
 
-    def give(self, place: int, key: ExpertKey, *, ahead: bool) -> None:
-        """It is this expert's. ahead: nobody has asked for it yet."""
+    def give(self, place: int, key: ExpertKey, *, asked: bool = False, ahead: bool = False) -> None:
+        """It is this expert's. asked: it is needed now. ahead: it will be. Else it fills what is free."""
         self.place[key] = place
         self._unused[key] = self._awaited[key] = ahead
-        self._fresh[key] = not ahead and self._when[key] != self._now
+        self._fresh[key] = asked and self._when[key] != self._now
+
+    def forget(self) -> list[ExpertKey]:
+        """What was asked for so far; those that give way now, as nobody holds them."""
+        self._recent[:] = self._frequency[:] = 0.0
+        self._value = None
+        self._fresh[:] = self._awaited[:] = False
+        gone = [
+            ExpertKey(*pair) for pair in np.argwhere((self.place != NOWHERE) & (self.held == 0)).tolist()
+        ]
+        for key in gone:
+            self.give_back(key)
+        return gone
 
     def give_back(self, key: ExpertKey) -> None:
-        """It did not arrive."""
+        """It is not there, or no longer."""
         self._free.append(self.evict(key)[0])

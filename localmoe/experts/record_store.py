@@ -89,6 +89,12 @@ class RecordStore(ABC):
             HardwareError: the driver refuses (usually the locked-memory limit).
         """
 
+    def fill(self) -> None:
+        """Bring into RAM, while nobody asks for anything, what there is room for. Returns at once."""
+
+    def forget(self) -> None:
+        """Be as just loaded; nobody uses a record."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the records."""

@@ -55,6 +55,8 @@ def fact(html: str, key: str) -> str:
 def test_it_says_what_was_read_and_what_ram_holds() -> None:
     html = panel_html(status(), job(COUNTERS.freeze()), bound=BOUND)
     assert (fact(html, "disk"), fact(html, "disk_token")) == ("43.0 MiB", "1.0 MiB")
+    timed = replace(COUNTERS, disk_busy_s=0.02).freeze()
+    assert fact(panel_html(status(), job(timed), bound=BOUND), "disk") == "43.0 MiB, 2.3 GB/s"
     assert fact(html, "ram_experts") == f"296 of {LAYERS * EXPERTS:,}"
     assert ALL_IN_RAM not in html and "all lie on the disk" in html
     assert "already in RAM" in html and "read on demand" in html and "in a slot" not in html

@@ -33,7 +33,7 @@ def test_an_answer_worked_by_hand() -> None:
         routed_pairs=32, matched_pairs=24, ordered_pairs=8, covered=38,
         prefetched=20, wasted=5, prefill_h2d_bytes=1000, decode_h2d_bytes=3300,
         cpu_bytes=700, cpu_busy_s=0.25, cpu_jobs=9, cpu_waited=2, cpu_ahead_bytes=300,
-        prefill_disk_bytes=600, decode_disk_bytes=330,
+        prefill_disk_bytes=600, decode_disk_bytes=330, disk_busy_s=0.4,
         ttft_s=0.5, decode_s=2.2, draft_s=0.7, verify_s=1.3, stall_s=0.1,
         peak_device_bytes=123, vram_budget_bytes=456,
     ).freeze()  # fmt: skip
@@ -50,7 +50,7 @@ def test_an_answer_worked_by_hand() -> None:
         "prefetched": 20, "wasted": 5, "h2d_bytes": 4300, "prefill_h2d_bytes": 1000,
         "h2d_bytes_per_token": 300.0,  # decode copies only, over the tokens that decode steps made
         "cpu_bytes": 700, "cpu_busy_s": 0.25, "cpu_jobs": 9, "cpu_waited": 2, "cpu_ahead_bytes": 300,
-        "disk_bytes": 930, "disk_bytes_per_token": 30.0,
+        "disk_bytes": 930, "disk_bytes_per_token": 30.0, "disk_busy_s": 0.4,
         "draft_s": 0.7, "verify_s": 1.3, "stall_s": 0.1, "peak_device_bytes": 123, "vram_budget_bytes": 456,
         "approximate": False, "draft_aside": False,
     }  # fmt: skip

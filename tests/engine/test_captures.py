@@ -79,6 +79,19 @@ def test_nothing_is_captured_while_the_engine_is_in_use_and_who_uses_it_waits_fo
     assert captures.ahead() and passes.left == left - 1
 
 
+def test_ram_is_filled_once_no_answer_is_written_and_not_of_a_closed_engine() -> None:
+    filled: list[int] = []
+    busy = threading.Lock()
+    captures = Captures(Passes(0), busy, Turns(), lambda: filled.append(1))  # type: ignore[arg-type]
+    captures.begin()
+    with busy:
+        captures.begin()
+    captures.begin()
+    captures.close()
+    captures.begin()
+    assert len(filled) == 2
+
+
 def test_a_closed_engine_captures_nothing_more() -> None:
     passes = Passes(100, seconds=0.05)
     captures, _ = made(passes)

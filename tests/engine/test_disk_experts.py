@@ -187,6 +187,25 @@ def test_a_chat_that_comes_back_reads_only_what_is_new(folder: Path) -> None:
         assert ask(engine, first, 6).tokens == expected[0]
 
 
+def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -> None:
+    with load(folder, draft_length=0) as engine:
+        expected = ask(engine, PROMPTS[0], 8).tokens
+    with load_from_disk(folder, 12, draft_length=0) as engine:
+        first = ask(engine, PROMPTS[0], 8)
+        engine.reset()
+        assert not store_of(engine).residency().any() and not engine.live.resident().any()
+        engine.captures.begin()
+        end = time.monotonic() + 30
+        while (store_of(engine).addresses != 0).sum() < 12:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        second = ask(engine, PROMPTS[0], 8)
+        assert first.tokens == second.tokens == expected
+        assert second.stats.disk_bytes < first.stats.disk_bytes
+        assert first.stats.disk_busy_s > 0
+        assert engine.transfer_counters().disk_bytes > first.stats.disk_bytes + second.stats.disk_bytes
+
+
 @pytest.mark.slow
 def test_a_draft_is_built_from_the_disk_and_a_better_one_in_a_pause(folder: Path) -> None:
     with load(folder, draft_length=4) as engine:

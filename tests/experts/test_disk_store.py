@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import linecache
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -341,6 +343,127 @@ def test_an_error_of_the_disk_reaches_all_who_wait_for_the_same(
         thread.join(WAIT_S)
         assert isinstance(outcome[0], DiskError)
     check_idle(store)
+
+
+def filled(store: DiskStore, count: int) -> None:
+    """Until so many are there, and no more come."""
+    end = time.monotonic() + WAIT_S
+    while int((store.addresses != 0).sum()) != count or store._coming:
+        assert time.monotonic() < end, f"{int((store.addresses != 0).sum())} came"
+        time.sleep(0.001)
+    check_idle(store)
+
+
+@pytest.mark.parametrize("ram_experts", [EXPERTS, EXPERTS + 3, LAYERS * EXPERTS])
+def test_free_places_are_filled_as_many_of_each_layer(
+    make: Callable[[int], DiskStore], reads: Reads, ram_experts: int
+) -> None:
+    store = make(ram_experts)
+    hold(store, 1, 7)
+    store.fill()
+    filled(store, ram_experts)
+    assert len(reads.begun) == len(set(reads.begun)) == ram_experts
+    of_layers = (store.addresses != 0).sum(axis=1)
+    assert of_layers.max() - of_layers.min() <= 2 and store.addresses[1, 7]
+    found = store.counters()
+    assert (found.prefetched, found.wasted) == (0, 0)
+    assert found.disk_bytes == ram_experts * store.file.stride(0)
+    store.fill()  # there is nothing to do
+    filled(store, ram_experts)
+    assert len(reads.begun) == ram_experts
+
+
+@pytest.mark.parametrize("way", ["held", "prefetch", "answer"])
+def test_filling_ends_when_somebody_asks(make: Callable[[int], DiskStore], reads: Reads, way: str) -> None:
+    store = make(LAYERS * EXPERTS)
+    reads.stop(*KEYS)
+    store.fill()
+    under_way = len(store._coming)
+    assert 0 < under_way < EXPERTS
+    timer = threading.Timer(0.05, reads.let)
+    timer.start()
+    if way == "held":
+        assert hold(store, 2, 7)[2] == {7}
+    elif way == "prefetch":
+        store.prefetch(ExpertKey(2, 7))
+    else:
+        store.begin_answer()
+    timer.join()
+    filled(store, under_way + (way == "held"))
+    store.fill()
+    filled(store, LAYERS * EXPERTS)
+
+
+def test_filling_goes_on_and_on_where_reads_end_at_once(
+    make: Callable[[int], DiskStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no call inside a call for each of them."""
+    store, depths = make(LAYERS * EXPERTS), []
+
+    def read(reader: DiskReader, offset: int, memory: torch.Tensor) -> Future[None]:
+        done: Future[None] = Future()
+        with store.file.path.open("rb") as file:
+            file.seek(offset)
+            memory.copy_(torch.frombuffer(bytearray(file.read(len(memory))), dtype=torch.uint8))
+        done.set_result(None)
+        depths.append(len(inspect.stack(0)))
+        return done
+
+    monkeypatch.setattr(DiskReader, "read", read)
+    store.fill()
+    filled(store, LAYERS * EXPERTS)
+    assert len(depths) == LAYERS * EXPERTS and len(set(depths)) == 1
+
+
+def test_filling_ends_at_an_error_and_is_nobodys(make: Callable[[int], DiskStore], reads: Reads) -> None:
+    store = make(LAYERS * EXPERTS)
+    reads.broken = {KEYS[1]: OSError(5, "Input/output error"), ExpertKey(1, 0): OSError(5, "the same")}
+    store.fill()
+    settle(store)
+    assert len(reads.begun) < EXPERTS
+    reads.broken.clear()
+    assert hold(store, 0, *range(EXPERTS))[0] | hold(store, 0, *range(EXPERTS))[0] == set(range(EXPERTS))
+    check_idle(store)
+
+
+def test_a_closed_store_is_filled_no_more(make: Callable[[int], DiskStore], reads: Reads) -> None:
+    store = make(LAYERS * EXPERTS)
+    reads.slow_s = 0.002
+    store.fill()
+    store.close()
+    begun = len(reads.begun)
+    store.fill()
+    assert len(reads.begun) == begun < LAYERS * EXPERTS and not store._coming
+
+
+def test_what_is_forgotten_is_read_again_but_for_what_is_held(make: Callable[[int], DiskStore]) -> None:
+    store = make(EXPERTS)
+    hold(store, 0, 0, 1, 2)
+    with store.held(0, [1]) as (_, groups):
+        list(groups)
+        store.forget()
+        assert at(store, ExpertKey(0, 1)) == expected(ExpertKey(0, 1))
+    assert not store.worth().any()
+    assert hold(store, 0, 0, 1, 2) == ({1}, set(), {0, 2})
+    check_idle(store)
+
+
+def test_the_time_of_reading_is_that_of_any_read(make: Callable[[int], DiskStore], reads: Reads) -> None:
+    store = make(EXPERTS)
+    reads.stop(ExpertKey(0, 0), ExpertKey(0, 1))
+    began = time.perf_counter()
+    store.prefetch(ExpertKey(0, 0))
+    store.prefetch(ExpertKey(0, 1))
+    time.sleep(0.03)
+    assert store.counters().disk_busy_s >= 0.03, "it goes on"
+    reads.let(ExpertKey(0, 0))
+    time.sleep(0.02)
+    reads.let()
+    settle(store)
+    found = store.counters().disk_busy_s
+    assert 0.05 <= found <= time.perf_counter() - began, "of two at once, not of each"
+    time.sleep(0.02)
+    assert store.counters().disk_busy_s == found
 
 
 def test_what_fails_ahead_of_need_is_nobodys_error(make: Callable[[int], DiskStore], reads: Reads) -> None:

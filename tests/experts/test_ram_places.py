@@ -105,7 +105,7 @@ class Both:
             assert naive.worth(victim) == pytest.approx(least)
             place, wasted = self.places.evict(victim)
             assert wasted == (victim in naive.unused) and place == naive.leave(victim)
-        self.places.give(place, key, ahead=ahead)
+        self.places.give(place, key, asked=not ahead, ahead=ahead)
         naive.at[key] = place
         if ahead:
             naive.unused.add(key)
@@ -113,6 +113,23 @@ class Both:
         elif (naive.asked[key] or [0])[-1] != naive.now:
             naive.fresh.add(key)
         return victim
+
+    def fill(self, key: ExpertKey) -> None:
+        """A free place, if there is one, unasked."""
+        place = self.places.free_place()
+        if place is not None:
+            self.naive.free.remove(place)
+            self.places.give(place, key)
+            self.naive.at[key] = place
+
+    def forget(self) -> None:
+        naive = self.naive
+        gone = {key for key in naive.at if not naive.held[key]}
+        assert set(self.places.forget()) == gone
+        for key in gone:
+            naive.free.add(naive.leave(key))
+        naive.asked = {key: [] for key in KEYS}
+        naive.awaited, naive.fresh = set(), set()
 
     def give_back(self, key: ExpertKey) -> None:
         self.places.give_back(key)
@@ -131,6 +148,8 @@ STEPS = st.one_of(
     st.tuples(st.just("take"), st.sampled_from(KEYS), st.booleans()),
     st.tuples(st.just("hold"), st.sampled_from(KEYS), st.sampled_from([1, 1, -1])),
     st.tuples(st.just("give back"), st.sampled_from(KEYS), st.none()),
+    st.tuples(st.just("fill"), st.sampled_from(KEYS), st.none()),
+    st.tuples(st.just("forget"), st.none(), st.none()),
 )
 
 
@@ -151,6 +170,10 @@ def test_whatever_is_asked_for_the_rules_hold(
             both.take(first, ahead=bool(second))  # type: ignore[arg-type]
         elif what == "give back" and first in both.naive.at:
             both.give_back(first)  # type: ignore[arg-type]
+        elif what == "fill" and first not in both.naive.at:
+            both.fill(first)  # type: ignore[arg-type]
+        elif what == "forget":
+            both.forget()
         both.check()
 
 
@@ -185,6 +208,20 @@ def test_what_was_brought_for_a_pass_to_come_gives_way_last_and_to_no_other_such
     assert both.take(ExpertKey(1, 1), ahead=True) == (0, 0)
     assert both.take(ExpertKey(1, 2), ahead=True) is None and (1, 2) not in both.naive.at
     assert both.take(ExpertKey(0, 1), ahead=False) in [(1, 0), (1, 1)]
+
+
+def test_what_fills_free_places_gives_way_before_what_was_asked_for() -> None:
+    """Also in a pass that is noted at its end only, and before what that one brought."""
+    both = Both(4)
+    both.demand_all({ExpertKey(0, 0)})
+    both.take(ExpertKey(0, 0), ahead=False)
+    both.demand_all({ExpertKey(0, 0)})
+    for expert in (1, 2):
+        both.fill(ExpertKey(0, expert))
+    both.take(ExpertKey(1, 0), ahead=False)
+    assert both.take(ExpertKey(1, 1), ahead=False) in [(0, 1), (0, 2)]
+    assert both.take(ExpertKey(1, 2), ahead=False) in [(0, 1), (0, 2)]
+    assert both.take(ExpertKey(1, 3), ahead=False) == (0, 0)
 
 
 def test_what_was_brought_in_vain_gives_way_before_what_is_asked_for() -> None:
