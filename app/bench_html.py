@@ -112,7 +112,14 @@ def _predicted_note(result: Result, t: Texts) -> str:
             "Measured here: {accepted} of the drafted tokens accepted, {match} same experts.",
             accepted=words.percent(acceptance), match=words.percent(match),
         )  # fmt: skip
-    if result.get("from_disk"):
+    rate = result.get("disk_bytes_per_s")
+    if rate:
+        text += " " + t(
+            "Their computers' RAM holds as many experts as here, {count}, and the others come from a disk "
+            "that gives {rate}, as this one did.",
+            count=f"{result['ram_experts']:,}", rate=format_rate(rate),
+        )  # fmt: skip
+    elif result.get("from_disk"):
         text += " " + t("Their computers' RAM holds all experts: from the disk, as here, it would be slower.")
     if result.get("mtp"):
         text += " " + t(

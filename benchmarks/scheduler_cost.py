@@ -25,7 +25,8 @@ from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
+from localmoe.prefetch.simulator_pass_steps import PassSteps
+from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_sources import windows
 from localmoe.prefetch.simulator_types import Machine, Tally, Window
 

@@ -91,6 +91,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
     import_all()
     from localmoe.engine.observation import drafts_itself, observe
     from localmoe.engine.what_if import card_plan, predict
+    from localmoe.prefetch.simulator_machine import predict_disk
 
     drafting, by_layer = drafts_itself(engine), engine.plan.drafting and not drafts_itself(engine)
     if by_layer and 0 not in plan.draft_lengths:
@@ -107,6 +108,8 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
 
     answered(0)
     observed = observe(engine, requests, about["model"], stop=job.stop, on_answer=answered)
+    disk_rate = _disk_rate(engine) if cpu else None  # what comes from the disk, comes to the CPU
+    disk = predict_disk(footprint, engine.plan.ram_experts, disk_rate) if disk_rate else None
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     plain = footprint.in_16_bits()
@@ -125,7 +128,7 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
             continue
         predictions = predict(
             observed, footprint, card, divided, plan.policies, plan.draft_lengths,
-            cpu_bytes_per_s=cpu, stop=job.stop,
+            cpu_bytes_per_s=cpu, disk=disk, stop=job.stop,
         )  # fmt: skip
         resident = divided.num_slots / max(1, footprint.total_experts)
         rows += [{"card": name, "resident_share": min(1.0, resident), **row} for row in predictions]
@@ -137,12 +140,20 @@ def run_what_if(engine: EngineLike, plan: WhatIfPlan, job: BenchmarkJob) -> Resu
         "budget_bytes": plan.budget_bytes,
         "mtp": by_layer,
         "from_disk": engine.plan.disk_bytes > 0,
+        "disk_bytes_per_s": disk_rate,
+        "ram_experts": engine.plan.ram_experts,
         "acceptance": observed.acceptance,
         "match": observed.match,
         "cpu_bytes_per_s": cpu,
         "refused": refused,
         "rows": rows,
     }
+
+
+def _disk_rate(engine: EngineLike) -> float | None:
+    """Bytes a second with which experts were read since the load; None: none was."""
+    read = engine.transfer_counters()
+    return read.disk_bytes / read.disk_busy_s if engine.plan.disk_bytes and read.disk_busy_s else None
 
 
 def _requests(prompts: int, max_new_tokens: int) -> list[GenerationRequest]:

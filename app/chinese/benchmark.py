@@ -59,6 +59,10 @@ BENCHMARK: Mapping[str, str] = {
     "The model's MTP layer drafts, which is not predicted: rows with drafts are left out.": (
         "由模型的 MTP 层起草，不做预测：略去带草稿的行。"
     ),
+    "Their computers' RAM holds as many experts as here, {count}, and the others come from a disk that gives "
+    "{rate}, as this one did.": (
+        "假定这些电脑的内存与本机一样容纳 {count} 个专家，其余专家从磁盘读取，速度为本机实测的 {rate}。"
+    ),
     "Their computers' RAM holds all experts: from the disk, as here, it would be slower.": (
         "假定那些电脑的内存放得下所有专家：若像这里一样从磁盘读取，会更慢。"
     ),

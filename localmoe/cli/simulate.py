@@ -19,18 +19,19 @@ from localmoe.engine.what_if import best_hits, card_plan, summary_of
 from localmoe.hardware.cards import Card, find_card
 from localmoe.hardware.context import check_context, usual_context
 from localmoe.hardware.limits import Rates
+from localmoe.hardware.ram_experts import budget_experts
 from localmoe.model.footprint import measure_footprint
 from localmoe.model.shapes import find_shape
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.registry import POLICIES, check_policy, decides_within_passes
 from localmoe.prefetch.simulator import simulate
-from localmoe.prefetch.simulator_machine import predict_machine
+from localmoe.prefetch.simulator_machine import predict_disk, predict_in_place, predict_machine
 from localmoe.prefetch.simulator_sources import windows
 from localmoe.prefetch.simulator_types import Machine, Prompt, Window
 
 COLUMNS = (
     "policy, draft length", "tok/s", "TPOT ms", "hit rate", "late", "reused", "best possible", "share of it",
-    "copied MB / token", "prefetched / token", "wasted / token", "stall ms / token",
+    "copied MB / token", "read MB / token", "prefetched / token", "wasted / token", "stall ms / token",
 )  # fmt: skip
 
 
@@ -127,13 +128,20 @@ def _machine(
     """The machine, and the draft lengths that are possible on it.
 
     Raises:
-        BudgetError: the model does not fit the card. ConfigError: there is nothing left to simulate.
+        BudgetError: the model does not fit the card, or a layer's experts the RAM. ConfigError: there is
+            nothing left to simulate.
     """
     lengths, num_slots, rates = (
         list(args.draft_lengths),
         args.slots,
         Rates(args.memory or 0.0, args.link or 0.0),
     )
+    disk = None
+    if args.disk is not None:
+        disk = predict_disk(footprint, budget_experts(footprint, args.ram_budget), args.disk)
+        if args.layer_by_layer:
+            machine = predict_in_place(footprint, args.cpu, disk)
+            return _with_drafter(args, machine), lengths
     if card is not None:
         wanted = args.drafter == "self" and any(lengths)
         plan = card_plan(footprint, card, context, stored_bytes, drafting=wanted)
@@ -148,11 +156,13 @@ def _machine(
             "add 0, or use --drafter prompt-lookup."
         )
     machine = predict_machine(
-        footprint, num_slots, rates, whole_passes=not args.layer_by_layer, cpu_bytes_per_s=args.cpu
+        footprint, num_slots, rates, whole_passes=not args.layer_by_layer, cpu_bytes_per_s=args.cpu, disk=disk
     )
-    if args.drafter != "self":
-        machine = replace(machine, draft_token_s=0.0)
-    return machine, lengths
+    return _with_drafter(args, machine), lengths
+
+
+def _with_drafter(args: argparse.Namespace, machine: Machine) -> Machine:
+    return machine if args.drafter == "self" else replace(machine, draft_token_s=0.0)
 
 
 def _print(
@@ -164,14 +174,23 @@ def _print(
 ) -> None:
     total = footprint.total_experts
     drafter = "" if args.drafter == "self" else f", drafter {args.drafter}"
-    print(f"predicted: {footprint.name} on {card or 'a machine as given'}")
-    link = format_rate(machine.expert_bytes / machine.copy_s)
-    copy_ms, draft_ms = 1e3 * machine.copy_s, 1e3 * machine.draft_token_s
-    cpu = "" if args.cpu is None else f", CPU {format_rate(args.cpu)}"
-    print(
-        f"predicted: {machine.num_slots} slots = {percent(machine.num_slots / total)} of the experts, link "
-        f"{link}{cpu}, a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
-    )
+    given = "a computer without a GPU" if machine.in_place else "a machine as given"
+    print(f"predicted: {footprint.name} on {card or given}")
+    draft_ms = 1e3 * machine.draft_token_s
+    cpu = "" if args.cpu is None else f"CPU {format_rate(args.cpu)}, "
+    if machine.in_place:
+        print(f"predicted: all computed by the {cpu}a draft token {draft_ms:.2f} ms{drafter}")
+    else:
+        link, copy_ms = format_rate(machine.expert_bytes / machine.copy_s), 1e3 * machine.copy_s
+        print(
+            f"predicted: {machine.num_slots} slots = {percent(machine.num_slots / total)} of the experts, "
+            f"link {link}, {cpu}a copy {copy_ms:.2f} ms, a draft token {draft_ms:.2f} ms{drafter}"
+        )
+    if machine.disk is not None:
+        print(
+            f"predicted: {machine.disk.ram_experts} experts in RAM = "
+            f"{percent(machine.disk.ram_experts / total)} of them, all on a disk of {format_rate(args.disk)}"
+        )
     print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
     print_table(None, COLUMNS, [_cells(row) for row in rows])
     if not args.layer_by_layer:
@@ -188,7 +207,7 @@ def _cells(row: dict[str, str | int | float | None]) -> tuple[str, ...]:
         f"{row['policy']}, {row['draft_length']}",
         number(value("tokens_per_s")), number(value("tpot_s", 1e3)),
         *(percent(value(name)) for name in _RATES),
-        number(value("h2d_bytes_per_token", 1e-6)),
+        number(value("h2d_bytes_per_token", 1e-6)), number(value("disk_bytes_per_token", 1e-6)),
         number(value("prefetched_per_token")), number(value("wasted_per_token")),
         number(value("stall_s_per_token", 1e3)),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from localmoe.cli.option_types import at_least, checked, fixed_draft_lengths
 from localmoe.core.config import USUAL_CONTEXT
 from localmoe.core.errors import ConfigError
 from localmoe.core.synthetic import RoutingSpec, SyntheticSettings, parse_routing, parse_share
-from localmoe.core.units import parse_speed
+from localmoe.core.units import parse_bytes, parse_speed
 
 DRAFTERS = ("self", "prompt-lookup")
 
@@ -33,11 +33,22 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         help="at which the CPU computes missing experts, e.g. 60GB/s; default: it does not",
     )  # fmt: skip
     machine.add_argument(
+        "--disk", type=checked(parse_speed), metavar="SPEED",
+        help="from which experts come to the CPU, e.g. 3GB/s; default: all lie in RAM",
+    )  # fmt: skip
+    machine.add_argument(
+        "--ram-budget", type=checked(parse_bytes), metavar="SIZE",
+        help="RAM for some of the experts beside such a disk, e.g. 20GiB",
+    )  # fmt: skip
+    machine.add_argument(
         "--context", type=checked(at_least(16)), metavar="N",
         help=f"tokens of prompt and answer together; default: {USUAL_CONTEXT}, or the model's own limit if "
         "that is less",
     )  # fmt: skip
-    machine.add_argument("--layer-by-layer", action="store_true", help="as on a CPU, not in whole passes")
+    machine.add_argument(
+        "--layer-by-layer", action="store_true",
+        help="as on a CPU, not in whole passes; with --disk, the CPU computes all and there is no card",
+    )  # fmt: skip
     run = parser.add_argument_group("what runs on it")
     run.add_argument("--policy", action="append", metavar="NAME", help="repeat to compare; default: all")
     run.add_argument(
@@ -83,10 +94,21 @@ def _add_routing(parser: argparse.ArgumentParser) -> None:
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse a machine that is not whole, and put the settings of the simulation into `args.synthetic`."""
-    if args.card is None and None in (args.slots, args.link, args.memory):
+    of_card = (args.card, args.slots, args.link, args.memory)
+    if (args.disk is None) != (args.ram_budget is None):
+        parser.error("--disk and --ram-budget go together: give both, or neither")
+    if args.disk is not None and args.cpu is None:
+        parser.error("experts on the disk come to the CPU: give --cpu SPEED too")
+    if args.disk is not None and args.layer_by_layer:
+        if of_card != (None,) * len(of_card):
+            parser.error(
+                "with --disk and --layer-by-layer there is no card: leave --card, --slots, --link and "
+                "--memory out, or --layer-by-layer"
+            )
+    elif args.card is None and None in (args.slots, args.link, args.memory):
         parser.error("give either --card NAME, or --slots N, --link SPEED and --memory SPEED")
-    if args.cpu is not None and args.layer_by_layer:
-        parser.error("--cpu is of whole passes: leave --layer-by-layer out")
+    elif args.cpu is not None and args.layer_by_layer:
+        parser.error("--cpu is of whole passes, or goes with --disk: leave --layer-by-layer out")
     routing = args.routing or RoutingSpec("trace", path=args.trace)
     try:
         args.synthetic = SyntheticSettings(routing, args.acceptance, args.match, args.seed)

@@ -32,8 +32,8 @@ class Subject(Protocol):
     def live(self) -> Captures:
         """What may be seen of it."""
 
-    def reset(self) -> None:
-        """Empty slots, no conversation, nothing learnt."""
+    def reset(self, *, ram: bool = False) -> None:
+        """Empty slots and, if `ram`, RAM, where that holds a part; no conversation, nothing learnt."""
 
     def stream(
         self, request: GenerationRequest, stop: threading.Event | None = None
@@ -50,9 +50,9 @@ def measure_setting(
     stop: threading.Event | None = None,
     on_event: Callable[[int, int], None] | None = None,
 ) -> Row:
-    """Answer all requests from empty slots. On a GPU each kind of pass is captured once, when it is first
-    wanted or soon after; so that this is not counted against whoever comes first, the row's rates leave that
-    time out.
+    """Answer all requests from empty slots, and empty RAM where experts lie on the disk. On a GPU each kind
+    of pass is captured once, when it is first wanted or soon after; so that this is not counted against
+    whoever comes first, the row's rates leave that time out.
 
     Args:
         stop: ends the measurement between two steps.
@@ -63,7 +63,7 @@ def measure_setting(
         LocalMoeError: as `Engine.stream`.
     """
     row = Row(policy, draft_length)
-    engine.reset()  # every setting starts with empty slots
+    engine.reset(ram=True)  # every setting starts alike
     for request in requests:
         tokens: list[int] = []
         captured_s = 0.0  # until the first token

@@ -248,12 +248,12 @@ class Engine(AbstractContextManager["Engine"]):
         self._draft_place.forget()
         return better
 
-    def reset(self) -> None:
-        """Forget the conversation, what was learnt about draft lengths, and which experts were in slots.
-        Raises EngineBusyError while an answer is being written."""
+    def reset(self, *, ram: bool = False) -> None:
+        """Forget the conversation, what was learnt about draft lengths, which experts were in slots and, if
+        `ram`, which ones RAM holds. Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
             self._session.forget()
-            self._loaded.forget()
+            self._loaded.forget(ram=ram)
             self._answers = 0
             self._draft_place.restore()
             self._budget.empty_slots()

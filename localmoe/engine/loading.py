@@ -83,9 +83,10 @@ class EngineParts:
             "slots": self.passes.memory.slots.num_bytes,
         }
 
-    def forget(self) -> None:
-        """Texts of what drafts beside the model, and which experts RAM holds."""
-        self.store.forget()
+    def forget(self, *, ram: bool) -> None:
+        """Texts of what drafts beside the model and, if `ram`, which experts RAM holds."""
+        if ram:
+            self.store.forget()
         if self.other is not None:
             self.other.model.forget()
 

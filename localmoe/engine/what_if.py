@@ -28,7 +28,7 @@ from localmoe.prefetch.optimum import optimal_hits
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_machine import predict_machine
 from localmoe.prefetch.simulator_sources import windows
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+from localmoe.prefetch.simulator_types import Disk, Machine, Prompt, Tally, Window
 
 Prediction = dict[str, str | int | float | None]
 
@@ -79,18 +79,21 @@ def predict(
     draft_lengths: Sequence[int],
     *,
     cpu_bytes_per_s: float | None = None,
+    disk: Disk | None = None,
     stop: threading.Event,
     on_row: Callable[[], None] = lambda: None,
 ) -> list[Prediction]:
     """One row a draft length and policy on the card, `plan` being its `card_plan`; lengths that need a draft
     which the plan or the model lacks are left out. cpu_bytes_per_s: at which the CPU computes experts; None:
-    it does not.
+    it does not. disk: where experts lie that come to the CPU; None: all lie in RAM.
 
     Raises:
         BenchmarkCancelledError: `stop` was set.
     """
     can_draft = plan.drafting and observed.acceptance is not None
-    machine = predict_machine(footprint, plan.num_slots, card.rates, cpu_bytes_per_s=cpu_bytes_per_s)
+    machine = predict_machine(
+        footprint, plan.num_slots, card.rates, cpu_bytes_per_s=cpu_bytes_per_s, disk=disk
+    )
     rows = []
     with tempfile.TemporaryDirectory(prefix="localmoe-") as folder:
         path = Path(folder) / "trace.npz"
@@ -112,23 +115,22 @@ def predict(
 
 
 def best_hits(tally: Tally, machine: Machine) -> int:
-    """What the offline optimum reaches on the same demands."""
-    return optimal_hits(
-        tally.demands, machine.num_slots, whole_steps=machine.whole_passes, counted=tally.counted
-    )
+    """What the offline optimum reaches on the same demands, of slots or, where there are none, of RAM."""
+    places = machine.disk.ram_experts if machine.in_place and machine.disk else machine.num_slots
+    return optimal_hits(tally.demands, places, whole_steps=machine.whole_passes, counted=tally.counted)
 
 
 def summary_of(policy: str, draft_length: int, tally: Tally, best: int, machine: Machine) -> Prediction:
     """One setting's figures, for --json.
 
-    `reuse_rate` is the share of demands that no copy was made for, nor the CPU asked; prefetching can raise
-    the hit rate beyond it, and only better eviction can raise it. `best_reuse_rate` is what the offline
-    optimum reaches.
+    `reuse_rate` is the share of demands that no copy was made for, nor the CPU asked (without a GPU, nor the
+    disk read); prefetching can raise the hit rate beyond it, and only better eviction can raise it.
+    `best_reuse_rate` is what the offline optimum reaches.
     """
     counters, stats = tally.counters, tally.counters.freeze()
     demands = max(1, stats.expert_demands)
     tokens = max(1, counters.new_tokens - 1)
-    brought = tally.copies
+    brought = tally.reads if machine.in_place else tally.copies
     if machine.lane is not None:  # copies are parts of experts then
         brought = counters.misses + counters.computed + counters.prefetched
     reuse, best_reuse = 1.0 - brought / demands, best / demands
@@ -144,6 +146,7 @@ def summary_of(policy: str, draft_length: int, tally: Tally, best: int, machine:
         "share_of_best": reuse / best_reuse if best else None,
         "acceptance_rate": stats.acceptance_rate,
         "h2d_bytes_per_token": tally.copies * machine.expert_bytes / tokens,
+        "disk_bytes_per_token": stats.disk_bytes_per_token,
         "computed_per_token": counters.computed / tokens,
         "prefetched_per_token": counters.prefetched / tokens,
         "wasted_per_token": counters.wasted / tokens,

@@ -19,10 +19,7 @@ from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.pass_report import PassReport
 from localmoe.experts.slot_table import FREE
-
-_MOST_COPIED = 16  # behind a pass: the next one may wait for some of them
-_WORTH_MORE = 0.5  # uses by which an expert has to be worth more than who has its slot
-_SOON = 1.0  # deadline of what is worth a slot, behind all that is foretold
+from localmoe.experts.worth_a_slot import SOON, most_lent, worth_a_slot
 
 
 class DiskExpertMemory(DeviceExpertMemory):
@@ -32,9 +29,9 @@ class DiskExpertMemory(DeviceExpertMemory):
         """As DeviceExpertMemory's."""
         super().__init__(store, *arguments, **options)
         self._disk = store
-        # a pass that waits for the disk may need the places of a whole layer, and nobody takes back meanwhile
-        self._most_lent = max(0, store.ram_experts - store.num_experts) // 2
+        self._most_lent = most_lent(store.ram_experts, store.num_experts)
         self._worthy: list[ExpertKey] = []
+        self._may_leave = np.zeros((store.num_layers, store.num_experts), dtype=np.bool_)  # their slots
         self._lent: deque[tuple[Any, list[ExpertKey]]] = deque()  # with a mark behind each copy
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
@@ -51,7 +48,7 @@ class DiskExpertMemory(DeviceExpertMemory):
         self._take_back()
         worthy, self._worthy = self._worthy, []
         for key in worthy:
-            super().prefetch(key, _SOON)
+            super().prefetch(key, SOON)
         wanted = [key for key, _ in self._queue.in_order()]
         room = max(0, self._most_lent - sum(len(keys) for _, keys in self._lent))
         here = self._disk.lend(wanted[:room])  # or the next read may take its place
@@ -101,26 +98,14 @@ class DiskExpertMemory(DeviceExpertMemory):
         report = super().close_pass(log)
         self._disk.note_pass(report.demanded)
         self._disk.in_slots(self._slot_of != FREE)
-        self._worthy = self._worth_a_slot(report.computed)
+        self._may_leave = self._disk.may_leave(self._slot_of != FREE)
+        self._worthy = worth_a_slot(self._disk.worth(), report.computed, self._may_leave, len(self._free))
         return report
-
-    def _worth_a_slot(self, computed: NDArray[np.bool_]) -> list[ExpertKey]:
-        """Of what the CPU computed, the best first: for each free slot, and then each slot whose expert is
-        worth less by enough to pay for a copy."""
-        worth, in_slots = self._disk.worth(), self._slot_of != FREE
-        order = worth[computed].argsort()[::-1][:_MOST_COPIED]
-        best = np.argwhere(computed)[order]
-        rivals = np.full(len(best), np.inf)
-        rivals[: len(self._free)] = -np.inf
-        least = np.sort(worth[in_slots])[: max(0, len(best) - len(self._free))]
-        rivals[len(self._free) : len(self._free) + len(least)] = least
-        pays = worth[tuple(best.T)] > rivals + _WORTH_MORE
-        return [ExpertKey(*pair) for pair in best[pays].tolist()]
 
     def _room(self) -> tuple[NDArray[np.float32], bool]:
         """By what was asked for of late, whatever the policy: within a pass nothing makes room."""
         scores = self._disk.worth().astype(np.float32)
-        scores[(self._slot_of == FREE) | self._guarded] = np.inf
+        scores[(self._slot_of == FREE) | self._guarded | ~self._may_leave] = np.inf
         return scores, False
 
     def _empty(self) -> None:

@@ -26,11 +26,9 @@ from localmoe.experts.counters import TransferCounters
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.memory import DemandReport
 from localmoe.experts.ram_arena import RamArena
-from localmoe.experts.ram_places import NOWHERE, RamPlaces
+from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces
 from localmoe.experts.record_file import RecordFile
 
-_MOST_AHEAD = 4  # reads for what comes that are under way: a demand waits for some of them
-_MOST_SWEPT = 16  # of a pass that asks for most experts, and in the order of layers
 _LOOK_AGAIN_S = 0.02  # for a place: what is in use by who holds nothing is let go of unsaid
 
 
@@ -174,7 +172,7 @@ class ExpertReads:
             self._to_fill = None
             if self.closed or self.addresses[key] or key in self._coming:
                 return
-            if len(self._coming) < _MOST_AHEAD:
+            if len(self._coming) < MOST_AHEAD:
                 self._start([key], ahead=True)
 
     def fill_places(self) -> None:
@@ -190,7 +188,7 @@ class ExpertReads:
             return
         with uninterrupted():
             self._fills = True
-            while self._to_fill is not None and not self.closed and len(self._coming) < _MOST_AHEAD:
+            while self._to_fill is not None and not self.closed and len(self._coming) < MOST_AHEAD:
                 key = next(self._to_fill, None)
                 place = None if key is None else self._places.free_place()
                 if key is None or place is None:
@@ -204,7 +202,7 @@ class ExpertReads:
         """What a pass over all layers will ask for next, while it computes."""
         absent = np.flatnonzero(self._places.place[layer] == NOWHERE)
         best = absent[self._places.worth()[layer, absent].argsort()[::-1]]
-        room = max(0, _MOST_SWEPT - len(self._coming))
+        room = max(0, MOST_SWEPT - len(self._coming))
         self._start([ExpertKey(layer, int(expert)) for expert in best[:room]], ahead=True)
 
     def _start(self, keys: Sequence[ExpertKey], *, ahead: bool = False) -> None:

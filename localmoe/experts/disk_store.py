@@ -91,6 +91,11 @@ class DiskStore(RecordStore, ExpertReads):
         with self.lock:
             return self._places.worth()
 
+    def may_leave(self, in_slots: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(L, E): of those that are in slots, see worth_a_slot."""
+        with self.lock:
+            return self._places.may_leave(in_slots)
+
     def residency(self) -> NDArray[np.bool_]:
         """(L, E): in RAM, or on its way there."""
         found: NDArray[np.bool_] = self._places.place != NOWHERE

@@ -107,6 +107,12 @@ class HostStore(RecordStore):
             self.close()
             raise
 
+    def fill(self) -> None:
+        """All are there."""
+
+    def forget(self) -> None:
+        """All stay there."""
+
     def close(self) -> None:
         """Unregister pinned memory and let go of the records; memory in use elsewhere goes with its last
         view."""

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from localmoe.core.reuse_decay import FREQUENCY_DECAY, FREQUENCY_WEIGHT, TOKEN_DECAY
 from localmoe.core.types import ExpertKey
+from localmoe.experts.worth_a_slot import may_leave
 
 NOWHERE = -1
+MOST_AHEAD = 4  # reads for what comes that are under way: a demand waits for some of them
+MOST_SWEPT = 16  # of a pass that asks for most experts, and in the order of layers
 _FRESH = 1e9  # worth of what the pass at hand has brought, if that is noted at its end only
 
 
@@ -112,6 +115,10 @@ class RamPlaces:
             self._value += FREQUENCY_WEIGHT * self._frequency * FREQUENCY_DECAY**age
         return self._value
 
+    def may_leave(self, in_slots: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(L, E): who may lose its slot, see worth_a_slot."""
+        return may_leave(self.worth(), in_slots, self.place != NOWHERE, ram_is_full=not self._free)
+
     def evict(self, key: ExpertKey) -> tuple[int, bool]:
         """The place that it had, the caller's from here on, and whether it was brought in vain."""
         place, wasted = int(self.place[key]), bool(self._unused[key])
@@ -130,9 +137,7 @@ class RamPlaces:
         self._recent[:] = self._frequency[:] = 0.0
         self._value = None
         self._fresh[:] = self._awaited[:] = False
-        gone = [
-            ExpertKey(*pair) for pair in np.argwhere((self.place != NOWHERE) & (self.held == 0)).tolist()
-        ]
+        gone = [ExpertKey(*pair) for pair in np.argwhere((self.place != NOWHERE) & (self.held == 0)).tolist()]
         for key in gone:
             self.give_back(key)
         return gone

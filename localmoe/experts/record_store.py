@@ -89,9 +89,11 @@ class RecordStore(ABC):
             HardwareError: the driver refuses (usually the locked-memory limit).
         """
 
+    @abstractmethod
     def fill(self) -> None:
         """Bring into RAM, while nobody asks for anything, what there is room for. Returns at once."""
 
+    @abstractmethod
     def forget(self) -> None:
         """Be as just loaded; nobody uses a record."""
 

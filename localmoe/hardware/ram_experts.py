@@ -22,22 +22,32 @@ def ram_experts(footprint: ModelFootprint, host: HostRoom, taken_bytes: int, bud
         BudgetError: not even those of a layer, which one pass may ask for together.
     """
     left = max(0, host.room_bytes - taken_bytes)
-    allowed = left if budget_bytes is None else min(left, budget_bytes)
-    count = min(allowed // ram_bytes(footprint, 1), footprint.total_experts)
-    least = min(footprint.num_experts, footprint.total_experts)
+    if budget_bytes is not None and budget_bytes <= left:
+        return budget_experts(footprint, budget_bytes)
+    count, least = _fitting(footprint, left), min(footprint.num_experts, footprint.total_experts)
     if count < least:
         wanted = ram_bytes(footprint, least)
-        if budget_bytes is not None and budget_bytes <= left:
-            raise BudgetError(
-                f"A RAM budget of {format_bytes(budget_bytes)} does not hold the {least} experts of a layer "
-                f"of {footprint.name}: give at least {size_at_least(wanted)}."
-            )
         raise BudgetError(
             f"The {least} experts of a layer of {footprint.name} need {format_bytes(wanted)} of RAM at a "
             f"time, and of the {format_bytes(host.available_bytes)} available {format_bytes(left)} are left "
             f"for them ({host.reason}): close other programs, or use a smaller model."
         )
     return count
+
+
+def budget_experts(footprint: ModelFootprint, budget_bytes: int) -> int:
+    """How many so much RAM holds. Raises BudgetError: as `ram_experts`."""
+    count, least = _fitting(footprint, budget_bytes), min(footprint.num_experts, footprint.total_experts)
+    if count < least:
+        raise BudgetError(
+            f"A RAM budget of {format_bytes(budget_bytes)} does not hold the {least} experts of a layer "
+            f"of {footprint.name}: give at least {size_at_least(ram_bytes(footprint, least))}."
+        )
+    return count
+
+
+def _fitting(footprint: ModelFootprint, num_bytes: int) -> int:
+    return min(num_bytes // ram_bytes(footprint, 1), footprint.total_experts)
 
 
 def left_to_them(footprint: ModelFootprint, budget_bytes: int | None) -> int:

@@ -5,23 +5,28 @@ in an engine. Results are predictions. Draws no routing (see simulator_sources) 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localmoe.core.expert_counts import demanded_of
 from localmoe.prefetch.policy import CacheShape, PolicyFactory
 from localmoe.prefetch.registry import policy_factory
 from localmoe.prefetch.scheduler import Scheduler
+from localmoe.prefetch.simulator_disk_passes import DiskPassMemory
+from localmoe.prefetch.simulator_in_place import InPlaceMemory
 from localmoe.prefetch.simulator_lanes import LaneMemory
 from localmoe.prefetch.simulator_layers import LayerMemory, LayerSteps
-from localmoe.prefetch.simulator_passes import PassMemory, PassSteps
+from localmoe.prefetch.simulator_pass_steps import PassSteps
+from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+
+_Memory = LayerMemory | InPlaceMemory | PassMemory
 
 
 class _Steps(Protocol):
     """Either way of running a story."""
 
     @property
-    def memory(self) -> LayerMemory | PassMemory:
+    def memory(self) -> _Memory:
         """What it runs on."""
 
     def prompt(self, prompt: Prompt) -> None:
@@ -48,7 +53,7 @@ def simulate(
     steps = _make_steps(make, shape, machine)
     memory, tally, ignored, left = steps.memory, Tally(), Tally(), warm_up
     for part in story:
-        before = memory.copies, memory.prefetched, memory.wasted, memory.stall_s
+        before = _Before(memory.copies, memory.reads, memory.prefetched, memory.wasted, memory.stall_s)
         is_counted = isinstance(part, Window) and not left
         tally.demands.append(demanded_of(part.target, machine.num_experts))
         tally.counted.append(is_counted)
@@ -62,36 +67,59 @@ def simulate(
             _count(tally, part, memory, before)
     tally.counters.new_tokens += 1  # the one that came with the prompt, which decoding time does not count
     tally.counters.decode_h2d_bytes = int(tally.copies * machine.expert_bytes)
+    if machine.disk is not None:
+        tally.counters.decode_disk_bytes = tally.reads * machine.disk.read_bytes
     return tally
 
 
-def _count(
-    tally: Tally, window: Window, memory: LayerMemory | PassMemory, before: tuple[float, int, int, float]
-) -> None:
+class _Before(NamedTuple):
+    """A memory's totals before a window."""
+
+    copies: float
+    reads: int
+    prefetched: int
+    wasted: int
+    stall_s: float
+
+
+def _count(tally: Tally, window: Window, memory: _Memory, before: _Before) -> None:
     """A window's own counts, and what the memory did in it."""
-    copies, prefetched, wasted, stall_s = before
     counters = tally.counters
     counters.steps += 1
     counters.drafted += window.drafted
     counters.accepted += window.accepted
     counters.new_tokens += window.accepted + 1
-    counters.prefetched += memory.prefetched - prefetched
-    counters.wasted += memory.wasted - wasted
-    counters.stall_s = (counters.stall_s or 0.0) + memory.stall_s - stall_s
-    tally.copies += memory.copies - copies
+    counters.prefetched += memory.prefetched - before.prefetched
+    counters.wasted += memory.wasted - before.wasted
+    counters.stall_s = (counters.stall_s or 0.0) + memory.stall_s - before.stall_s
+    tally.copies += memory.copies - before.copies
+    tally.reads += memory.reads - before.reads
 
 
 def _make_steps(make: PolicyFactory, shape: CacheShape, machine: Machine) -> _Steps:
-    memory: LayerMemory | PassMemory
+    memory: _Memory
     scheduler = Scheduler(make(shape), clock=lambda: memory.now)
     if machine.whole_passes:
-        if machine.lane is None:
-            memory = PassMemory(machine, scheduler)
-        else:
-            memory = lanes = LaneMemory(machine, scheduler, machine.lane)
-            scheduler.watch_cpu(lambda: lanes.cpu_busy_s)
+        memory = passes = _pass_memory(machine, scheduler)
         scheduler.attach(memory, copies=lambda: memory.copies)
-        return PassSteps(machine, scheduler, memory)
-    memory = LayerMemory(machine, scheduler.choose_victim)
-    scheduler.attach(memory, copy_s=memory.copy_s)
-    return LayerSteps(machine, scheduler, memory)
+        return PassSteps(machine, scheduler, passes)
+    if machine.disk is None or not machine.in_place:
+        memory = slots = LayerMemory(machine, scheduler.choose_victim)
+        scheduler.attach(memory, copy_s=slots.copy_s)
+        return LayerSteps(machine, scheduler, slots)
+    memory = in_place = InPlaceMemory(machine, machine.disk)
+    scheduler.attach(memory)
+    return LayerSteps(machine, scheduler, in_place)
+
+
+def _pass_memory(machine: Machine, scheduler: Scheduler) -> PassMemory:
+    if machine.lane is None:
+        assert machine.disk is None, "what the disk has comes to the CPU"
+        return PassMemory(machine, scheduler)
+    lanes: LaneMemory | DiskPassMemory
+    if machine.disk is None:
+        lanes = LaneMemory(machine, scheduler, machine.lane)
+    else:
+        lanes = DiskPassMemory(machine, scheduler, machine.lane, machine.disk)
+    scheduler.watch_cpu(lambda: lanes.cpu_busy_s)
+    return lanes

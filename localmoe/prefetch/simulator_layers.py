@@ -25,6 +25,7 @@ from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
 from localmoe.experts.residency import ResidencyTable
 from localmoe.prefetch.scheduler import Scheduler
+from localmoe.prefetch.simulator_in_place import InPlaceMemory
 from localmoe.prefetch.simulator_types import Experts, Machine, Prompt, Tally, Window
 
 PROMPT_PASS = 256  # tokens of a prompt in one pass
@@ -48,6 +49,11 @@ class LayerMemory:
     def lock(self) -> AbstractContextManager[object]:
         """There is one thread."""
         return nullcontext()
+
+    @property
+    def reads(self) -> int:
+        """Experts that came from the disk."""
+        return 0
 
     def residency(self) -> NDArray[np.bool_]:
         """(L, E): in a slot, or on its way there."""
@@ -132,7 +138,7 @@ class LayerMemory:
 class LayerSteps:
     """Runs prompts and windows through one memory, and tells the scheduler what an engine would tell it."""
 
-    def __init__(self, machine: Machine, scheduler: Scheduler, memory: LayerMemory) -> None:
+    def __init__(self, machine: Machine, scheduler: Scheduler, memory: LayerMemory | InPlaceMemory) -> None:
         self.memory = memory
         self._machine = machine
         self._scheduler = scheduler

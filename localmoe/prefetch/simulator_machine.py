@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from localmoe.core.types import ModelFootprint
 from localmoe.hardware.limits import Rates
-from localmoe.prefetch.simulator_types import Lane, Machine
+from localmoe.hardware.ram_experts import ram_bytes
+from localmoe.prefetch.simulator_types import Disk, Lane, Machine
 
 _READ_SHARE = 0.8
 _LAYER_S = 40e-6
@@ -21,6 +22,7 @@ _STEP_S = 0.13e-3  # the host, between steps
 # Of a CPU that computes experts, measured beside H100s (docs/log.md): handing a job over, and what each
 # further token of an expert costs, as a share of the first, in 16 bits and in MXFP4
 _HANDOVER_S = 30e-6
+_CPU_LAYER_S = 0.3e-3  # a layer of a model that the CPU runs alone, beside reading weights (docs/log.md)
 _FURTHER, _FURTHER_MXFP4 = 0.1, 0.33
 
 
@@ -32,6 +34,7 @@ def predict_machine(
     compute_bytes: int = 2,
     whole_passes: bool = True,
     cpu_bytes_per_s: float | None = None,
+    disk: Disk | None = None,
 ) -> Machine:
     """A machine for the simulator.
 
@@ -40,6 +43,7 @@ def predict_machine(
         compute_bytes: bytes a weight on the device.
         whole_passes: as a GPU does it; else layer by layer.
         cpu_bytes_per_s: of experts' weights that the CPU computes with; None: it does not.
+        disk: where experts lie that come to the CPU, in whole passes; None: all lie in RAM.
     """
     layers, read_rate = footprint.num_layers, rates.device_bytes_per_s * _READ_SHARE
     embedding = footprint.embedding_params * compute_bytes  # of which one row is read
@@ -53,6 +57,7 @@ def predict_machine(
         first_s = footprint.expert_bytes / cpu_bytes_per_s
         further = _FURTHER_MXFP4 if footprint.keeps_mxfp4 else _FURTHER
         lane = Lane(first_s, further * first_s, _HANDOVER_S)
+    assert disk is None or (lane is not None and whole_passes), "see predict_in_place"
     return Machine(
         num_layers=layers,
         num_experts=footprint.num_experts,
@@ -66,4 +71,36 @@ def predict_machine(
         step_s=_STEP_S,
         whole_passes=whole_passes,
         lane=lane,
+        disk=disk,
     )
+
+
+def predict_in_place(footprint: ModelFootprint, cpu_bytes_per_s: float, disk: Disk) -> Machine:
+    """A machine without a GPU, whose CPU computes with all weights where they lie.
+
+    Args:
+        cpu_bytes_per_s: of weights, in the threads that there are.
+    """
+    layers = footprint.num_layers
+    embedding = footprint.embedding_params * 2  # of which one row is read
+    shared_s = (footprint.shared_bytes - embedding) / cpu_bytes_per_s
+    draft_experts = layers * footprint.experts_per_token * footprint.draft_expert_bytes
+    return Machine(
+        num_layers=layers,
+        num_experts=footprint.num_experts,
+        experts_per_token=footprint.experts_per_token,
+        num_slots=footprint.total_experts,
+        expert_bytes=footprint.expert_bytes,
+        copy_s=0.0,
+        draft_token_s=shared_s + draft_experts / cpu_bytes_per_s + layers * _CPU_LAYER_S,
+        layer_s=shared_s / layers + _CPU_LAYER_S,
+        expert_s=footprint.expert_bytes / cpu_bytes_per_s,
+        whole_passes=False,
+        disk=disk,
+    )
+
+
+def predict_disk(footprint: ModelFootprint, ram_experts: int, bytes_per_s: float) -> Disk:
+    """A disk that gives so much, and RAM for so many experts."""
+    read_bytes = ram_bytes(footprint, 1)
+    return Disk(min(ram_experts, footprint.total_experts), read_bytes, read_bytes / bytes_per_s)

@@ -14,20 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from localmoe.core.events import (
-    DraftFinished,
-    PassRouted,
-    PrefillStarted,
-    StepFinished,
-    StepStarted,
-    TokenRouted,
-)
-from localmoe.core.expert_counts import demanded_of, tokens_of
 from localmoe.core.types import ExpertKey
 from localmoe.experts.landing import dealt
 from localmoe.experts.queue import CopyQueue
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Machine, Prompt, Tally, Window
+from localmoe.prefetch.simulator_types import Machine
 
 
 class PassMemory:
@@ -57,6 +48,11 @@ class PassMemory:
     def lock(self) -> AbstractContextManager[object]:
         """There is one thread."""
         return nullcontext()
+
+    @property
+    def reads(self) -> int:
+        """Experts that came from the disk."""
+        return 0
 
     @property
     def may_copy(self) -> bool:
@@ -235,8 +231,10 @@ class PassMemory:
         self._last_use[demanded] = self._passes
         self._unused[demanded] = self._guarded[demanded] = False
 
-    def stream(self, demanded: NDArray[np.bool_]) -> None:
-        """A prompt's pass: experts go past the slots, and stay where a layer has free ones."""
+    def stream(self, tokens: NDArray[np.int64]) -> None:
+        """A prompt's pass, of which so many ask for each expert: these go past the slots, and stay where a
+        layer has free ones."""
+        demanded = tokens > 0
         self.advance(float((demanded & ~self._here).sum()) * self._machine.copy_s)
         share = -(-self._machine.num_slots // self._machine.num_layers)
         for layer, expert in np.argwhere(demanded & ~self._here).tolist():
@@ -245,52 +243,3 @@ class PassMemory:
                 self.free -= 1
                 self._here[layer, expert] = True
         self._close(demanded)
-
-
-class PassSteps:
-    """Runs prompts and windows through one memory, and tells the scheduler what an engine would tell it."""
-
-    def __init__(self, machine: Machine, scheduler: Scheduler, memory: PassMemory) -> None:
-        self.memory = memory
-        self._machine = machine
-        self._scheduler = scheduler
-        self._steps = 0
-
-    def prompt(self, prompt: Prompt) -> None:
-        """A prompt in one pass."""
-        counts = tokens_of(prompt.target, self._machine.num_experts)
-        self._scheduler.notify(PrefillStarted(len(prompt.target)))
-        self.memory.stream(counts > 0)
-        self._scheduler.notify(PassRouted(counts > 0, counts))
-
-    def step(self, window: Window, tally: Tally) -> None:
-        """Draft, verify, count."""
-        notify, memory, counters = self._scheduler.notify, self.memory, tally.counters
-        began, decides = memory.now, memory.may_copy and window.drafted > 0
-        notify(StepStarted(self._steps, window.drafted))
-        self._steps += 1
-        for token, (experts, confidences) in enumerate(zip(window.draft, window.confidences, strict=True)):
-            memory.advance(self._machine.draft_token_s)
-            notify(TokenRouted(token, experts, confidences))
-            memory.pump()
-        if decides:
-            notify(DraftFinished(window.drafted))
-        drafted_at = memory.now
-        tokens = tokens_of(window.target, self._machine.num_experts)
-        demanded = tokens > 0
-        hits, late = memory.run_pass(tokens)
-        memory.advance(self._machine.step_s)
-        notify(PassRouted(demanded))
-        notify(StepFinished(window.drafted, window.accepted))
-        counters.hits += int(hits.sum())
-        counters.late += int(late.sum())
-        counters.computed += int(memory.computed.sum())
-        counters.misses += int((demanded & ~hits & ~late & ~memory.computed).sum())
-        named = demanded_of(window.draft, self._machine.num_experts)
-        counters.covered += int((hits | late | (demanded & named)).sum())
-        layers = np.arange(self._machine.num_layers)[None, :, None]
-        counters.token_demands += window.target.size
-        counters.token_hits += int(hits[layers, window.target].sum())
-        counters.draft_s += drafted_at - began
-        counters.verify_s += memory.now - drafted_at
-        counters.decode_s += memory.now - began

@@ -64,6 +64,20 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """All experts, of which RAM holds some.
+
+    Attributes:
+        ram_experts: how many, as many as a layer has at least.
+        read_bytes: of an expert, in whole pages. read_s: how long that takes, beside others.
+    """
+
+    ram_experts: int
+    read_bytes: int
+    read_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Shape and rates of what is simulated. Seconds are of the model alone, waiting apart.
 
@@ -78,6 +92,8 @@ class Machine:
         start_s: until a copy starts that finds nothing running; layer by layer only.
         whole_passes: the host hears of passes before and after them only, as on a GPU; else layer by layer.
         lane: the CPU's; of whole passes only. None: it computes no experts.
+        disk: where experts lie that come to the lane, or, layer by layer, to the CPU that computes all, which
+            has no slots then. None: RAM holds all.
     """
 
     num_layers: int
@@ -93,6 +109,12 @@ class Machine:
     start_s: float = 0.0
     whole_passes: bool = True
     lane: Lane | None = None
+    disk: Disk | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the CPU computes all experts where they lie, and there are no slots."""
+        return self.disk is not None and not self.whole_passes
 
 
 @dataclass(slots=True)
@@ -102,12 +124,14 @@ class Tally:
     Attributes:
         counters: as an engine's; times are simulated.
         copies: experts that were moved while decoding, and parts of such.
+        reads: experts that were read from the disk meanwhile.
         demands: bool (L, E) of each prompt and step in order, for the offline optimum.
         counted: whether each of them is a step that was counted.
     """
 
     counters: GenerationCounters = field(default_factory=GenerationCounters)
     copies: float = 0
+    reads: int = 0
     demands: list[NDArray[np.bool_]] = field(default_factory=list)
     counted: list[bool] = field(default_factory=list)
 

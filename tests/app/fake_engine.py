@@ -27,6 +27,7 @@ from localmoe.core.stream import StreamEvent
 from localmoe.core.timeline import StepSpans, Timeline
 from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
 from localmoe.core.units import format_bytes
+from localmoe.experts.counters import TransferCounters
 
 MIB = 1 << 20
 LAYERS, EXPERTS = 8, 148
@@ -158,6 +159,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.closed = False
         self.copied = 0  # bytes
+        self.disk_reads = 0
         self.cpu_bytes_per_s: float | None = None
         self.resets = 0
         self._recorder: Any = None
@@ -286,6 +288,7 @@ class FakeEngine:
         counters.matched_pairs += 7 * tokens
         counters.decode_h2d_bytes += 3 * 40_000
         counters.decode_disk_bytes += 40_000 if self.plan.disk_bytes else 0
+        self.disk_reads += self.plan.disk_bytes > 0
         self.copied += 3 * 40_000
         counters.decode_s = time.perf_counter() - started - counters.ttft_s
         counters.stall_s += 0.001
@@ -293,7 +296,11 @@ class FakeEngine:
     def count_tokens(self, text: str) -> int:
         return len(text.split())
 
-    def reset(self) -> None:
+    def transfer_counters(self) -> TransferCounters:
+        read = self.disk_reads
+        return TransferCounters(h2d_bytes=self.copied, disk_bytes=40_000 * read, disk_busy_s=2e-5 * read)
+
+    def reset(self, *, ram: bool = False) -> None:
         self.resets += 1
 
     def record_routing(self, recorder: Any) -> None:

@@ -253,7 +253,12 @@ def test_a_better_drafts_build_pauses_for_a_benchmark_and_goes_on_after_it(tmp_p
         engine, slots = loader.engines[0], loader.engines[0]._plan(None).num_slots
         seen = []
         reset = engine.reset
-        engine.reset = lambda: (seen.append((engine.plan.num_slots, engine._improving.locked())), reset())  # type: ignore[assignment,func-returns-value,method-assign]
+
+        def watched(*, ram: bool = False) -> None:
+            seen.append((engine.plan.num_slots, engine._improving.locked()))
+            reset(ram=ram)
+
+        engine.reset = watched  # type: ignore[method-assign]
         benchmarks = BenchmarkService(service)
         benchmarks.run(*SETTINGS)
         wait_end(benchmarks, "done")

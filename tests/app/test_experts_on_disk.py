@@ -173,6 +173,24 @@ def test_what_was_made_of_a_folders_model_has_a_card_that_deletes_it(
         models.delete_left("my-model")
 
 
+def test_predictions_are_of_computers_with_this_disk_where_a_cpu_computes(service: ChatService) -> None:
+    load(service, ON_DISK)
+    engine = service.holder.engine()
+    results = []
+    for rate in (None, 20e9):
+        engine.cpu_bytes_per_s = rate  # type: ignore[attr-defined]
+        benchmarks = BenchmarkService(service)
+        benchmarks.what_if(["rtx-4060"], ["on-demand"], ["0"], 1, 6, "auto")
+        wait_for(lambda: (view := benchmarks.view()) is not None and view.phase != "running", 60, "its end")  # noqa: B023
+        results.append(benchmarks.results.list()[0][1])
+    in_ram, from_disk = results
+    assert in_ram["disk_bytes_per_s"] is None and in_ram["rows"][0]["disk_bytes_per_token"] == 0
+    assert from_disk["disk_bytes_per_s"] == pytest.approx(2e9)
+    html = result_html(from_disk, ENGLISH)
+    assert f"as many experts as here, {engine.plan.ram_experts:,}" in html and "2.0 GB/s" in html
+    assert "RAM holds all" not in html
+
+
 def test_predictions_say_that_they_are_of_computers_whose_ram_holds_all_experts(service: ChatService) -> None:
     load(service, ON_DISK)
     benchmarks = BenchmarkService(service)

@@ -96,9 +96,37 @@ def test_a_cpu_that_computes_experts_makes_answers_faster(capsys: pytest.Capture
     assert code == 0 and ", CPU 90" in out
 
 
+@pytest.mark.parametrize("machine", [("--card", "rtx-4060"), ("--layer-by-layer",)])
+def test_a_disk_is_slower_than_ram_by_what_it_gives_and_what_ram_holds(
+    machine: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--routing", "sticky:0.5", "--shape", "qwen1.5-moe-a2.7b", *machine, *SMALL, "--cpu", "40GB/s")
+    argv = (*argv, "--policy", "on-demand", "--draft-lengths", "0")
+    found = []
+    for disk, ram in (("1GB/s", "4GiB"), ("4GB/s", "4GiB"), ("4GB/s", "12GiB"), ("4GB/s", "99GiB")):
+        code, out, _ = run(capsys, *argv, "--disk", disk, "--ram-budget", ram, "--json")
+        (row,) = json.loads(out)["rows"]
+        assert code == 0 and row["disk_bytes_per_token"] > 0
+        found.append(row["tokens_per_s"])
+    assert found == sorted(found) and found[0] < found[1] < found[2]
+    code, out, _ = run(capsys, *argv, "--disk", "4GB/s", "--ram-budget", "4GiB")
+    told = " ".join(out.split())
+    assert code == 0 and "all on a disk of 4.0 GB/s" in told and "22.6 % of them" in told
+    assert ("a computer without a GPU" in told) == (machine == ("--layer-by-layer",))
+
+
+MIXTRAL = ("--routing", "uniform", "--shape", "mixtral-8x7b")
+DISK = ("--disk", "3GB/s", "--ram-budget", "8GiB", "--cpu", "9GB/s")
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
+        ((*MIXTRAL, *MACHINE, *DISK[:2]), 2, "give both, or neither"),
+        ((*MIXTRAL, *MACHINE, *DISK[:4]), 2, "give --cpu SPEED too"),
+        ((*MIXTRAL, *MACHINE, *DISK, "--layer-by-layer"), 2, "there is no card: leave"),
+        ((*MIXTRAL, "--layer-by-layer", *DISK, "--ram-budget", "1GiB"), 1,
+         "does not hold the 8 experts of a layer"),
         (
             ("--routing", "uniform", "--shape", "mixtral-8x7b", "--card", "rtx-4090", "--cpu", "9GB/s",
              "--layer-by-layer"), 2, "--cpu is of whole passes",

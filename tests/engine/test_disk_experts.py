@@ -193,6 +193,8 @@ def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -
     with load_from_disk(folder, 12, draft_length=0) as engine:
         first = ask(engine, PROMPTS[0], 8)
         engine.reset()
+        assert store_of(engine).residency().any()
+        engine.reset(ram=True)
         assert not store_of(engine).residency().any() and not engine.live.resident().any()
         engine.captures.begin()
         end = time.monotonic() + 30

@@ -13,7 +13,8 @@ import pytest
 from support.engines import load_with_slots
 from support.recorded_runs import machine_of, record_run
 
-from localmoe.core.config import GenerationRequest
+from localmoe.core.config import EngineConfig, GenerationRequest
+from localmoe.engine import Engine
 from localmoe.prefetch.simulator import simulate
 
 SLOTS, LINK = 12, 200e6  # of 24 experts; bytes a second, about 1 ms an expert
@@ -61,6 +62,32 @@ def test_policies_that_prefetch_bring_in_time_what_a_fast_link_can(
         hits = sum(s.hits for s in stats)
         differences.append(abs(tally.counters.hits - hits) / tally.num_demands)
     assert differences[-1] <= 0.05, differences
+
+
+def test_what_ram_holds_is_what_it_holds_in_an_answer_from_the_disk(
+    tiny16: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
+    config = EngineConfig(
+        device="cpu",
+        cpu_threads=2,
+        context=256,
+        experts_on="disk",
+        draft_length=0,
+        ram_budget_bytes=1 << 20,
+    )
+    with Engine.load(str(tiny16("qwen2_moe")), config) as engine:
+        assert 8 <= engine.plan.ram_experts < 24
+        run, stats = record_run(engine, requests("on-demand", 0))
+        machine = machine_of(engine, run, stats, 24)
+    tally = simulate("on-demand", machine, run.story)
+    found = tally.counters
+    assert tally.num_demands == sum(s.expert_demands for s in stats) > 100
+    assert found.hits + found.late == sum(s.hits + s.late for s in stats) > 0
+    assert found.misses == sum(s.misses for s in stats) > 0
+    tokens = sum(s.new_tokens - 1 for s in stats)
+    read = sum((s.disk_bytes_per_token or 0.0) * (s.new_tokens - 1) for s in stats)
+    assert (found.freeze().disk_bytes_per_token or 0.0) * tokens == pytest.approx(read)
 
 
 def test_the_emulated_link_is_measured_as_what_it_is(tiny: Callable[[str], tuple[Path, Any]]) -> None:

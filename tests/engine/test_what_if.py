@@ -41,7 +41,7 @@ class Capturing:
     def capture_s(self) -> float:
         return self._captured_s
 
-    def reset(self) -> None:
+    def reset(self, *, ram: bool = False) -> None:
         """Nothing is kept."""
 
     def stream(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from localmoe.core.types import ExpertKey
+from localmoe.experts.disk_memory import DiskExpertMemory
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.host_store import HostStore
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.records import RecordLayout
+from localmoe.experts.residency_block import ResidencyBlock
+from localmoe.experts.slots import DeviceSlots
+from localmoe.experts.transfers import HostTransfers
+from localmoe.kernels.residency import CPU, HIT
 from localmoe.kernels.weight_forms import WeightForm
 
 HIDDEN, INNER = 64, 64
+_CPU_DEVICE = torch.device("cpu")
 
 
 def fill(store: HostStore) -> None:
@@ -43,3 +50,30 @@ def stores(
     whole = HostStore(layouts, experts, torch.bfloat16)
     fill(whole)
     return DiskStore(file, places), whole
+
+
+def memory_of(store: DiskStore, num_slots: int) -> DiskExpertMemory:
+    """On the CPU."""
+    block = ResidencyBlock(store.num_layers, store.num_experts, _CPU_DEVICE)
+    slots = DeviceSlots(num_slots, store.largest_record, store.word, _CPU_DEVICE)
+    return DiskExpertMemory(
+        store, slots, block, HostTransfers(block.done), lambda last_use: (last_use.astype(np.float32), True)
+    )
+
+
+def run_pass(
+    memory: DiskExpertMemory, store: DiskStore, asked: list[ExpertKey], *, behind: bool = False
+) -> None:
+    """As the GPU and the lane do: what is in no slot is computed by the CPU, for which it comes into RAM."""
+    (memory.open_behind if behind else memory.open_pass)()
+    log = np.zeros((store.num_layers, store.num_experts), dtype=np.int32)
+    for layer in range(store.num_layers):
+        absent = []
+        for key in (key for key in asked if key.layer == layer):
+            log[key] = HIT if memory.residency()[key] else CPU
+            if log[key] == CPU:
+                absent.append(key.expert)
+        if absent:
+            with store.held(layer, absent, counts=False) as (_, groups):
+                assert list(groups)
+    memory.close_pass(log)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean
@@ -25,9 +26,11 @@ from localmoe.core.events import (
 from localmoe.core.stats import GenerationStats
 from localmoe.engine import Engine
 from localmoe.experts.link import Link
+from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.slots import DeviceSlots
+from localmoe.hardware.ram_experts import ram_bytes
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Machine, Prompt, Window
+from localmoe.prefetch.simulator_types import Disk, Machine, Prompt, Window
 from support.engines import memory_of
 from support.lockstep import in_lockstep
 
@@ -134,7 +137,8 @@ class StoryRecorder:
 def record_run(
     engine: Engine, requests: list[GenerationRequest], *, lockstep: bool = False
 ) -> tuple[StoryRecorder, list[GenerationStats]]:
-    """Answer requests one after the other, from empty slots. lockstep: see there; nothing is timed then."""
+    """Answer requests one after the other, from empty slots, or empty RAM where experts lie on the disk.
+    lockstep: see there; nothing is timed then."""
     footprint, passes = engine.footprint, engine._loaded.passes
     recorder = StoryRecorder(footprint.num_layers, footprint.experts_per_token)
     scheduler: Scheduler = passes.scheduler
@@ -144,22 +148,33 @@ def record_run(
         recorder.hear(event)
         notify(event)
 
-    engine.reset()
+    engine.reset(ram=True)
     scheduler.notify = hear_and_tell  # type: ignore[method-assign]
     engine.record_routing(recorder)  # type: ignore[arg-type]
-    memory = memory_of(engine)
-    link = memory.link
-    timed = memory.link = TimedLink(link)
+    timed: TimedLink | None = None
     try:
-        with in_lockstep(memory) if lockstep else nullcontext():
+        with ExitStack() as stack:
+            if not engine.plan.in_place:
+                memory = memory_of(engine)
+                timed = stack.enter_context(_timed(memory))
+                if lockstep:
+                    stack.enter_context(in_lockstep(memory))
             stats = [list(engine.stream(request))[-1].stats for request in requests]
     finally:
         engine.record_routing(None)
         del scheduler.notify
-        memory.link = link
-    recorder.copy_s = timed.cycle_s() if timed.copies else 0.0
-    recorder.start_s = timed.start_s(recorder.demanded_at)
+    if timed is not None:
+        recorder.copy_s = timed.cycle_s() if timed.copies else 0.0
+        recorder.start_s = timed.start_s(recorder.demanded_at)
     return recorder, stats
+
+
+@contextmanager
+def _timed(memory: ExpertMemory) -> Iterator[TimedLink]:
+    link = memory.link
+    timed = memory.link = TimedLink(link)
+    yield timed
+    memory.link = link
 
 
 def machine_of(engine: Engine, run: StoryRecorder, stats: list[GenerationStats], num_slots: int) -> Machine:
@@ -170,6 +185,11 @@ def machine_of(engine: Engine, run: StoryRecorder, stats: list[GenerationStats],
     drafted = sum(s.drafted for s in stats)
     decode_s = sum((s.tpot_s or 0.0) * (s.new_tokens - 1) for s in stats)
     draft_s = sum(s.draft_s for s in stats)
+    disk = None
+    if engine.plan.disk_bytes:
+        read_bytes = ram_bytes(footprint, 1)
+        reads = sum(s.disk_bytes for s in stats) / read_bytes
+        disk = Disk(engine.plan.ram_experts, read_bytes, sum(s.disk_busy_s for s in stats) / reads)
     return Machine(
         num_layers=footprint.num_layers,
         num_experts=footprint.num_experts,
@@ -183,4 +203,5 @@ def machine_of(engine: Engine, run: StoryRecorder, stats: list[GenerationStats],
         expert_s=max(0.0, experts_s - stall_s) / sum(run.experts),
         step_s=max(0.0, decode_s - draft_s - verify_s) / steps,
         whole_passes=False,
+        disk=disk,
     )
