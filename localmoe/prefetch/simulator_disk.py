@@ -30,7 +30,7 @@ class SimulatedReads:
         self.places = RamPlaces(min(disk.ram_experts, shape[0] * shape[1]), shape)
         self.here: NDArray[np.bool_] = np.zeros(shape, dtype=np.bool_)
         self.done = self.prefetched = self.wasted = 0
-        self._read_s = disk.read_s
+        self._disk = disk
         self._coming: deque[ExpertKey] = deque()
         self._left_s = 0.0  # of the first of them
         self._before = 0  # see RamPlaces.victim
@@ -49,7 +49,7 @@ class SimulatedReads:
             self.places.held[key] -= 1
             self.here[key] = True
             self.done += 1
-            self._left_s = self._read_s
+            self._left_s = self._disk.read_s
         self._left_s -= seconds if self._coming else 0.0
 
     def demand(
@@ -104,5 +104,5 @@ class SimulatedReads:
             self.places.held[key] += 1  # by the read
             self.prefetched += ahead
             if not self._coming:
-                self._left_s = self._read_s
+                self._left_s = self._disk.start_s + self._disk.read_s
             self._coming.append(key)

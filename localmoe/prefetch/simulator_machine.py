@@ -22,6 +22,9 @@ _STEP_S = 0.13e-3  # the host, between steps
 # Of a CPU that computes experts, measured beside H100s (docs/log.md): handing a job over, and what each
 # further token of an expert costs, as a share of the first, in 16 bits and in MXFP4
 _HANDOVER_S = 30e-6
+# Until an idle disk gives anything, and the threads have it: by which answers on an H200 were slower than
+# their bytes (docs/log.md)
+_DISK_START_S = 0.9e-3
 _CPU_LAYER_S = 0.3e-3  # a layer of a model that the CPU runs alone, beside reading weights (docs/log.md)
 _FURTHER, _FURTHER_MXFP4 = 0.1, 0.33
 
@@ -103,4 +106,6 @@ def predict_in_place(footprint: ModelFootprint, cpu_bytes_per_s: float, disk: Di
 def predict_disk(footprint: ModelFootprint, ram_experts: int, bytes_per_s: float) -> Disk:
     """A disk that gives so much, and RAM for so many experts."""
     read_bytes = ram_bytes(footprint, 1)
-    return Disk(min(ram_experts, footprint.total_experts), read_bytes, read_bytes / bytes_per_s)
+    return Disk(
+        min(ram_experts, footprint.total_experts), read_bytes, read_bytes / bytes_per_s, _DISK_START_S
+    )

@@ -70,11 +70,13 @@ class Disk:
     Attributes:
         ram_experts: how many, as many as a layer has at least.
         read_bytes: of an expert, in whole pages. read_s: how long that takes, beside others.
+        start_s: how much longer where no other is read.
     """
 
     ram_experts: int
     read_bytes: int
     read_s: float
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,14 +118,15 @@ def test_answers_are_those_from_ram_for_every_length_and_policy(
 ) -> None:
     folder = FORMS[form](tmp_path / form)
     for budget in ({}, {"vram_budget_bytes": ROOMY}):  # in place, and through slots
-        with load(folder, draft_length="auto", **budget) as engine:
+        asked: DraftLength = 0 if form == "recurrent" else 4  # which nobody can roll back on a CPU
+        with load(folder, draft_length=asked, **budget) as engine:
             in_place = engine.plan.in_place
             lengths: tuple[DraftLength, ...] = (0, 4, "auto") if engine.plan.drafting else (0,)
             expected = {length: texts(engine, length) for length in lengths}
         # the file is made by the first
         for ram_experts, policies in ((0, ("on-demand", "next-gate")), (11, ("next-gate",))):
-            with load_from_disk(folder, ram_experts, **budget) as engine:
-                assert engine.plan.in_place == in_place
+            with load_from_disk(folder, ram_experts, draft_length=asked, **budget) as engine:
+                assert engine.plan.in_place == in_place and engine.plan.drafting == (asked == 4)
                 for policy in policies:
                     for length in lengths:
                         found = texts(engine, length, policy=policy)
@@ -206,6 +207,18 @@ def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -
         assert second.stats.disk_bytes < first.stats.disk_bytes
         assert first.stats.disk_busy_s > 0
         assert engine.transfer_counters().disk_bytes > first.stats.disk_bytes + second.stats.disk_bytes
+
+
+def test_unasked_experts_have_the_memory_of_a_draft(folder: Path) -> None:
+    """Which has to be there already where the CPU computes in place, and else is built."""
+    for budget in ({}, {"vram_budget_bytes": ROOMY}):
+        load(folder, draft_length=4, **budget).close()
+        with load(folder, **budget) as engine:
+            assert engine.plan.drafting
+            expected = texts(engine, "auto")
+        with load_from_disk(folder, **budget) as engine:
+            assert not engine.plan.drafting and "come from the disk" in engine.plan.drafting_reason
+            assert texts(engine, "auto") == expected
 
 
 @pytest.mark.slow
