@@ -220,7 +220,7 @@ def divide_memory(
         if footprint.keeps_mxfp4:
             loads_draft, reason = False, "the experts, kept in MXFP4, are as small as a draft's would be"
         elif config.experts_on == "disk":  # each that memory holds more is one that need not be read
-            loads_draft, reason = False, "experts have its memory, which come from the disk else"
+            loads_draft, reason = False, "its memory holds experts, which else come from the disk"
         elif compute.in_place and not has_draft:
             loads_draft, reason = False, "it would not make the CPU faster, so none is built"
     hardware = hardware or probe_hardware(measure=False)

@@ -193,9 +193,13 @@ class ExpertReads:
                 place = None if key is None else self._places.free_place()
                 if key is None or place is None:
                     self._to_fill = None
-                else:
-                    self._places.give(place, key)
+                    break
+                self._places.give(place, key)
+                try:
                     self._read(key, place)
+                except RuntimeError:  # the interpreter ends, and begins no more reads
+                    self._places.give_back(key)
+                    self._to_fill = None
             self._fills = False
 
     def _read_ahead(self, layer: int) -> None:
@@ -218,9 +222,9 @@ class ExpertReads:
             self._read(key, place)
 
     def _read(self, key: ExpertKey, place: int) -> None:
-        self._places.held[key] += 1  # by the read, which writes there whoever else has let go of it
         memory = self._arena.place(place, self.file.stride(key.layer))
         reading = self._reader.read(self.file.offset(*key), memory)
+        self._places.held[key] += 1  # by the read, which writes there whoever else has let go of it
         if not self._coming:
             self._busy_since = time.perf_counter()
         self._coming[key] = reading

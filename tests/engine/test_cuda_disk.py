@@ -86,7 +86,7 @@ def test_the_embedded_model_answers_as_from_ram(length: int | str) -> None:
     with Engine.load("demo", EngineConfig(device="cuda", strict=True, context=1024)) as engine:
         wanted = [ask(engine, [Message("user", q)], 32, draft_length=0).tokens for q in questions]
     torch.cuda.empty_cache()
-    with Engine.load("demo", from_disk(6 << 20)) as engine:
+    with Engine.load("demo", from_disk(6 << 20, draft_length=4)) as engine:  # unasked no draft is loaded
         budget = leave_slots(engine, 40)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

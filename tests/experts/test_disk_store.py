@@ -426,6 +426,25 @@ def test_filling_ends_at_an_error_and_is_nobodys(make: Callable[[int], DiskStore
     check_idle(store)
 
 
+def test_filling_ends_with_the_interpreter(
+    make: Callable[[int], DiskStore], reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read, begun = make(LAYERS * EXPERTS), DiskReader.read, [0]
+
+    def refused(reader: DiskReader, offset: int, memory: torch.Tensor) -> Future[None]:
+        begun[0] += 1
+        if begun[0] > 6:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return read(reader, offset, memory)
+
+    monkeypatch.setattr(DiskReader, "read", refused)
+    store.fill()
+    filled(store, 6)
+    monkeypatch.setattr(DiskReader, "read", read)
+    store.fill()
+    filled(store, LAYERS * EXPERTS)
+
+
 def test_a_closed_store_is_filled_no_more(make: Callable[[int], DiskStore], reads: Reads) -> None:
     store = make(LAYERS * EXPERTS)
     reads.slow_s = 0.002
