@@ -29,7 +29,9 @@ class DiskPassMemory(PassMemory):
         self._lane = lane
         self._reads = SimulatedReads(disk, (machine.num_layers, machine.num_experts))
         self._most_lent = most_lent(disk.ram_experts, machine.num_experts)
-        self._worthy: list[ExpertKey] = []
+        self._worthy: list[ExpertKey] = []  # behind the last pass
+        self._ready: list[ExpertKey] = []  # and of passes before, from the next one on
+        self._behind = False
         self._may_leave = np.zeros((machine.num_layers, machine.num_experts), dtype=np.bool_)  # their slots
 
     @property
@@ -46,6 +48,11 @@ class DiskPassMemory(PassMemory):
         else:
             self._reads.prefetch(key)
 
+    def begin_step(self, drafted: int) -> None:
+        """A pass without drafts begins before the host has heard of the one before, and copies come a pass
+        later."""
+        self._behind = not drafted
+
     def advance(self, seconds: float) -> None:
         """Let time pass; copies and reads go on."""
         super().advance(seconds)
@@ -53,9 +60,11 @@ class DiskPassMemory(PassMemory):
 
     def pump(self) -> None:
         """As PassMemory's, of what is in RAM still, and of what is worth a slot."""
-        worthy, self._worthy = self._worthy, []
-        for key in worthy:
+        if not self._behind:
+            self._ready, self._worthy = [*self._ready, *self._worthy], []
+        for key in self._ready:
             super().prefetch(key, SOON)
+        self._ready, self._worthy = self._worthy, []
         wanted = [key for key, _ in self._queue.in_order()]
         room = max(0, self._most_lent - len(self._copies))
         for place, key in enumerate(wanted):

@@ -24,7 +24,7 @@ _STEP_S = 0.13e-3  # the host, between steps
 _HANDOVER_S = 30e-6
 # Until an idle disk gives anything, and the threads have it: by which answers on an H200 were slower than
 # their bytes (docs/log.md)
-_DISK_START_S = 0.9e-3
+_DISK_START_S = 1.5e-3
 _CPU_LAYER_S = 0.3e-3  # a layer of a model that the CPU runs alone, beside reading weights (docs/log.md)
 _FURTHER, _FURTHER_MXFP4 = 0.1, 0.33
 

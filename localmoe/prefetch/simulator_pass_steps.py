@@ -39,6 +39,7 @@ class PassSteps:
         """Draft, verify, count."""
         notify, memory, counters = self._scheduler.notify, self.memory, tally.counters
         began, decides = memory.now, memory.may_copy and window.drafted > 0
+        memory.begin_step(window.drafted)
         notify(StepStarted(self._steps, window.drafted))
         self._steps += 1
         for token, (experts, confidences) in enumerate(zip(window.draft, window.confidences, strict=True)):

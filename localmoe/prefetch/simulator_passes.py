@@ -155,6 +155,9 @@ class PassMemory:
 
     # -- passes
 
+    def begin_step(self, drafted: int) -> None:
+        """The next pass is behind so many drafts."""
+
     def run_pass(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """A target pass, of which so many `tokens` (L, E) ask for each expert: what it found in slots, and
         what was on its way."""
