@@ -242,6 +242,9 @@ class DeviceExpertMemory(SlotTable):
         self.note_use(report.demanded)
         return report
 
+    def note_prompt(self, experts: NDArray[np.int32]) -> None:
+        """A pass of a prompt, which was closed: what its tokens chose, (L, T, K)."""
+
     def reserve(self, count: int) -> list[int]:
         """As SlotTable's; what waits is withdrawn."""
         self._queue.drop_prefetches()

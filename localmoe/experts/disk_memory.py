@@ -102,6 +102,14 @@ class DiskExpertMemory(DeviceExpertMemory):
         self._worthy = worth_a_slot(self._disk.worth(), report.computed, self._may_leave, len(self._free))
         return report
 
+    def note_prompt(self, experts: NDArray[np.int32]) -> None:
+        """As DeviceExpertMemory's: RAM keeps what is used most, and of late, of what it asked for."""
+        _, tokens, top_k = experts.shape
+        ages = np.repeat(np.arange(tokens)[::-1], top_k)
+        for layer, chosen in enumerate(experts):
+            known = chosen.ravel() < self.store.num_experts
+            self._disk.note_tokens(layer, chosen.ravel()[known], ages[known])
+
     def _room(self) -> tuple[NDArray[np.float32], bool]:
         """By what was asked for of late, whatever the policy: within a pass nothing makes room."""
         scores = self._disk.worth().astype(np.float32)

@@ -81,6 +81,11 @@ class DiskStore(RecordStore, ExpertReads):
         with self.lock:
             self._places.note_pass(demanded)
 
+    def note_tokens(self, layer: int, experts: NDArray[np.int32], ages: NDArray[np.int64]) -> None:
+        """See RamPlaces."""
+        with self.lock:
+            self._places.note_tokens(layer, experts, ages)
+
     def in_slots(self, here: NDArray[np.bool_]) -> None:
         """These, (L, E), are in a GPU's memory too, and the first that RAM can do without."""
         with self.lock:

@@ -83,7 +83,7 @@ class InPlaceMemory:
             if self._disk is None:
                 out = self._compute(layer, x, rows, sorted(rows))
             else:
-                report, out = self._as_they_arrive(self._disk, layer, x, rows)
+                report, out = self._as_they_arrive(self._disk, layer, x, rows, top_k)
         out = out.view(len(x), top_k, -1).to(x.dtype)
         if sum(map(len, rows.values())) < len(x) * top_k:
             out = _without_others(out, rows)
@@ -96,18 +96,22 @@ class InPlaceMemory:
         return self.lane.compute(layer, x, [(expert, rows[expert], inner) for expert in experts])
 
     def _as_they_arrive(
-        self, disk: DiskStore, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]]
+        self, disk: DiskStore, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], top_k: int
     ) -> tuple[DemandReport, Tensor]:
         """Those in RAM first; what is read meanwhile comes in as many jobs as it arrives in."""
         out: Tensor | None = None
         with disk.held(layer, sorted(rows)) as (report, groups):
+            if len(x) > 1:
+                pairs = np.concatenate([np.asarray(positions) for positions in rows.values()])
+                chosen = np.repeat(np.fromiter(rows, np.int32), [len(each) for each in rows.values()])
+                disk.note_tokens(layer, chosen, len(x) - 1 - pairs // top_k)
             for experts in groups:
                 computed = self._compute(layer, x, rows, experts)
                 if out is None:
                     out = computed
                 else:
-                    pairs = [pair for expert in experts for pair in rows[expert]]
-                    out[pairs] = computed[pairs]
+                    arrived = [pair for expert in experts for pair in rows[expert]]
+                    out[arrived] = computed[arrived]
         assert out is not None, "somebody was chosen"
         return report, out
 

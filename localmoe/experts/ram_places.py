@@ -61,6 +61,22 @@ class RamPlaces:
         self._fresh[:] = self._awaited[:] = False
         self._note(np.nonzero(demanded))
 
+    def note_tokens(self, layer: int, experts: NDArray[np.int32], ages: NDArray[np.int64]) -> None:
+        """Of a layer's pass of several tokens, which was noted as one: what they chose, (n,), and how many
+        tokens before the last one, (n,). Else a prompt, which asks for nearly all, would leave nothing to
+        tell them apart by."""
+        once = 1.0 - FREQUENCY_DECAY
+        self._recent[layer] += self._beyond(experts, np.power(TOKEN_DECAY, ages), 1.0)
+        self._frequency[layer] += self._beyond(experts, once * np.power(FREQUENCY_DECAY, ages), once)
+        self._value = None
+
+    def _beyond(
+        self, experts: NDArray[np.int32], worth: NDArray[np.float64], noted: float
+    ) -> NDArray[np.float64]:
+        """(E,): what all uses of each expert are worth, beyond what was noted of those that have any."""
+        found = np.bincount(experts, worth, self.place.shape[1]).astype(np.float64)
+        return np.where(found > 0.0, found - noted, 0.0)
+
     def _note(self, at: tuple[Any, ...]) -> None:
         age = self._now - self._when[at]
         self._recent[at] = self._recent[at] * TOKEN_DECAY**age + 1.0

@@ -241,7 +241,10 @@ class DeviceRunner:
         """Bring table, policy and counters up to a window that has run. wanted: its tokens may be emitted."""
         found = self.passes.memory.close_pass(report.log)
         self.passes.memory.count_waiting(report.waited_s)
-        counts = self._counts(report.experts) if phase == "prefill" else None
+        counts = None
+        if phase == "prefill":
+            counts = self._counts(report.experts)
+            self.passes.memory.note_prompt(report.experts)
         self.passes.scheduler.notify(PassRouted(found.demanded, counts))
         if wanted and phase == "verify":
             count_window(self.passes.counters, self.passes.lookahead, found, report.experts)

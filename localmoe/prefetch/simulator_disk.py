@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces
-from localmoe.prefetch.simulator_types import Disk
+from localmoe.prefetch.simulator_types import Disk, Experts
 
 
 class SimulatedReads:
@@ -75,6 +75,13 @@ class SimulatedReads:
             room = max(0, MOST_SWEPT - len(self._coming))
             self._start([ExpertKey(layer + 1, int(expert)) for expert in best[:room]], ahead=True)
         return hits, late, [key.expert for key in missing]
+
+    def note_tokens(self, layer: int, chosen: Experts) -> None:
+        """What the tokens of a pass, which was noted, chose in a layer, (n, K)."""
+        tokens, top_k = chosen.shape
+        ages = np.repeat(np.arange(tokens)[::-1], top_k)
+        known = chosen.ravel() < self.here.shape[1]
+        self.places.note_tokens(layer, chosen.ravel()[known], ages[known])
 
     def ask_again(self, layer: int, experts: Sequence[int]) -> None:
         """Of a demand, for those that found no place."""

@@ -13,7 +13,7 @@ from localmoe.experts.worth_a_slot import SOON, most_lent, worth_a_slot
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_disk import SimulatedReads
 from localmoe.prefetch.simulator_passes import PassMemory
-from localmoe.prefetch.simulator_types import Disk, Lane, Machine
+from localmoe.prefetch.simulator_types import Disk, Experts, Lane, Machine
 
 
 class DiskPassMemory(PassMemory):
@@ -112,6 +112,11 @@ class DiskPassMemory(PassMemory):
         places.elsewhere = self._here.copy()
         self._may_leave = places.may_leave(self._here)
         self._worthy = worth_a_slot(places.worth(), self.computed, self._may_leave, self.free)
+
+    def note_prompt(self, chosen: Experts) -> None:
+        """As PassMemory's: RAM keeps what is used most, and of late, of what it asked for."""
+        for layer in range(self._machine.num_layers):
+            self._reads.note_tokens(layer, chosen[:, layer])
 
     def stream(self, tokens: NDArray[np.int64]) -> None:
         """A prompt's pass: as any other."""

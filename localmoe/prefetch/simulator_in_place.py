@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from localmoe.core.types import ExpertKey
 from localmoe.experts.ram_places import NOWHERE
 from localmoe.prefetch.simulator_disk import SimulatedReads
-from localmoe.prefetch.simulator_types import Disk, Machine
+from localmoe.prefetch.simulator_types import Disk, Experts, Machine
 
 
 class InPlaceMemory:
@@ -65,6 +65,11 @@ class InPlaceMemory:
     def demand(self, layer: int, experts: list[int]) -> tuple[list[int], list[int], list[int]]:
         """Ask for a layer's experts now: which are here, on their way, missing. `compute` comes next."""
         return self._reads.demand(layer, experts, counts=True)
+
+    def note_tokens(self, layer: int, chosen: Experts) -> None:
+        """What the tokens of a pass chose in the layer that was demanded last, (n, K)."""
+        if len(chosen) > 1:
+            self._reads.note_tokens(layer, chosen)
 
     def compute(self, layer: int, ready: list[int], awaited: list[int]) -> None:
         """Those that are here first, the others as they arrive."""

@@ -94,6 +94,9 @@ class LayerMemory:
         self._start()
         return hits, late, misses
 
+    def note_tokens(self, layer: int, chosen: Experts) -> None:
+        """Slots go by what the policy has heard."""
+
     def compute(self, layer: int, ready: list[int], awaited: list[int]) -> None:
         """Read the experts, those that are here first, the others as they arrive."""
         for expert in ready:
@@ -195,6 +198,7 @@ class LayerSteps:
             chosen = counts[layer][wanted]
             notify(LayerDemanded(layer, tuple(wanted), len(experts), tuple(chosen.tolist())))
             hits, late, misses = memory.demand(layer, wanted)
+            memory.note_tokens(layer, experts[:, layer])
             if guesses is not None and layer + 1 < machine.num_layers and self._scheduler.wants_next_gate:
                 notify(guessed_event(layer + 1, guesses[:, layer + 1], machine.num_experts))
             if tally is not None and named is not None:

@@ -33,6 +33,7 @@ class PassSteps:
         counts = tokens_of(prompt.target, self._machine.num_experts)
         self._scheduler.notify(PrefillStarted(len(prompt.target)))
         self.memory.stream(counts)
+        self.memory.note_prompt(prompt.target)
         self._scheduler.notify(PassRouted(counts > 0, counts))
 
     def step(self, window: Window, tally: Tally) -> None:

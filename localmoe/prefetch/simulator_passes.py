@@ -18,7 +18,7 @@ from localmoe.core.types import ExpertKey
 from localmoe.experts.landing import dealt
 from localmoe.experts.queue import CopyQueue
 from localmoe.prefetch.scheduler import Scheduler
-from localmoe.prefetch.simulator_types import Machine
+from localmoe.prefetch.simulator_types import Experts, Machine
 
 
 class PassMemory:
@@ -154,6 +154,9 @@ class PassMemory:
         self.copies += 1
 
     # -- passes
+
+    def note_prompt(self, chosen: Experts) -> None:
+        """What the tokens of the prompt's pass that has run chose, (n, L, K)."""
 
     def begin_step(self, drafted: int) -> None:
         """The next pass is behind so many drafts."""

@@ -26,6 +26,7 @@ class Naive:
     demands: int = 0
     at: dict[ExpertKey, int] = field(default_factory=dict)
     asked: dict[ExpertKey, list[int]] = field(default_factory=lambda: {key: [] for key in KEYS})
+    more: dict[ExpertKey, list[tuple[int, int]]] = field(default_factory=lambda: {key: [] for key in KEYS})
     held: dict[ExpertKey, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
     unused: set[ExpertKey] = field(default_factory=set)
     awaited: set[ExpertKey] = field(default_factory=set)
@@ -34,8 +35,9 @@ class Naive:
     def worth(self, key: ExpertKey) -> float:
         if key in self.fresh:
             return FRESH
-        ages = [self.now - when for when in self.asked[key]]
-        return sum(0.5**age + 5 * 0.01 * 0.99**age for age in ages)
+        ages = [(self.now - when, 0) for when in self.asked[key]]
+        ages += [(self.now - when, before) for when, before in self.more[key]]
+        return sum(0.5 ** (age + before) + 5 * 0.01 * 0.99 ** (age + before) for age, before in ages)
 
     def demand(self, layer: int, experts: set[int]) -> None:
         self.demands += 1
@@ -45,6 +47,14 @@ class Naive:
             self.unused.discard(ExpertKey(layer, expert))
         self.awaited = {key for key in self.awaited if key.layer != layer}
         self.fresh = {key for key in self.fresh if key.layer != layer}
+
+    def choose(self, layer: int, tokens: list[list[int]]) -> None:
+        """What each token of a pass chose, which was one demand of all."""
+        for expert in {expert for chosen in tokens for expert in chosen}:
+            assert self.asked[ExpertKey(layer, expert)].pop() == self.now
+        for number, chosen in enumerate(tokens):
+            for expert in chosen:
+                self.more[ExpertKey(layer, expert)].append((self.now, len(tokens) - 1 - number))
 
     def demand_all(self, keys: set[ExpertKey]) -> None:
         self.now += 1
@@ -75,6 +85,13 @@ class Both:
     def demand(self, layer: int, *experts: int) -> None:
         self.places.note_demand(layer, experts)
         self.naive.demand(layer, set(experts))
+
+    def prompt(self, layer: int, tokens: list[list[int]]) -> None:
+        self.demand(layer, *{expert for chosen in tokens for expert in chosen})
+        pairs = [(expert, len(tokens) - 1 - n) for n, chosen in enumerate(tokens) for expert in chosen]
+        experts, ages = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        self.places.note_tokens(layer, experts.astype(np.int32), ages)
+        self.naive.choose(layer, tokens)
 
     def demand_all(self, keys: set[ExpertKey]) -> None:
         demanded = np.zeros((LAYERS, EXPERTS), dtype=np.bool_)
@@ -110,7 +127,7 @@ class Both:
         if ahead:
             naive.unused.add(key)
             naive.awaited.add(key)
-        elif (naive.asked[key] or [0])[-1] != naive.now:
+        elif max([0, *naive.asked[key], *(when for when, _ in naive.more[key])]) != naive.now:
             naive.fresh.add(key)
         return victim
 
@@ -128,7 +145,7 @@ class Both:
         assert set(self.places.forget()) == gone
         for key in gone:
             naive.free.add(naive.leave(key))
-        naive.asked = {key: [] for key in KEYS}
+        naive.asked, naive.more = {key: [] for key in KEYS}, {key: [] for key in KEYS}
         naive.awaited, naive.fresh = set(), set()
 
     def give_back(self, key: ExpertKey) -> None:
@@ -144,6 +161,11 @@ class Both:
 
 STEPS = st.one_of(
     st.tuples(st.just("demand"), st.integers(0, LAYERS - 1), st.sets(st.integers(0, EXPERTS - 1))),
+    st.tuples(
+        st.just("prompt"),
+        st.integers(0, LAYERS - 1),
+        st.lists(st.lists(st.integers(0, EXPERTS - 1), min_size=2, max_size=2, unique=True), max_size=9),
+    ),
     st.tuples(st.just("pass"), st.sets(st.sampled_from(KEYS)), st.none()),
     st.tuples(st.just("take"), st.sampled_from(KEYS), st.booleans()),
     st.tuples(st.just("hold"), st.sampled_from(KEYS), st.sampled_from([1, 1, -1])),
@@ -162,6 +184,8 @@ def test_whatever_is_asked_for_the_rules_hold(
     for what, first, second in steps:
         if what == "demand":
             both.demand(first, *second)  # type: ignore[arg-type, misc]
+        elif what == "prompt":
+            both.prompt(first, second)  # type: ignore[arg-type]
         elif what == "pass":
             both.demand_all(first)  # type: ignore[arg-type]
         elif what == "hold":
@@ -208,6 +232,19 @@ def test_what_was_brought_for_a_pass_to_come_gives_way_last_and_to_no_other_such
     assert both.take(ExpertKey(1, 1), ahead=True) == (0, 0)
     assert both.take(ExpertKey(1, 2), ahead=True) is None and (1, 2) not in both.naive.at
     assert both.take(ExpertKey(0, 1), ahead=False) in [(1, 0), (1, 1)]
+
+
+def test_of_a_prompt_what_its_last_tokens_chose_outlives_the_rest() -> None:
+    """And what many of them did what one did."""
+    both = Both(4)
+    both.prompt(0, [[0, 1], [0, 1], [0, 2], [3, 0]])
+    for expert in range(4):
+        both.take(ExpertKey(0, expert), ahead=False)
+    both.demand(1, 0, 1)
+    assert [both.take(ExpertKey(1, expert), ahead=False) for expert in range(2)] == [(0, 1), (0, 2)]
+    both.prompt(2, [[0, 1]] * 99 + [[2, 3]] * 20)
+    values = both.places.worth()[2]
+    assert values[2] == values[3] > values[0] == values[1] > values[2] / 2
 
 
 def test_what_fills_free_places_gives_way_before_what_was_asked_for() -> None:
