@@ -8,6 +8,7 @@ from html import escape
 from typing import Literal
 
 from app import words
+from app.models.finder import Failure
 from app.models.fits import Fits
 from app.models.service import ModelsService
 from app.settings import LoadSettings
@@ -32,10 +33,8 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     from localmoe.engine.fit import with_draft_bits
 
     status, before = models.chats.holder.status(), models.chats.holder.config
-    view = models.shelf.view()
     device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
-    named = next((one.name for one in view.models if str(one.folder) == wanted.model), wanted.model)
-    found = view.facts_of(named)
+    found = models.shelf.view().facts_of(_name(models, wanted))
     kept = found if isinstance(found, ModelFacts) else None
     loaded = status.footprint if status.model == wanted.model else None
     mtp = kept.mtp if kept is not None else None
@@ -75,7 +74,21 @@ def is_known(models: ModelsService, wanted: LoadSettings) -> bool:
         return True
     view = models.shelf.view()
     listed = any(wanted.model in (one.name, str(one.folder)) for one in view.models)
-    return facts_for(models, wanted, config) is not None or (view.revision > 0 and not listed)
+    if facts_for(models, wanted, config) is not None or _failure(models, wanted) is not None:
+        return True
+    return view.revision > 0 and not listed
+
+
+def _failure(models: ModelsService, wanted: LoadSettings) -> Failure | None:
+    """Why it cannot be told what the model needs."""
+    found = models.shelf.view().facts_of(_name(models, wanted))
+    return found if isinstance(found, Failure) else None
+
+
+def _name(models: ModelsService, wanted: LoadSettings) -> str:
+    """By which the model is listed, which may have been chosen by its folder."""
+    listed = models.shelf.view().models
+    return next((one.name for one in listed if str(one.folder) == wanted.model), wanted.model)
 
 
 def budgets_for(models: ModelsService, wanted: LoadSettings) -> BudgetRange | None:
@@ -99,6 +112,9 @@ def preview_html(models: ModelsService, wanted: LoadSettings, t: Texts) -> str:
     if models.fits.hardware() is None:  # also: the engine is not imported yet
         return _muted(t("looking at this computer"))
     facts = facts_for(models, wanted, config)
+    failure = _failure(models, wanted)
+    if facts is None and failure is not None:
+        return message_html(failure.text, False)
     if facts is None and is_known(models, wanted):  # it is not listed, and nobody will look at it
         return _muted(t("What these settings buy is known once the model is loaded with them."))
     if facts is None:

@@ -183,6 +183,7 @@ def _run(
     service: ChatService, models: ModelsService, sock: socket.socket, options: argparse.Namespace
 ) -> int:
     signal.signal(signal.SIGTERM, _end)
+    _look_ahead(service, models)  # beside the import below: its process imports for seconds, too
     try:
         with uncollected(for_good=True):
             import_gradio()  # here, because it takes seconds
@@ -192,6 +193,13 @@ def _run(
     except (KeyboardInterrupt, SystemExit):
         return 0
     return 0
+
+
+def _look_ahead(service: ChatService, models: ModelsService) -> None:
+    """Look at the models here before anybody waits for it, but not beside a load: that counts what memory is
+    free. The embedded model has room anyway."""
+    embedded = service.load_settings.model == "demo"
+    models.shelf.look_ahead(lambda: embedded or service.holder.status().phase != "loading")
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

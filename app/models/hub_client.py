@@ -1,5 +1,5 @@
 """Calls the Hub's process: starts it when something is asked or soon will be, ends it when it idles. Makes no
-request itself, so that the page's own process stays offline."""
+request itself, so that the page's own process stays offline. Sets no limit to what a question may take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localmoe.core.errors import LocalMoeError
 from localmoe.core.types import Progress, ProgressCallback
 
 IDLE_S = 60.0  # the process holds torch and transformers, which is memory that a model could use
-_COMMAND = (sys.executable, "-m", "localmoe.cli.hub_process")
+COMMAND = (sys.executable, "-m", "localmoe.cli.hub_process")
 
 
 class HubProcessError(LocalMoeError):
@@ -50,9 +50,11 @@ class _Process:
 class HubClient:
     """Many calls at once, each from a thread of its own."""
 
-    def __init__(self, environment: Mapping[str, str], command: tuple[str, ...] = _COMMAND) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], command: tuple[str, ...] = COMMAND, *, idle_s: float = IDLE_S
+    ) -> None:
         """environment: of the process, see `online_environment`."""
-        self._environment, self._command = dict(environment), command
+        self._environment, self._command, self._idle_s = dict(environment), command, idle_s
         self._lock = threading.Lock()  # guards the names below
         self._process: _Process | None = None
         self._next_id = 0
@@ -66,12 +68,14 @@ class HubClient:
         *,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
+        watch: Callable[[int], None] | None = None,
         poll_s: float = 0.1,
     ) -> Any:
-        """The result of one action of cli.hub_process.
+        """The result of one action of cli.hub_process. watch: is given the process's id while it works; what
+        it raises ends the process, with all that is asked of it.
 
         Raises:
-            LocalMoeError: the action's own error, of its own class.
+            LocalMoeError: the action's own error, of its own class, or that of `watch`.
             HubProcessError: the process ended meanwhile, or cannot be started.
         """
         process, number, answers = self._begin(action, given)
@@ -84,6 +88,8 @@ class HubClient:
                 try:
                     answer = answers.get(timeout=poll_s)
                 except queue.Empty:
+                    if watch is not None:
+                        self._watch(process, watch)
                     continue
                 if "progress" in answer:
                     if progress is not None:
@@ -103,18 +109,29 @@ class HubClient:
                 return
         threading.Thread(target=self._prepare, name="hub-start", daemon=True).start()
 
-    def close(self) -> None:
-        """End the process; calls under way fail. Later calls are refused."""
+    def close(self, patience_s: float = 5.0) -> None:
+        """End the process; calls under way fail. Later calls are refused. patience_s: that it has to end by
+        itself."""
         with self._lock:
             self._closed = True
             process, self._process = self._process, None
             if self._idle is not None:
                 self._idle.cancel()
-        _stop(process)
+        _stop(process, patience_s)
 
     def _prepare(self) -> None:
         with contextlib.suppress(HubProcessError):  # what is asked next meets it too, and says so
             self.call("prepare", {})
+
+    def _watch(self, process: _Process, watch: Callable[[int], None]) -> None:
+        try:
+            watch(process.popen.pid)
+        except LocalMoeError:
+            with self._lock:  # so that the next call starts another one
+                if self._process is process:
+                    self._process = None
+            process.popen.kill()
+            raise
 
     def _begin(
         self, action: str, given: Mapping[str, Any]
@@ -149,16 +166,14 @@ class HubClient:
     def _read(self, process: _Process) -> None:
         """Hand answers out until the process ends; calls that still wait then fail."""
         assert process.popen.stdout is not None and process.popen.stdin is not None
-        with process.popen.stdout as lines:
+        with process.popen.stdout as lines, contextlib.suppress(ValueError):  # of a line that it died in
             for line in lines:
                 message = json.loads(line)
                 with self._lock:
                     answers = process.answers.get(int(message.pop("id")))
                 if answers is not None:
                     answers.put(message)
-        with contextlib.suppress(OSError):  # what could not be written any more
-            process.popen.stdin.close()
-        process.popen.wait()
+        _stop(process)
         with self._lock:
             if self._process is process:
                 self._process = None
@@ -174,7 +189,7 @@ class HubClient:
         with self._lock:
             process.answers.pop(number, None)
             if process is self._process and not process.answers and not self._closed:
-                self._idle = threading.Timer(IDLE_S, self._end_idle, (process,))
+                self._idle = threading.Timer(self._idle_s, self._end_idle, (process,))
                 self._idle.daemon = True
                 self._idle.start()
 
@@ -186,7 +201,7 @@ class HubClient:
         _stop(process)
 
 
-def _stop(process: _Process | None) -> None:
+def _stop(process: _Process | None, patience_s: float = 5.0) -> None:
     """The end of its input ends it; a process that hangs is killed."""
     if process is None:
         return
@@ -194,7 +209,7 @@ def _stop(process: _Process | None) -> None:
         with contextlib.suppress(OSError):  # it has ended already
             process.popen.stdin.close()
     try:
-        process.popen.wait(timeout=5)
+        process.popen.wait(timeout=patience_s)
     except subprocess.TimeoutExpired:
         process.popen.kill()
         process.popen.wait()

@@ -14,6 +14,7 @@ from app.models.download_queue import DownloadQueue
 from app.models.finder import Finder
 from app.models.fits import Fits
 from app.models.hub_client import HubClient, online_environment
+from app.models.looker import Looker
 from app.models.queue_file import Download
 from app.models.shelf import Shelf
 from app.service import ChatService
@@ -21,7 +22,7 @@ from app.unicode_text import check_unicode
 from localmoe.core.config import EngineConfig
 from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.model_facts import ModelFacts
-from localmoe.core.units import format_bytes
+from localmoe.core.units import format_bytes, typed_size
 from localmoe.hub.catalogue import resolve_model
 from localmoe.hub.names import is_repo_id, safe_name
 from localmoe.hub.search import find_repo
@@ -40,7 +41,8 @@ class ModelsService:
         self.chats = chats
         self.client = HubClient(online_environment(environment))
         self.finder = Finder(self.client.call)
-        self.shelf = Shelf()
+        self.looker = Looker(environment)
+        self.shelf = Shelf(self.looker.facts)
         self.queue = DownloadQueue(home / "downloads.json", self.client.call, self._arrived)
         self.fits = Fits(home / "hardware.json", chats.holder.status, self._load_config, self._busy)
         self._lock = threading.Lock()
@@ -58,6 +60,8 @@ class ModelsService:
         """End what runs; the queue is kept."""
         self._closed.set()
         self.fits.close()
+        self.shelf.close()
+        self.looker.close()
         self.queue.close()
         self.client.close()
 
@@ -293,8 +297,3 @@ class ModelsService:
 
     def _busy(self) -> bool:
         return self.chats.runner.busy() or self.chats.holder.status().phase == "loading"
-
-
-def typed_size(num_bytes: int) -> str:
-    """A size as a user would type it, not more than it is."""
-    return f"{num_bytes >> 20}MiB" if num_bytes >= 64 << 20 else str(num_bytes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app.load_preview import budgets_for, is_known, preview_html
-from app.models.service import ModelsService, typed_size
+from app.models.service import ModelsService
 from app.settings import parse_budget
 from app.tabs.answer_form import user_edits
 from app.tabs.load_form import LoadForm, chosen_settings, model_choices
@@ -18,6 +18,7 @@ from app.texts import texts_for
 from app.view import Updates, View
 from localmoe.core.errors import LocalMoeError
 from localmoe.core.model_facts import BudgetRange
+from localmoe.core.units import typed_size
 
 if TYPE_CHECKING:
     from app.screen import Screen

@@ -33,6 +33,11 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
+def typed_size(num_bytes: int) -> str:
+    """A size as a user would type it, not more than it is."""
+    return f"{num_bytes >> 20}MiB" if num_bytes >= 64 << 20 else str(num_bytes)
+
+
 def parse_speed(text: str) -> float:
     """Bytes a second of "2GB/s" (the "/s" may be left out, the unit may not).
 

@@ -10,6 +10,7 @@ from fake_engine import FakeLoader
 
 from app.main import main
 from app.models.fits import Fits
+from app.models.shelf import Shelf
 
 
 def _models() -> list[tuple[str, str]]:
@@ -19,6 +20,7 @@ def _models() -> list[tuple[str, str]]:
 if __name__ == "__main__":
     if "LOOK_AT_MACHINE" not in os.environ:  # importing the engine for it takes seconds in each module's app
         Fits._measure = lambda self: None  # type: ignore[method-assign]
+        Shelf.look_ahead = lambda self, quiet: None  # type: ignore[method-assign]
     improve_s = os.environ.get("FAKE_IMPROVE_S")
     loader = FakeLoader(
         float(os.environ.get("FAKE_LOAD_S", "0.3")),

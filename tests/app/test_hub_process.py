@@ -30,6 +30,7 @@ from localmoe.core.errors import (
 )
 from localmoe.core.model_facts import ModelFacts
 from localmoe.core.types import Progress
+from localmoe.engine.facts import local_facts
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_a_download_is_paused_at_the_byte_and_goes_on_while_questions_are_answer
     hub.rate, hub.requests[:] = None, []
     assert client.call("pull", {"repo_id": REPO}) == str(home() / "models" / "org--moe")
     assert sum(one.sent for one in hub.bodies("model.safetensors")) == total - kept
-    assert client.call("local_facts", {"model": REPO})["num_bytes"] > 0
+    assert ModelFacts.from_dict(client.call("local_facts", {"model": REPO})) == local_facts(REPO)
 
 
 def test_errors_come_back_as_what_they_are_and_nothing_is_printed(

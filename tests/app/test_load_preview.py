@@ -12,18 +12,23 @@ import pytest
 from app_process import wait_for
 from fake_engine import LAYERS, MIB, FakeLoader
 
-from app.load_preview import budgets_for, preview_html
+from app.load_preview import budgets_for, is_known, preview_html
 from app.messages import history_entries, turn_entries
 from app.models.fits import Fits
+from app.models.looker import UnansweredError
 from app.models.service import ModelsService
+from app.models.shelf import Shelf
+from app.models_view import shelf_html
 from app.panel import panel_html
 from app.service import ChatService
 from app.settings import AnswerSettings, LoadSettings
 from app.status_html import header_html
 from app.texts import ENGLISH
 from localmoe.core.config import EngineConfig
-from localmoe.core.errors import BudgetError
+from localmoe.core.errors import BudgetError, LocalMoeError, UnsupportedModelError
+from localmoe.core.model_facts import ModelFacts
 from localmoe.hardware.facts import Hardware
+from localmoe.hub.local_models import LocalModel
 
 COMPUTER = Hardware(
     (), "", "a CPU", 8, 16, (), 64 << 30, 60 << 30, 500 << 30, 20e9, "Linux", "3.12", "2"
@@ -54,6 +59,25 @@ def test_only_rates_that_make_sense_are_taken_from_the_file(
     wait_for(lambda: fits.measured, 60, "the machine")
     assert (fits._measured is COMPUTER) == (rate != "20e9") and fits._measured == COMPUTER
     fits.close()
+
+
+@pytest.mark.parametrize("error", [UnansweredError("It took <b> long."), UnsupportedModelError("<b> dense.")])
+def test_of_a_model_that_cannot_be_looked_at_the_reason_is_said(
+    models: ModelsService, tmp_path: Path, error: LocalMoeError
+) -> None:
+    def facts(name: str) -> ModelFacts:
+        raise error
+
+    odd = LocalModel("org/odd", tmp_path / "odd", 100, "qwen2_moe", (), "localmoe")
+    models.shelf = Shelf(facts, lambda: [odd])
+    for chosen in ("org/odd", str(odd.folder)):
+        wanted = replace(models.chats.load_settings, model=chosen)
+        assert is_known(models, wanted) == (chosen != "org/odd")
+        models.shelf.refresh(closely=True)
+        wait_for(lambda: models.shelf.view().facts_of("org/odd"), what="the failure")
+        assert is_known(models, wanted), "it need not be asked again"
+        said = str(error).replace("<b>", "&lt;b&gt;")
+        assert said in preview_html(models, wanted, ENGLISH) and said in shelf_html(models, ENGLISH)
 
 
 def test_the_words_are_the_planners_and_say_what_apply_costs(models: ModelsService) -> None:

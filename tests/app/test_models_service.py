@@ -20,7 +20,7 @@ from hardware.example_models import QWEN
 
 from app.models.finder import KNOWN_FOR_S, Failure, Finder
 from app.models.queue_file import Download
-from app.models.service import BACKGROUND, INSTANT, ModelsService, typed_size
+from app.models.service import BACKGROUND, INSTANT, ModelsService
 from app.models.shelf import Shelf
 from app.models_html import WAYS_ON, fit_html, queue_html
 from app.models_screen import ModelsScreen
@@ -40,6 +40,7 @@ from localmoe.core.errors import (
     UnsupportedModelError,
 )
 from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.units import typed_size
 from localmoe.engine.suggestions import SUGGESTIONS
 from localmoe.hardware.probe import probe_hardware
 from localmoe.hub.catalogue import LocalModel, models_folder
