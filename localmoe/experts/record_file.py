@@ -126,6 +126,18 @@ class RecordFile:
                     f"{format_bytes(free)} free: make room, or set LOCALMOE_HOME to a folder on another disk."
                 )
 
+    def _make_room(self) -> None:
+        """Where it lacks, at the cost of what lies in its place and is damaged, or of another version. Raises
+        as check_room."""
+        try:
+            self.check_room()
+        except DiskError:
+            if self.is_whole():
+                raise
+            with suppress(OSError):
+                self.path.unlink()
+            self.check_room()
+
     @contextmanager
     def written(self, told: Callable[[int], None]) -> Iterator[Callable[[int], mmap.mmap]]:
         """Inside, memory for each layer in turn, whose bytes are the file's; it is there once the block ends
@@ -138,9 +150,9 @@ class RecordFile:
             DiskError: the disk is full, or refuses.
         """
         remove_leftovers(self.path.parent)
-        self.check_room()
         part = self.path.with_name(_unfinished(self.path.name))
         try:
+            self._make_room()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("w+b") as stream:
                 _allocate(stream.fileno(), self.num_bytes)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,23 @@ def test_a_file_of_other_weights_or_a_damaged_one_is_written_anew(
         os.truncate(file, length)
         with load_from_disk(folder, draft_length=0) as engine:
             assert texts(engine, 0) == answers[1]
+
+
+def test_a_damaged_file_takes_no_room_from_the_one_in_its_place(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_from_disk(folder, draft_length=0):
+        (file,) = files_in(home)
+    whole, disk_bytes = file.stat().st_size, file.stat().st_size * 3 // 2
+    os.truncate(file, whole - 1)
+
+    def free(place: Path) -> SimpleNamespace:
+        held = sum(path.stat().st_size for path in files_in(home))
+        return SimpleNamespace(free=disk_bytes - held + record_file._SPARE_BYTES)
+
+    monkeypatch.setattr(record_file.shutil, "disk_usage", free)
+    with load_from_disk(folder, draft_length=0):
+        assert file.stat().st_size == whole
 
 
 def test_a_file_that_is_cut_while_it_is_loaded_ends_the_answer_with_a_sentence(
