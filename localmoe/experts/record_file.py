@@ -151,6 +151,7 @@ class RecordFile:
         """
         remove_leftovers(self.path.parent)
         part = self.path.with_name(_unfinished(self.path.name))
+        had_folder = os.path.exists(self.path.parent)
         try:
             self._make_room()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,6 +177,9 @@ class RecordFile:
         finally:
             with suppress(OSError):  # it is not there, as a rule
                 part.unlink()
+            if not had_folder:
+                with suppress(OSError):  # if it holds nothing: lists show it as made of the model
+                    self.path.parent.rmdir()
 
     def _next(self, handle: int, taken: list[mmap.mmap], num_bytes: int) -> mmap.mmap:
         layer = len(taken)
@@ -208,6 +212,8 @@ def remove_leftovers(folder: Path) -> None:
             if named and not psutil.pid_exists(int(named[1])):
                 _LOG.info("removing %s, which a process that has ended left unfinished", found)
                 found.unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()  # if nothing else was made
 
 
 def _allocate(handle: int, num_bytes: int) -> None:
