@@ -22,13 +22,13 @@ from functools import cached_property
 from itertools import accumulate, count
 from pathlib import Path
 
-import psutil
 import torch
 
 from localmoe.core.errors import DiskError
 from localmoe.core.units import format_bytes
 from localmoe.core.whole_file import sync_folder
 from localmoe.experts.records import PAGE_BYTES, RecordLayout, record_stride
+from localmoe.hub.process_marks import is_running, own_mark
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = "localmoe expert records 1"
@@ -36,7 +36,7 @@ _ALIGNED = 1 << 16  # where the head ends and layers begin: what systems map a f
 _SYNCED_BYTES = 256 << 20  # at a time, so that one may stop between
 _SPARE_BYTES = 256 << 20  # that stay free on the disk
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-_PART = re.compile(r"\.(\d+)-\d+\.part$")
+_PART = re.compile(r"\.(\d+)-(\d+)-\d+\.part$")
 _NUMBERS = count()  # of the files that this process has begun
 
 
@@ -193,7 +193,7 @@ def _name(layouts: Sequence[RecordLayout], dtype: torch.dtype) -> str:
 
 
 def _unfinished(name: str) -> str:
-    return f".{name.removeprefix('.')}.{os.getpid()}-{next(_NUMBERS)}.part"
+    return f".{name.removeprefix('.')}.{own_mark()}-{next(_NUMBERS)}.part"
 
 
 def _flush(memory: mmap.mmap, done: int, told: Callable[[int], None]) -> int:
@@ -209,7 +209,7 @@ def remove_leftovers(folder: Path) -> None:
     with suppress(OSError):
         for found in folder.glob(".experts-*.part"):
             named = _PART.search(found.name)
-            if named and not psutil.pid_exists(int(named[1])):
+            if named and not is_running(int(named[1]), int(named[2])):
                 _LOG.info("removing %s, which a process that has ended left unfinished", found)
                 found.unlink(missing_ok=True)
                 with suppress(OSError):

@@ -563,21 +563,24 @@ def test_a_load_of_random_weights_that_fails_leaves_no_file(
 
 
 def test_what_killed_processes_left_of_any_model_goes_with_the_next_load(folder: Path, home: Path) -> None:
-    """It may be what fills the disk, of a model that nobody loads again."""
+    """It may be what fills the disk, of a model that nobody loads again; an id may be another process's by
+    now, or this one's, as in containers."""
     gone = max(psutil.pids()) + 10_000
+    running = psutil.Process(os.getppid())
+    marks = f"{running.pid}-{int(running.create_time() * 1000)}", f"{gone}-1", f"{os.getpid()}-1"
     places = (home / "drafts" / "other-000000000000", home / "synthetic")
     for place in places:
         place.mkdir(parents=True)
-        for pid in (gone, os.getppid()):
-            (place / f".experts-plain-bfloat16.records.{pid}-0.part").write_bytes(b"x")
+        for mark in marks:
+            (place / f".experts-plain-bfloat16.records.{mark}-0.part").write_bytes(b"x")
     emptied = home / "drafts" / "gone-000000000000"
     emptied.mkdir()
-    (emptied / f".experts-plain-bfloat16.records.{gone}-0.part").write_bytes(b"x")
+    (emptied / f".experts-plain-bfloat16.records.{marks[1]}-0.part").write_bytes(b"x")
     for _ in range(2):
         with load_from_disk(folder, draft_length=0):
             left = [path.name for path in files_in(home) if path.suffix == ".part"]
             assert not emptied.exists()
-            assert left == 2 * [f".experts-plain-bfloat16.records.{os.getppid()}-0.part"]
+            assert left == 2 * [f".experts-plain-bfloat16.records.{marks[0]}-0.part"]
 
 
 def test_two_of_one_shape_have_a_file_each(home: Path) -> None:

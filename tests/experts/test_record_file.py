@@ -23,6 +23,7 @@ from localmoe.core.errors import DiskError
 from localmoe.experts import record_file
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.records import RecordLayout
+from localmoe.hub.process_marks import own_mark
 from localmoe.kernels.weight_forms import WeightForm
 
 SMALL, LARGE = RecordLayout((6, 4), (4, 3), False), RecordLayout((96, 64), (64, 48), False)
@@ -325,8 +326,12 @@ def test_a_small_disk_holds_all_or_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_leftovers_of_others_stay_while_those_may_live(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     gone = max(psutil.pids()) + 10_000
-    names = [f".{file.path.name}.{gone}-0.part", f".experts-bf12-bfloat16.records.{gone}-12.part"]
-    kept = [f".{file.path.name}.{os.getppid()}-0.part", ".experts-x.part", f"experts-x.{gone}.part", "draft"]
+    parent = psutil.Process(os.getppid())
+    lives = [f"{parent.pid}-{int(parent.create_time() * 1000)}", own_mark()]
+    ended = [f"{gone}-1", f"{os.getpid()}-1"]  # whose id is another's by now
+    names = [f".{file.path.name}.{ended[0]}-0.part", f".experts-bf12-bfloat16.records.{ended[1]}-12.part"]
+    kept = [f".{file.path.name}.{mark}-0.part" for mark in lives]
+    kept += [".experts-x.part", f"experts-x.{ended[0]}.part", "draft"]
     for name in (*names, *kept):
         (tmp_path / name).write_bytes(b"x")
     record_file.remove_leftovers(tmp_path)
