@@ -61,4 +61,5 @@ class RamArena:
     def release(self) -> None:
         """Give it back; what is in use elsewhere goes with its last view."""
         self._pinned.release()
-        self._places, self._nothing, self.embedding = self._places[:0], self._nothing[:0], None
+        self._places = torch.empty((0, self._places.shape[1]), dtype=torch.uint8)  # a slice would keep all
+        self._nothing, self.embedding = torch.empty(0, dtype=torch.uint8), None
