@@ -16,6 +16,7 @@ from localmoe.core.model_facts import ModelFacts
 from localmoe.hub.catalogue import LocalModel, list_models, models_folder, remove_made, remove_model
 from localmoe.hub.draft_places import bytes_under, homes_of_others
 from localmoe.hub.unfinished import UnfinishedDownload, list_unfinished
+from localmoe.hub.unfinished_records import remove_all_leftovers
 from localmoe.hub.weight_files import CONFIG_NAME
 
 ASK_AGAIN_S = 300.0  # about a model that the process which looks at them did not survive
@@ -145,6 +146,7 @@ class Shelf:
                     self._looking = False
                     return
                 self._wanted = False
+            remove_all_leftovers()  # else what they hold is missing wherever it is told what fits
             models, unfinished = tuple(self._models()), tuple(list_unfinished(models_folder()))
             listed = [*(one.name for one in models), *(one.repo_id for one in unfinished)]
             left: Counter[str] = Counter()

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable
 
 from localmoe.core.errors import LoadCancelledError
-from localmoe.core.home import localmoe_home
 from localmoe.core.types import Progress, ProgressCallback
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.host_memory import embedding_table
 from localmoe.experts.host_store import HostStore
-from localmoe.experts.record_file import RecordFile, remove_leftovers
+from localmoe.experts.record_file import RecordFile
 from localmoe.experts.record_store import RecordStore
-from localmoe.hub.hf_cache import folder_names
+from localmoe.hub.unfinished_records import remove_all_leftovers
 
 
 def load_from_disk(
@@ -41,9 +40,7 @@ def load_from_disk(
         DiskError: the file cannot be written, or not be read. LoadCancelledError: `cancel` was set. And as
             the two raise.
     """
-    drafts = localmoe_home() / "drafts"
-    for place in (localmoe_home() / "synthetic", *(drafts / name for name in folder_names(drafts))):
-        remove_leftovers(place)
+    remove_all_leftovers()
     if fill_shared is not None and file.is_whole():
         table = None if embedding is None else embedding_table(embedding, file.dtype)
         store = DiskStore(file, ram_experts, table)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import mmap
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -28,16 +26,13 @@ from localmoe.core.errors import DiskError
 from localmoe.core.units import format_bytes
 from localmoe.core.whole_file import sync_folder
 from localmoe.experts.records import PAGE_BYTES, RecordLayout, record_stride
-from localmoe.hub.process_marks import is_running, own_mark
+from localmoe.hub.unfinished_records import remove_leftovers, unfinished_name
 
-_LOG = logging.getLogger(__name__)
 _FORMAT = "localmoe expert records 1"
 _ALIGNED = 1 << 16  # where the head ends and layers begin: what systems map a file by
 _SYNCED_BYTES = 256 << 20  # at a time, so that one may stop between
 _SPARE_BYTES = 256 << 20  # that stay free on the disk
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-_PART = re.compile(r"\.(\d+)-(\d+)-\d+\.part$")
-_NUMBERS = count()  # of the files that this process has begun
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class RecordFile:
         cls, folder: Path, layouts: Sequence[RecordLayout], num_experts: int, dtype: torch.dtype
     ) -> RecordFile:
         """Named as what is unfinished, so that it is removed as such where its process could not."""
-        path = folder / _unfinished(_name(layouts, dtype))
+        path = folder / unfinished_name(_name(layouts, dtype))
         return cls(path, tuple(layouts), num_experts, dtype, "this load's")
 
     def stride(self, layer: int) -> int:
@@ -150,7 +145,7 @@ class RecordFile:
             DiskError: the disk is full, or refuses.
         """
         remove_leftovers(self.path.parent)
-        part = self.path.with_name(_unfinished(self.path.name))
+        part = self.path.with_name(unfinished_name(self.path.name))
         had_folder = os.path.exists(self.path.parent)
         try:
             self._make_room()
@@ -192,28 +187,12 @@ def _name(layouts: Sequence[RecordLayout], dtype: torch.dtype) -> str:
     return f"experts-{layouts[0].form.name.lower()}-{str(dtype).removeprefix('torch.')}.records"
 
 
-def _unfinished(name: str) -> str:
-    return f".{name.removeprefix('.')}.{own_mark()}-{next(_NUMBERS)}.part"
-
-
 def _flush(memory: mmap.mmap, done: int, told: Callable[[int], None]) -> int:
     """Bytes that are on the disk behind it."""
     for start in range(0, len(memory), _SYNCED_BYTES):
         told(done + start)
         memory.flush(start, min(_SYNCED_BYTES, len(memory) - start))
     return done + len(memory)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Of processes that ended before their file was whole."""
-    with suppress(OSError):
-        for found in folder.glob(".experts-*.part"):
-            named = _PART.search(found.name)
-            if named and not is_running(int(named[1]), int(named[2])):
-                _LOG.info("removing %s, which a process that has ended left unfinished", found)
-                found.unlink(missing_ok=True)
-                with suppress(OSError):
-                    folder.rmdir()  # if nothing else was made
 
 
 def _allocate(handle: int, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from app_process import wait_for
 from fake_engine import EXPERTS, LAYERS, FakeLoader
@@ -28,6 +29,7 @@ from app.texts import ENGLISH, IN_CHINESE
 from localmoe.core.errors import ConfigError
 from localmoe.core.types import Progress
 from localmoe.hub.names import safe_name
+from localmoe.hub.process_marks import own_mark
 
 ON_DISK = LoadSettings(experts_on="disk")
 
@@ -147,6 +149,20 @@ def test_the_card_of_a_model_says_what_was_made_of_it_and_deletes_the_experts_fi
     assert "delete-records" not in shelf_html(models, ENGLISH)
     with pytest.raises(ConfigError, match="load another model first"):
         models.delete_records(LARGE)
+
+
+def test_what_a_killed_load_left_of_a_file_takes_no_room_from_what_fits(
+    models: ModelsService, tmp_path: Path
+) -> None:
+    """Its own load would clear it away, were it not told before that the disk has no room for it."""
+    gone, folder = max(psutil.pids()) + 10_000, tmp_path / "drafts/my-model-0123456789ab"
+    folder.mkdir(parents=True)
+    left = [folder / f".experts-bf12-bfloat16.records.{mark}-0.part" for mark in (f"{gone}-1", own_mark())]
+    for path in left:
+        path.write_bytes(b"x")
+    models.start()
+    wait_for(lambda: models.shelf.view().left == (("my-model", 1),), what="the list")
+    assert [path.exists() for path in left] == [False, True], "the other is being written"
 
 
 def test_what_was_made_of_a_folders_model_has_a_card_that_deletes_it(

@@ -24,6 +24,7 @@ from localmoe.experts import record_file
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.records import RecordLayout
 from localmoe.hub.process_marks import own_mark
+from localmoe.hub.unfinished_records import remove_leftovers
 from localmoe.kernels.weight_forms import WeightForm
 
 SMALL, LARGE = RecordLayout((6, 4), (4, 3), False), RecordLayout((96, 64), (64, 48), False)
@@ -334,7 +335,7 @@ def test_leftovers_of_others_stay_while_those_may_live(tmp_path: Path) -> None:
     kept += [".experts-x.part", f"experts-x.{ended[0]}.part", "draft"]
     for name in (*names, *kept):
         (tmp_path / name).write_bytes(b"x")
-    record_file.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert names_in(tmp_path) == sorted(kept)
 
 
