@@ -33,6 +33,7 @@ from localmoe.hub.disk import is_full
 from localmoe.server.address import PortTakenError
 
 _LOG = logging.getLogger(__name__)
+_MANY_CORES = 4
 
 
 def load_engine(
@@ -197,9 +198,9 @@ def _run(
 
 def _look_ahead(service: ChatService, models: ModelsService) -> None:
     """Look at the models here before anybody waits for it, but not beside a load: that counts what memory is
-    free. The embedded model has room anyway."""
-    embedded = service.load_settings.model == "demo"
-    models.shelf.look_ahead(lambda: embedded or service.holder.status().phase != "loading")
+    free. The embedded model has room anyway; where cores are few it would be ready later."""
+    beside = service.load_settings.model == "demo" and (os.cpu_count() or 1) >= _MANY_CORES
+    models.shelf.look_ahead(lambda: beside or service.holder.status().phase != "loading")
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from localmoe.core.config import DrafterName, EngineConfig
 from localmoe.core.errors import BudgetError, CheckpointError, DraftError
+from localmoe.core.freed_memory import return_freed_memory
 from localmoe.core.lookahead import LookaheadBuffer
 from localmoe.core.types import ProgressCallback
 from localmoe.core.units import format_bytes, parse_bytes, size_at_most
@@ -107,6 +108,7 @@ class EngineParts:
         self.store.close()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        return_freed_memory()
 
 
 def assemble(
