@@ -57,5 +57,5 @@ def page_head() -> str:
 
 
 def first_script() -> str:
-    """The script that has to run before Gradio's."""
-    return (STATIC / "frames.js").read_text(encoding="utf-8")
+    """The scripts that have to run before Gradio's."""
+    return "".join((STATIC / name).read_text(encoding="utf-8") for name in ("frames.js", "clones.js"))

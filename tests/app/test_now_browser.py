@@ -142,6 +142,32 @@ def test_an_animation_gets_every_frame_and_a_clock_a_few_a_second(page: PageDriv
     assert again[-1] < 1500 and late > 0 and not wrong
 
 
+CLONES = """() => {
+    const date = new Date(5), map = new Map([[1, {deep: [1, 'two']}]]), buffer = new ArrayBuffer(8);
+    const same = ['text', '', 1, -0, NaN, 3n, true, null, undefined].every(
+        (one) => Object.is(one, structuredClone(one)));
+    const given = {date, map, list: [undefined, null, 's']}, got = structuredClone(given);
+    const moved = structuredClone('text', {transfer: [buffer]});
+    const refusal = (...what) => {
+        try { structuredClone(...what); return 'none'; } catch (error) { return error.name; }
+    };
+    return {
+        same, deep: got.map.get(1).deep, own: got !== given && got.map !== map && got.date !== date,
+        date: got.date.getTime(), list: got.list.length, moved, left: buffer.byteLength,
+        refused: [() => 1, class {}, Symbol('s'), {f() {}}, [Symbol.iterator]].map((one) => refusal(one)),
+        none: refusal(),
+    };
+}"""
+
+
+def test_clones_are_those_of_the_browser(page: PageDriver) -> None:
+    got = page.evaluate(CLONES)
+    assert got == {
+        "same": True, "deep": [1, "two"], "own": True, "date": 5, "list": 3, "moved": "text", "left": 0,
+        "refused": ["DataCloneError"] * 5, "none": "TypeError",
+    }  # fmt: skip
+
+
 def number_of(event: str, server: Server) -> int:
     """Of the listener of an event of the page's script."""
     with urllib.request.urlopen(f"{server.url}config") as answer:
