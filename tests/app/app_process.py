@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app_forks import ForkedApp, start_fork
+
 ROOT = Path(__file__).parent.parent.parent
 FAKE = (str(Path(__file__).with_name("serve_fake.py")),)
 REAL = ("-m", "app")
+# the fake one too, started in a hundredth of the time: for tests of the page, not of the process
+FORKED = ("forked",) if sys.platform == "linux" else FAKE
 # of the fake one: what fits is known, and a page that shows it asks no more
 LOOKING = {"LOOK_AT_MACHINE": "1"}
 
@@ -33,7 +37,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: str 
 class Server:
     """A running app."""
 
-    process: subprocess.Popen[str] | subprocess.Popen[bytes]
+    process: subprocess.Popen[str] | subprocess.Popen[bytes] | ForkedApp
     home: Path
     port: int
 
@@ -69,20 +73,29 @@ def running_app(home: Path, program: tuple[str, ...], *options: str, **environme
         "OMP_NUM_THREADS": "2",
         **environment,
     }
-    command = [sys.executable, *program, "--no-browser", "--port", "0", *options]
+    arguments = ["--no-browser", "--port", "0", *options]
     log = home.parent / f"{home.name}.log"
+    state = home / "run" / "server.json"
+    process = _start(program, arguments, env, log)
+    try:
+        wait_for(lambda: state.exists() or process.poll() is not None, 60, "the state file")
+        assert process.poll() is None, log.read_text()
+        server = Server(process, home, int(json.loads(state.read_text())["port"]))
+        wait_for(lambda: answers(server), 60, "an answer on the port")
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _start(
+    program: tuple[str, ...], arguments: list[str], env: dict[str, str], log: Path
+) -> subprocess.Popen[str] | ForkedApp:
+    if program == FORKED != FAKE:
+        return start_fork(arguments, env, ROOT, log)
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output, text=True)
-        state = home / "run" / "server.json"
-        try:
-            wait_for(lambda: state.exists() or process.poll() is not None, 60, "the state file")
-            assert process.poll() is None, log.read_text()
-            server = Server(process, home, int(json.loads(state.read_text())["port"]))
-            wait_for(lambda: answers(server), 60, "an answer on the port")
-            yield server
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+        command = [sys.executable, *program, *arguments]
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output, text=True)
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class AppStart:
     """How a module's app is started: the program, its options and environment, what is put into its home
     before; how long the model may take (0: nobody waits for it); where the browser's other requests go."""
 
-    program: tuple[str, ...] = FAKE
+    program: tuple[str, ...] = FORKED
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], None] = lambda home: None

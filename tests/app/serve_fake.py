@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fake_engine import FakeLoader
@@ -17,7 +18,8 @@ def _models() -> list[tuple[str, str]]:
     return [("demo (31.0 MiB)", "demo"), ("other-moe (2.0 GiB)", "other-moe")]
 
 
-if __name__ == "__main__":
+def serve_fake(options: Sequence[str] | None = None) -> int:
+    """Until it is ended; its exit code."""
     if "LOOK_AT_MACHINE" not in os.environ:  # importing the engine for it takes seconds in each module's app
         Fits._measure = lambda self: None  # type: ignore[method-assign]
         Shelf.look_ahead = lambda self, quiet: None  # type: ignore[method-assign]
@@ -29,4 +31,8 @@ if __name__ == "__main__":
     )
     if (hurry := os.environ.get("FAKE_IMPROVE_HURRY")) is not None:
         loader.hurries = Path(hurry).exists
-    sys.exit(main(engine_loader=loader, list_models=_models))
+    return main(options, engine_loader=loader, list_models=_models)
+
+
+if __name__ == "__main__":
+    sys.exit(serve_fake())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import FAKE, running_app
+from app_process import FORKED, running_app
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -21,7 +21,7 @@ def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next_one(
     browser: Any, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    with running_app(home, FAKE) as app:
+    with running_app(home, FORKED) as app:
         app.wait("ready")
         page = PageDriver.open(browser, app.url)
         page.send("Question ONE")
@@ -30,7 +30,7 @@ def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next_one(
         assert page.text("#lm-lost") == ""
         page.evaluate("window.shown = true")
     page.wait_text("#lm-lost", "start it again with python launch.py")
-    with running_app(home, FAKE, "--port", str(app.port)) as again:
+    with running_app(home, FORKED, "--port", str(app.port)) as again:
         again.wait("ready")
         page.page.wait_for_function(ANOTHER, arg="Question TWO")  # Gradio loads that of a new process
         assert page.text("#lm-lost") == ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import FAKE, REAL, AppStart, Server, running_app, wait_for
+from app_process import FORKED, REAL, AppStart, Server, running_app, wait_for
 from browser import PageDriver
 from support.gptq_checkpoints import Model, write_checkpoint
 from support.hub_server import TOKEN, Fault, HubServer, files_of, hub_server
@@ -162,7 +162,7 @@ def test_a_gated_model_comes_with_a_token_that_stays_secret(
 def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: Any, tmp_path: Path) -> None:
     home = tmp_path / "home"
     hub.rate, hub.requests[:] = 1e5, []  # so that it is far from its end whatever clicks take
-    with running_app(home, FAKE, **environment(hub)) as app:
+    with running_app(home, FORKED, **environment(hub)) as app:
         page = PageDriver.open(browser, app.url)
         search(page, LONG)
         wait_card(page, "results", LONG, "Get and chat")
@@ -180,7 +180,7 @@ def test_it_pauses_is_killed_and_goes_on_at_the_byte(hub: HubServer, browser: An
     (home / "run" / "server.json").unlink()  # it says where the killed one was
     kept = part_bytes(home)
     hub.rate, hub.requests[:] = None, []
-    with running_app(home, FAKE, **environment(hub)) as app:  # nobody clicks: it goes on, and loads
+    with running_app(home, FORKED, **environment(hub)) as app:  # nobody clicks: it goes on, and loads
         wait_for(lambda: app.health()["model"] == LONG, 30, "the model that was got")
         total = len(next(iter(hub.repos[LONG].commits.values()))["model.safetensors"])
         assert sum(one.sent for one in hub.bodies("model.safetensors")) == total - kept

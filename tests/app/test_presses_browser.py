@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from app_process import FAKE, AppStart, Server, wait_for
+from app_process import FORKED, AppStart, Server, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 from support.hub_server import HubServer, files_of, hub_server
@@ -30,7 +30,7 @@ def hub(tiny16: Any) -> Iterator[HubServer]:
 @pytest.fixture(scope="module")
 def app_start(hub: HubServer) -> AppStart:
     return AppStart(
-        FAKE, environment={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+        FORKED, environment={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     )
 
 

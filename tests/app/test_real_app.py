@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import FAKE, REAL, AppStart, Server, running_app, wait_for
+from app_process import FORKED, REAL, AppStart, Server, running_app, wait_for
 from browser import PageDriver
 from fake_engine import answer_to
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.browser
 def app_start() -> AppStart:
     # A slow link: answers take long enough to be watched and stopped. It is labelled on the page.
     options = ("--model", "demo", "--emulated-link", "40MB/s")
-    return AppStart(FAKE if ON_FAKE else REAL, options, ready_s=0)
+    return AppStart(FORKED if ON_FAKE else REAL, options, ready_s=0)
 
 
 def budget_of(page: PageDriver) -> int:
@@ -166,7 +166,7 @@ def test_it_ends_in_order_with_the_page_open_and_an_answer_running(page: PageDri
 def test_a_kill_costs_two_seconds_of_text_at_most(browser: Any, tmp_path: Path) -> None:
     """On the fake engine, whose text is known and long."""
     home, question = tmp_path / "home", "tell me a long story"
-    with running_app(home, FAKE) as app:
+    with running_app(home, FORKED) as app:
         page = PageDriver.open(browser, app.url)
         page.send(question)
         page.wait_answer(100)
@@ -177,7 +177,7 @@ def test_a_kill_costs_two_seconds_of_text_at_most(browser: Any, tmp_path: Path) 
         app.process.wait()
         page.page.context.close()
     (home / "run" / "server.json").unlink()  # it says where the killed one was
-    with running_app(home, FAKE) as app:
+    with running_app(home, FORKED) as app:
         page = PageDriver.open(browser, app.url)
         page.wait_questions([question])
         wait_for(lambda: page.answer() != "", 10, "what was kept")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from app_process import FAKE, ROOT, Server, answers, running_app, wait_for
+from app_process import FAKE, FORKED, ROOT, Server, answers, running_app, wait_for
 
 from app.address import AddressRefusedError, bind, page_url
 from app.main import main
@@ -146,3 +146,24 @@ def test_bad_options_are_refused_in_one_sentence_before_anything_starts(
     printed = capsys.readouterr()
     assert printed.out == "" and word in printed.err and printed.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(FORKED == FAKE, reason="apps are forked on Linux only")
+def test_a_forked_app_says_what_it_says_otherwise_and_ends_as_it_does(tmp_path: Path) -> None:
+    apart = start(tmp_path / "apart", "--context", "many")
+    with (
+        pytest.raises(AssertionError, match="many"),
+        running_app(tmp_path / "home", FORKED, "--context", "many"),
+    ):
+        pass
+    assert (tmp_path / "home.log").read_text() == apart.stderr != ""
+    codes = []
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with running_app(tmp_path / "home", FORKED) as server:
+            state = json.loads((server.home / "run" / "server.json").read_text())
+            assert state["pid"] == server.process.pid != os.getpid()
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(timeout=0.01)
+            server.process.send_signal(signum)
+            codes.append(server.process.wait(timeout=10))
+    assert codes == [0, -signal.SIGKILL]
