@@ -161,6 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     kind: Literal["hub", "cdn"]
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the receipt of its headers
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
