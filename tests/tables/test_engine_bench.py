@@ -38,7 +38,12 @@ def test_a_cell_runs_as_it_says(tiny: Tiny) -> None:
 
         bench._engine.stream = watched  # type: ignore[method-assign]
         reset, resets = bench._engine.reset, []
-        bench._engine.reset = lambda: (resets.append(len(asked)), reset())[1]  # type: ignore[method-assign]
+
+        def watched(*, ram: bool = False) -> None:
+            resets.append((len(asked), ram))
+            reset(ram=ram)
+
+        bench._engine.reset = watched  # type: ignore[method-assign]
         off = Switches(copies_beside=False, fused_draft=False)
         cells = [
             Cell("c4", "moe-speq", 3, 12),
@@ -54,7 +59,7 @@ def test_a_cell_runs_as_it_says(tiny: Tiny) -> None:
             )
             assert request.switches == replace(cell.switches, look_up=False) and request.prompt is not None
             assert (request.max_new_tokens, request.strict) == (6, True)
-        assert resets == [0, 2, 4], "every cell begins with empty slots"
+        assert resets == [(0, True), (2, True), (4, True)], "every cell begins with empty slots"
         assert len({figures["tokens_sha256"] for figures in found}) == 1
         assert all(figures["prompts"] == 2 and figures["new_tokens"] == 12 for figures in found)
         drafted, plain, _ = found
