@@ -143,6 +143,7 @@ class Fits:
         free = (
             hardware.ram_available_bytes,
             hardware.disk_free_bytes,
+            hardware.home_free_bytes or 0,
             *(g.free_bytes for g in hardware.gpus),
         )
         with self._lock:

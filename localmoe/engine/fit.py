@@ -89,6 +89,8 @@ def fit_model(
     file_bytes, is_written = _record_file(facts, plan)
     missing = _missing(download_bytes, hardware, 0 if is_written else file_bytes)
     wanted = [what for what, size in (("download", download_bytes), ("experts' file", file_bytes)) if size]
+    if hardware.home_free_bytes is not None and len(wanted) > 1:  # each has a disk of its own
+        wanted = wanted[:1] if _missing(download_bytes, hardware) == missing else wanted[1:]
     what = " and the ".join(wanted)
     reason = "" if not missing else f"The disk has {format_bytes(missing)} too little room for the {what}."
     return Fit(
@@ -185,10 +187,18 @@ def _with_drafter(
 
 
 def _missing(download_bytes: int, hardware: Hardware, file_bytes: int = 0) -> int:
-    """That the disk lacks for both."""
+    """That the disk lacks for both, or, if each has its own, the one that lacks more."""
+
+    def lacking(wanted: int, margin: int, free: int) -> int:
+        return max(0, wanted + margin - free) if wanted else 0
+
     margin = _FILE_MARGIN_BYTES if file_bytes else DISK_MARGIN_BYTES
-    wanted = download_bytes + file_bytes
-    return max(0, wanted + margin - hardware.disk_free_bytes) if wanted else 0
+    if hardware.home_free_bytes is None:
+        return lacking(download_bytes + file_bytes, margin, hardware.disk_free_bytes)
+    return max(
+        lacking(download_bytes, DISK_MARGIN_BYTES, hardware.disk_free_bytes),
+        lacking(file_bytes, margin, hardware.home_free_bytes),
+    )
 
 
 def _record_file(facts: ModelFacts, plan: MemoryPlan) -> tuple[int, bool]:

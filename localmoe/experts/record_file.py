@@ -166,6 +166,8 @@ class RecordFile:
             remedy = "set LOCALMOE_HOME to a folder on another disk, or where files may be written"
             if error.errno in _FULL:
                 remedy = "make room on that disk, or set LOCALMOE_HOME to a folder on another one"
+            elif error.errno == errno.ENOENT:
+                remedy = "it was deleted while it was written, so load the model again"
             raise DiskError(
                 f"The experts' file {self.path} cannot be written ({error.strerror or error}): {remedy}."
             ) from error

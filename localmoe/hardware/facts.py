@@ -40,6 +40,7 @@ class Hardware:
         gpus: CUDA devices that torch can use; `gpu_note` says why there are none if the reason is known.
         cpu_flags: those of avx2, avx512f, avx512_bf16 and amx_tile that the CPU has.
         disk_free_bytes: on the disk of localmoe's own models.
+        home_free_bytes: on that of what is made of models, if it is another one.
         memory_copy_bytes_per_s: measured bytes copied a second from RAM to RAM by torch with its own number
             of threads (each byte is read and written once); None if not measured.
     """
@@ -57,6 +58,7 @@ class Hardware:
     platform: str
     python_version: str
     torch_version: str
+    home_free_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for --json."""

@@ -7,7 +7,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from localmoe.core.home import models_home
+from localmoe.core.home import localmoe_home, models_home
 from localmoe.hardware.cpu import core_counts, cpu_name_and_flags, measure_memory_copy, ram_bytes
 from localmoe.hardware.cuda import probe_gpus
 from localmoe.hardware.facts import Gpu, Hardware
@@ -38,15 +38,29 @@ def probe_hardware(*, measure: bool = True) -> Hardware:
         platform=platform.platform(),
         python_version=platform.python_version(),
         torch_version=torch.__version__,
+        home_free_bytes=_free_elsewhere(models_home(), localmoe_home() / "drafts"),
     )
 
 
 def disk_free_bytes(folder: Path) -> int:
     """Free bytes on the disk where a folder is or would be made; 0 if that cannot be told."""
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError:
+        return 0
+
+
+def _free_elsewhere(folder: Path, other: Path) -> int | None:
+    """Free bytes on the disk of the other one; None if it is the same disk, or cannot be told."""
+    try:
+        here, there = os.stat(_existing(folder)), os.stat(_existing(other))
+    except OSError:
+        return None
+    return None if here.st_dev == there.st_dev else disk_free_bytes(other)
+
+
+def _existing(folder: Path) -> Path:
     place = folder.absolute()
     while not os.path.isdir(place) and place != place.parent:
         place = place.parent
-    try:
-        return shutil.disk_usage(place).free
-    except OSError:
-        return 0
+    return place

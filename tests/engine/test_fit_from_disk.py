@@ -53,6 +53,15 @@ def test_the_disk_has_to_hold_the_download_and_the_file_beside_it() -> None:
         found = fit_model(QWEN, room, None, ON_DISK, download_bytes=download)
         assert (found.fits, found.missing_disk_bytes) == (not short, short)
         assert wanted in found.reason and bool(found.reason) == bool(short)
+    apart = replace(  # models lie on another disk
+        WITHOUT_GPU, disk_free_bytes=QWEN.num_bytes + (1 << 30), home_free_bytes=fit.disk_bytes + margin
+    )
+    assert fit_model(QWEN, apart, None, ON_DISK, download_bytes=QWEN.num_bytes).fits
+    for lacks, wanted in (("disk_free_bytes", "the download"), ("home_free_bytes", "the experts' file")):
+        found = fit_model(
+            QWEN, replace(apart, **{lacks: 1 << 30}), None, ON_DISK, download_bytes=QWEN.num_bytes
+        )
+        assert not found.fits and found.reason.endswith(f"too little room for {wanted}.")
     full = replace(WITHOUT_GPU, disk_free_bytes=0)
     there = fit_model(replace(QWEN, record_files=(1 << 40, fit.disk_bytes)), full, None, ON_DISK)
     assert there.fits and there.disk_is_written

@@ -280,6 +280,15 @@ def test_a_disk_that_others_have_filled_meanwhile_is_one_sentence(
     assert "\n" not in str(told.value) and names_in(tmp_path) == []
 
 
+def test_a_file_that_is_deleted_while_it_is_written_is_one_sentence(tmp_path: Path) -> None:
+    file = file_in(tmp_path / "home")
+    with (
+        pytest.raises(DiskError, match="it was deleted while it was written, so load the model again"),
+        file.written(lambda done: None),
+    ):
+        shutil.rmtree(tmp_path / "home")
+
+
 def test_a_name_in_the_way_of_its_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "drafts").write_text("")
     with pytest.raises(DiskError, match="cannot be written"):

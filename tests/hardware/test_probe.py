@@ -67,6 +67,21 @@ def test_the_disk_is_the_one_that_models_lie_on(tmp_path: Path, monkeypatch: pyt
     assert probe_hardware(measure=False).disk_free_bytes == 5000
 
 
+def test_another_disk_of_what_is_made_of_models_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path))
+    assert probe_hardware(measure=False).home_free_bytes is None
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one disk")
+    (tmp_path / "models").symlink_to(elsewhere)
+    found = probe_hardware(measure=False)
+    assert found.home_free_bytes is not None
+    assert found.home_free_bytes == pytest.approx(disk_free_bytes(tmp_path), rel=0.1)
+    assert found.disk_free_bytes == pytest.approx(disk_free_bytes(elsewhere), rel=0.1)
+
+
 def test_only_the_cores_that_this_process_may_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
     assert core_counts() == (1, 1)
