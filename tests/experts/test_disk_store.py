@@ -416,13 +416,20 @@ def test_filling_goes_on_and_on_where_reads_end_at_once(
 
 
 def test_filling_ends_at_an_error_and_is_nobodys(make: Callable[[int], DiskStore], reads: Reads) -> None:
-    store = make(LAYERS * EXPERTS)
-    reads.broken = {KEYS[1]: OSError(5, "Input/output error"), ExpertKey(1, 0): OSError(5, "the same")}
+    store, broken = make(LAYERS * EXPERTS), ExpertKey(1, 0)
+    reads.broken = {broken: OSError(5, "Input/output error")}
+    reads.stop(*(key for key in KEYS if key != broken))
     store.fill()
+    under_way = {*store._coming, broken}
+    end = time.monotonic() + WAIT_S
+    while broken in store._coming:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    reads.let()
     settle(store)
-    assert len(reads.begun) < EXPERTS
+    assert set(reads.begun) == under_way and len(reads.begun) == len(under_way) < EXPERTS
     reads.broken.clear()
-    assert hold(store, 0, *range(EXPERTS))[0] | hold(store, 0, *range(EXPERTS))[0] == set(range(EXPERTS))
+    assert hold(store, 1, 0)[2] == {0}
     check_idle(store)
 
 
@@ -447,12 +454,18 @@ def test_filling_ends_with_the_interpreter(
 
 def test_a_closed_store_is_filled_no_more(make: Callable[[int], DiskStore], reads: Reads) -> None:
     store = make(LAYERS * EXPERTS)
-    reads.slow_s = 0.002
+    reads.stop(*KEYS)
     store.fill()
-    store.close()
-    begun = len(reads.begun)
+    under_way = len(store._coming)
+    closer, closed = in_thread(store.close)
+    end = time.monotonic() + WAIT_S
+    while not store.closed:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    reads.let()
+    closer.join(WAIT_S)
     store.fill()
-    assert len(reads.begun) == begun < LAYERS * EXPERTS and not store._coming
+    assert closed == [None] and len(reads.begun) <= under_way < EXPERTS and not store._coming
 
 
 def test_what_is_forgotten_is_read_again_but_for_what_is_held(make: Callable[[int], DiskStore]) -> None:
