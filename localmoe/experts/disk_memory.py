@@ -34,6 +34,11 @@ class DiskExpertMemory(DeviceExpertMemory):
         self._may_leave = np.zeros((store.num_layers, store.num_experts), dtype=np.bool_)  # their slots
         self._lent: deque[tuple[Any, list[ExpertKey]]] = deque()  # with a mark behind each copy
 
+    def begin_answer(self) -> None:
+        """As SlotTable's; nobody fills RAM any more."""
+        super().begin_answer()
+        self._disk.begin_answer()
+
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need, or, of what is not in RAM, have it read."""
         if self._slot_of[key] != FREE:
@@ -97,18 +102,16 @@ class DiskExpertMemory(DeviceExpertMemory):
         """As DeviceExpertMemory's; then what is worth a slot is known, for the next copies."""
         report = super().close_pass(log)
         self._disk.note_pass(report.demanded)
-        self._disk.in_slots(self._slot_of != FREE)
-        self._may_leave = self._disk.may_leave(self._slot_of != FREE)
+        in_slots = self._slot_of != FREE
+        self._disk.in_slots(in_slots)
+        self._may_leave = self._disk.may_leave(in_slots)
         self._worthy = worth_a_slot(self._disk.worth(), report.computed, self._may_leave, len(self._free))
         return report
 
     def note_prompt(self, experts: NDArray[np.int32]) -> None:
         """As DeviceExpertMemory's: RAM keeps what is used most, and of late, of what it asked for."""
-        _, tokens, top_k = experts.shape
-        ages = np.repeat(np.arange(tokens)[::-1], top_k)
         for layer, chosen in enumerate(experts):
-            known = chosen.ravel() < self.store.num_experts
-            self._disk.note_tokens(layer, chosen.ravel()[known], ages[known])
+            self._disk.note_tokens(layer, chosen)
 
     def _room(self) -> tuple[NDArray[np.float32], bool]:
         """By what was asked for of late, whatever the policy: within a pass nothing makes room."""

@@ -175,7 +175,7 @@ class ExpertReads:
             if len(self._coming) < MOST_AHEAD:
                 self._start([key], ahead=True)
 
-    def fill_places(self) -> None:
+    def fill(self) -> None:
         """Read experts into free places, as many of each layer as of another, until none is free or anybody
         asks for one, since who asks knows better. Returns at once."""
         with self.lock:

@@ -20,7 +20,7 @@ from localmoe.experts.record_file import RecordFile
 from localmoe.experts.record_store import RecordStore
 
 
-class DiskStore(RecordStore, ExpertReads):
+class DiskStore(ExpertReads, RecordStore):
     """Records in a file, `ram_experts` of them in RAM at a time. Thread-safe; close() ends the reads."""
 
     def __init__(
@@ -81,10 +81,10 @@ class DiskStore(RecordStore, ExpertReads):
         with self.lock:
             self._places.note_pass(demanded)
 
-    def note_tokens(self, layer: int, experts: NDArray[np.int32], ages: NDArray[np.int64]) -> None:
+    def note_tokens(self, layer: int, chosen: NDArray[np.int32]) -> None:
         """See RamPlaces."""
         with self.lock:
-            self._places.note_tokens(layer, experts, ages)
+            self._places.note_tokens(layer, chosen)
 
     def in_slots(self, here: NDArray[np.bool_]) -> None:
         """These, (L, E), are in a GPU's memory too, and the first that RAM can do without."""
@@ -105,10 +105,6 @@ class DiskStore(RecordStore, ExpertReads):
         """(L, E): in RAM, or on its way there."""
         found: NDArray[np.bool_] = self._places.place != NOWHERE
         return found
-
-    def fill(self) -> None:
-        """See fill_places."""
-        self.fill_places()
 
     def forget(self) -> None:
         """What is in RAM, and who asked for it."""

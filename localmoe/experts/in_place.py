@@ -102,9 +102,10 @@ class InPlaceMemory:
         out: Tensor | None = None
         with disk.held(layer, sorted(rows)) as (report, groups):
             if len(x) > 1:
-                pairs = np.concatenate([np.asarray(positions) for positions in rows.values()])
-                chosen = np.repeat(np.fromiter(rows, np.int32), [len(each) for each in rows.values()])
-                disk.note_tokens(layer, chosen, len(x) - 1 - pairs // top_k)
+                chosen = np.full(len(x) * top_k, disk.num_experts, dtype=np.int32)  # by nobody
+                for expert, pairs in rows.items():
+                    chosen[pairs] = expert
+                disk.note_tokens(layer, chosen.reshape(-1, top_k))
             for experts in groups:
                 computed = self._compute(layer, x, rows, experts)
                 if out is None:

@@ -61,11 +61,14 @@ class RamPlaces:
         self._fresh[:] = self._awaited[:] = False
         self._note(np.nonzero(demanded))
 
-    def note_tokens(self, layer: int, experts: NDArray[np.int32], ages: NDArray[np.int64]) -> None:
-        """Of a layer's pass of several tokens, which was noted as one: what they chose, (n,), and how many
-        tokens before the last one, (n,). Else a prompt, which asks for nearly all, would leave nothing to
-        tell them apart by."""
-        once = 1.0 - FREQUENCY_DECAY
+    def note_tokens(self, layer: int, chosen: NDArray[np.int32]) -> None:
+        """Of a layer's pass of several tokens, which was noted as one: what each chose, (n, K), nobody by
+        numbers beyond. Else a prompt, which asks for nearly all, would leave nothing to tell them apart
+        by."""
+        tokens, top_k = chosen.shape
+        ages, experts = np.repeat(np.arange(tokens)[::-1], top_k), chosen.ravel()
+        known = experts < self.place.shape[1]
+        ages, experts, once = ages[known], experts[known], 1.0 - FREQUENCY_DECAY
         self._recent[layer] += self._beyond(experts, np.power(TOKEN_DECAY, ages), 1.0)
         self._frequency[layer] += self._beyond(experts, once * np.power(FREQUENCY_DECAY, ages), once)
         self._value = None

@@ -103,7 +103,7 @@ def _make_steps(make: PolicyFactory, shape: CacheShape, machine: Machine) -> _St
         memory = passes = _pass_memory(machine, scheduler)
         scheduler.attach(memory, copies=lambda: memory.copies)
         return PassSteps(machine, scheduler, passes)
-    if machine.disk is None or not machine.in_place:
+    if machine.disk is None:
         memory = slots = LayerMemory(machine, scheduler.choose_victim)
         scheduler.attach(memory, copy_s=slots.copy_s)
         return LayerSteps(machine, scheduler, slots)

@@ -78,10 +78,7 @@ class SimulatedReads:
 
     def note_tokens(self, layer: int, chosen: Experts) -> None:
         """What the tokens of a pass, which was noted, chose in a layer, (n, K)."""
-        tokens, top_k = chosen.shape
-        ages = np.repeat(np.arange(tokens)[::-1], top_k)
-        known = chosen.ravel() < self.here.shape[1]
-        self.places.note_tokens(layer, chosen.ravel()[known], ages[known])
+        self.places.note_tokens(layer, chosen)
 
     def ask_again(self, layer: int, experts: Sequence[int]) -> None:
         """Of a demand, for those that found no place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from experts.disk_rig import memory_of, run_pass, stores
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.disk_memory import DiskExpertMemory
+from localmoe.experts.disk_reader import DiskReader
 
 LAYERS, EXPERTS, SLOTS = 3, 12, 8
 PLACES = EXPERTS + 8  # in RAM
@@ -42,6 +44,26 @@ def test_slots_follow_what_is_asked_for_most(tmp_path: Path, behind: bool) -> No
         assert in_ram.sum() == PLACES and not all(in_ram[key] for key in often)
         memory.close()
         assert not store._places.held.any()
+
+
+def test_an_answer_ends_the_filling_of_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, whole = stores(tmp_path, PLACES, layers=LAYERS, experts=EXPERTS)
+    begun: list[Future[None]] = []
+
+    def read(reader: DiskReader, offset: int, record: torch.Tensor) -> Future[None]:
+        begun.append(Future())
+        return begun[-1]
+
+    with store, whole:
+        memory = memory_of(store, SLOTS)
+        monkeypatch.setattr(DiskReader, "read", read)
+        store.fill()
+        under_way = len(begun)
+        memory.begin_answer()
+        for one in list(begun):
+            one.set_result(None)
+        assert 0 < len(begun) == under_way < PLACES
+        memory.close()
 
 
 def test_what_is_foretold_and_not_in_ram_is_read_and_else_copied(tmp_path: Path) -> None:
