@@ -2,11 +2,11 @@
 alone would allow (bytes that were read a token, over the rate that it was measured with in the same run).
 
     python benchmarks/disk.py [--shape qwen3-30b-a3b] [--budget 12] [--ram 16 24] [--routing sticky:0.66]
-        [--tokens 96] [--prompt 100] [--idle 0] [--device cuda]
+        [--tokens 96] [--prompt 100] [--answers 3] [--idle 0] [--without-link] [--device cuda]
 
 Weights and routing are synthetic (localmoe bench --shape), prompts are random tokens; the file with all
 experts is written to localmoe's home (LOCALMOE_HOME) and deleted at the end. `--ram 0` is all of them in RAM,
-for comparison.
+for comparison. `--without-link`: each answer twice, first with kernels that read nothing in RAM.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.stats import GenerationStats
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.engine import Engine
+from localmoe.experts.disk_memory import DiskExpertMemory
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.record_file import RecordFile
+from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.shapes import SHAPES
 
 GIB = 1 << 30
@@ -58,6 +60,18 @@ def answer(engine: Engine, seed: int, prompt: int, tokens: int) -> GenerationSta
     return stats
 
 
+def read_ram(engine: Engine, reads: bool) -> None:
+    """Whether kernels may, from the next pass on."""
+    runner = engine._loaded.runner
+    assert isinstance(runner, DeviceRunner) and isinstance(runner.passes.memory, DiskExpertMemory)
+    runner.passes.memory.reads_ram = reads
+
+
+def link_share(stats: GenerationStats) -> float:
+    """Per cent of what passes asked for that kernels read, at least in part, over the link."""
+    return 100 * stats.misses / max(1, stats.hits + stats.late + stats.misses + stats.computed)
+
+
 def measure(ram: float, args: argparse.Namespace) -> None:
     """One amount of RAM."""
     settings = SyntheticSettings(parse_routing(args.routing))
@@ -82,10 +96,14 @@ def measure(ram: float, args: argparse.Namespace) -> None:
         if args.idle:
             engine.captures.begin()
             time.sleep(args.idle)
-        for seed in range(args.answers):
-            stats = answer(engine, seed, args.prompt, args.tokens)
+        for number in range(args.answers * (1 + args.without_link)):
+            alone = args.without_link and number % 2 == 0
+            if args.without_link:
+                read_ram(engine, not alone)
+            stats = answer(engine, number, args.prompt, args.tokens)
             told = f"  first token after {stats.ttft_s:.2f} s, {stats.tokens_per_s or 0:.1f} tok/s, "
-            told += f"in slots {100 * (stats.hit_rate or 0):.0f} %"
+            told += f"in slots {100 * (stats.hit_rate or 0):.0f} %, over the link {link_share(stats):.0f} %"
+            told += " (left to the CPU)" if alone else ""
             if rate:
                 read = stats.disk_bytes_per_token or 0.0
                 allows = rate / read if read else float("inf")
@@ -111,6 +129,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=3)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--idle", type=float, default=0.0, help="seconds before the first answer")
+    parser.add_argument("--without-link", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     args = parser.parse_args()
     for ram in args.ram:

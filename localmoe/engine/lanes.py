@@ -76,12 +76,11 @@ def make_lane(
         slower = f"{rates.first_us:.0f} us on this CPU and {rates.link_us:.0f} over PCIe"
         return None, f"VRAM and PCIe (an expert takes {slower})"
     block = lane_block(lane.mailbox, skeleton, store, memory.block.done.device)
-    link = config.lanes != "vram+cpu" and not disk
-    memory.may_prefetch = link or disk
+    link = config.lanes != "vram+cpu"
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
-    if disk:
-        words = "VRAM, and CPU from RAM or the disk"
+    words += ", from RAM or the disk" if disk else ""
     made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts, needed=disk)
+    made.takes(memory)
     unit = ", a matrix unit for prompts" if lane.has_matrix_unit else ""
     return made, f"{words} ({lane.num_threads} threads{unit})"
 

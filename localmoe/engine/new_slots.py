@@ -29,8 +29,8 @@ def new_memory(parts: EngineParts, num_slots: int) -> None:
         runner.passes.memory = make_memory(prepared, link, parts.store, scheduler, num_slots)
     else:
         memory = make_device_memory(prepared, parts.store, scheduler, num_slots)
-        lane = runner.passes.lane
-        memory.may_prefetch = lane is None or lane.link or lane.needed
+        if runner.passes.lane is not None:
+            runner.passes.lane.takes(memory)
         runner.passes.memory = memory
 
 

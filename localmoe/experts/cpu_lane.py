@@ -123,6 +123,10 @@ class CpuLane:
             self._control[control.STOP] = 1
         self._abandon()
 
+    def brought_since(self, job: int) -> bool:
+        """Whether records of later jobs had to be brought into RAM."""
+        return int(self._control[control.ABSENT]) > job
+
     def hold(self) -> None:
         """Jobs may come any moment now: threads look out for them until `rest`."""
         with self._condition:

@@ -16,7 +16,7 @@ from localmoe.experts.cpu_lane import PARK_S, CpuLane
 from localmoe.experts.disk_store import DiskStore
 from localmoe.kernels.cpu import control
 from localmoe.kernels.cpu.absent import PARKED, STOPPED, wait_for_absent
-from localmoe.kernels.mailbox import EXPERT, HEAD_ENTRIES, HEAD_LAYER
+from localmoe.kernels.mailbox import EXPERT, HEAD_ENTRIES, HEAD_LAYER, HEAD_TOKENS
 
 
 class DiskLane(CpuLane):
@@ -60,7 +60,8 @@ class DiskLane(CpuLane):
                 seen = job
                 layer, count = int(self.mailbox.head[HEAD_LAYER]), int(self.mailbox.head[HEAD_ENTRIES])
                 experts = self.mailbox.entries[EXPERT, :count].tolist()
-                with self._disk.held(layer, experts, counts=False) as (_, groups):
+                choices = int(self.mailbox.head[HEAD_TOKENS]) * self.layout.top_k
+                with self._disk.held(layer, experts, counts=False, choices=choices) as (_, groups):
                     for _ in groups:
                         pass
         except BaseException as error:  # whatever it was, who waits for the answer has to know

@@ -1,6 +1,7 @@
-"""Slots of experts that lie on the disk, where whole passes run on the GPU. A pass has the CPU compute what
-is in no slot, from RAM or after it was read; kernels read nothing over the link. Between passes what was
-asked for most of late comes into slots, from RAM, and what is foretold but not in RAM is read.
+"""Slots of experts that lie on the disk, where whole passes run on the GPU. What is in no slot the CPU
+computes, from RAM or after it was read; of what RAM held when the pass began, kernels may read a part over
+the link. Between passes what was asked for most of late comes into slots, from RAM, and what is foretold but
+not in RAM is read.
 """
 
 from __future__ import annotations
@@ -17,21 +18,32 @@ from torch import Tensor
 from localmoe.core.types import ExpertKey
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.disk_store import DiskStore
+from localmoe.experts.landing import LANDING_SLOTS
 from localmoe.experts.pass_report import PassReport
+from localmoe.experts.ram_reach import most_lent
 from localmoe.experts.slot_table import FREE
-from localmoe.experts.worth_a_slot import SOON, most_lent, worth_a_slot
+from localmoe.experts.worth_a_slot import SOON, worth_a_slot
+from localmoe.kernels.residency import ON_DISK, ON_HOST
 
 
 class DiskExpertMemory(DeviceExpertMemory):
-    """As DeviceExpertMemory. Records that are on their way into slots keep their places in RAM."""
+    """As DeviceExpertMemory. Records that are on their way into slots keep their places in RAM.
+
+    Attributes:
+        reads_ram: whether kernels may.
+    """
 
     def __init__(self, store: DiskStore, *arguments: Any, **options: Any) -> None:
         """As DeviceExpertMemory's."""
         super().__init__(store, *arguments, **options)
-        self._disk = store
+        self._disk, self.reads_ram = store, False
+        shape = store.num_layers, store.num_experts
+        self._nowhere = store.device_addresses()
+        self._no_landing = np.zeros((shape[0], LANDING_SLOTS), dtype=np.int64)
+        self._all, self._nobody_goes = np.ones(shape, dtype=np.bool_), np.full(shape, np.inf, np.float32)
         self._most_lent = most_lent(store.ram_experts, store.num_experts)
         self._worthy: list[ExpertKey] = []
-        self._may_leave = np.zeros((store.num_layers, store.num_experts), dtype=np.bool_)  # their slots
+        self._may_leave = np.zeros(shape, dtype=np.bool_)  # their slots
         self._lent: deque[tuple[Any, list[ExpertKey]]] = deque()  # with a mark behind each copy
 
     def begin_answer(self) -> None:
@@ -64,6 +76,11 @@ class DiskExpertMemory(DeviceExpertMemory):
         finally:
             self._disk.take_back(here)
 
+    def open_pass(self) -> None:
+        """As DeviceExpertMemory's."""
+        super().open_pass()
+        self._disk.pass_opened()
+
     def open_behind(self) -> None:
         """As DeviceExpertMemory's, but slots may change: no pass itself puts anything into them, so the table
         here is the one that there is, and copies wait for the pass that is open."""
@@ -72,6 +89,20 @@ class DiskExpertMemory(DeviceExpertMemory):
             self.transfers.copies_wait_for(self.transfers.mark_compute())
             self.pump()
         self._upload()
+        self._disk.pass_opened()
+
+    def _upload(self) -> None:
+        """As DeviceExpertMemory's. Nothing lands in slots within a pass."""
+        if not self._stale and not self.may_copy:
+            return
+        self._stale = False
+        here = self._slot_of != FREE
+        at = np.where(here, self._slot_address[self._slot_of], self._nowhere)
+        tickets = np.where(here, self._ticket, ON_DISK)
+        if self.reads_ram:
+            in_ram = self._disk.prepare_reach(here)
+            at, tickets = np.where(in_ram, in_ram, at), np.where(in_ram, ON_HOST, tickets)
+        self.block.upload(self._all, at, tickets, self._no_landing, self._nobody_goes)
 
     def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
         with self._disk.held(keys[0].layer, [key.expert for key in keys], counts=False) as (_, groups):
@@ -101,11 +132,13 @@ class DiskExpertMemory(DeviceExpertMemory):
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """As DeviceExpertMemory's; then what is worth a slot is known, for the next copies."""
         report = super().close_pass(log)
+        self._disk.pass_closed()
         self._disk.note_pass(report.demanded)
         in_slots = self._slot_of != FREE
         self._disk.in_slots(in_slots)
         self._may_leave = self._disk.may_leave(in_slots)
-        self._worthy = worth_a_slot(self._disk.worth(), report.computed, self._may_leave, len(self._free))
+        asked = report.computed | report.misses
+        self._worthy = worth_a_slot(self._disk.worth(), asked, self._may_leave, len(self._free))
         return report
 
     def note_prompt(self, experts: NDArray[np.int32]) -> None:
@@ -121,6 +154,7 @@ class DiskExpertMemory(DeviceExpertMemory):
 
     def _empty(self) -> None:
         super()._empty()
+        self._disk.end_passes()
         self._worthy = []
         self._take_back(most=0)
         self._disk.in_slots(self._slot_of != FREE)
@@ -128,5 +162,6 @@ class DiskExpertMemory(DeviceExpertMemory):
     def close(self) -> None:
         """As DeviceExpertMemory's."""
         super().close()
+        self._disk.end_passes()
         self._take_back(most=0)
         self._disk.in_slots(np.zeros_like(self._slot_of, dtype=np.bool_))

@@ -26,7 +26,7 @@ from localmoe.experts.counters import TransferCounters
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.memory import DemandReport
 from localmoe.experts.ram_arena import RamArena
-from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces
+from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces, sweeps
 from localmoe.experts.record_file import RecordFile
 
 _LOOK_AGAIN_S = 0.02  # for a place: what is in use by who holds nothing is let go of unsaid
@@ -87,19 +87,21 @@ class ExpertReads:
 
     @contextmanager
     def held(
-        self, layer: int, experts: Sequence[int], *, counts: bool = True
+        self, layer: int, experts: Sequence[int], *, counts: bool = True, choices: int = 0
     ) -> Iterator[tuple[DemandReport, Iterator[list[int]]]]:
         """Ask for a layer's experts now. Yields how they were found, and an iterator over groups of them as
         they can be read in RAM, those already there first; all stay there until the end.
 
         Args:
             counts: whether it tells what will be asked for again.
+            choices: of the pass's tokens in the layer, of which others than these experts may be had
+                elsewhere.
 
         Raises:
             DiskError: one cannot be read. TransferError: the store was closed.
         """
         keys = [ExpertKey(layer, expert) for expert in experts]
-        sweeps = len(keys) > self.file.num_experts // 2  # as a prompt's passes do
+        sweeping = sweeps(len(keys), choices, self.file.num_experts)
         holding: list[ExpertKey] = []
         try:
             with self.lock:
@@ -115,9 +117,9 @@ class ExpertReads:
                     hits = [key for key in keys if self.addresses[key]]
                     late = [key for key in keys if key in self._coming]
                     missing = [key for key in keys if not self.addresses[key] and key not in self._coming]
-                    self._before = layer if sweeps else 0
+                    self._before = layer if sweeping else 0
                     self._start(missing)
-                    if sweeps and layer + 1 < len(self.file.layouts):
+                    if sweeping and layer + 1 < len(self.file.layouts):
                         self._read_ahead(layer + 1)
             report = DemandReport(*(frozenset(k.expert for k in group) for group in (hits, late, missing)))
             yield report, self._groups(hits, [*late, *missing])
@@ -127,7 +129,8 @@ class ExpertReads:
     def _wait_for_places(self, count: int) -> None:
         """Until all who hold some can have what they ask for at a time: else each might wait for another."""
         self._raise_if_lost([])
-        while count and self._promised and self._promised + count > self.ram_experts:
+        most = self.ram_experts - self._places.reach.most
+        while count and self._promised and self._promised + count > most:
             self.lock.wait()
             self._raise_if_lost([])
 

@@ -101,6 +101,31 @@ class DiskStore(ExpertReads, RecordStore):
         with self.lock:
             return self._places.may_leave(in_slots)
 
+    def prepare_reach(self, in_slots: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(L, E): where kernels of the pass that is opened next may read experts in RAM, 0 for others. They
+        stay there until that pass was closed, or another one is prepared for."""
+        with self.lock, uninterrupted():
+            may_be = (self.addresses != 0) & ~in_slots
+            found = self._places.reach.prepare(self._places.worth(), may_be)
+            return np.where(found, self.addresses + self._arena.shift, 0)
+
+    def pass_opened(self) -> None:
+        """The one that was prepared for, or one whose kernels read nothing here."""
+        with self.lock:
+            self._places.reach.opened()
+
+    def pass_closed(self) -> None:
+        """Of those that are open, the first."""
+        with self.lock:
+            self._places.reach.closed()
+            self.lock.notify_all()
+
+    def end_passes(self) -> None:
+        """None is open, and none prepared for."""
+        with self.lock:
+            self._places.reach.clear()
+            self.lock.notify_all()
+
     def residency(self) -> NDArray[np.bool_]:
         """(L, E): in RAM, or on its way there."""
         found: NDArray[np.bool_] = self._places.place != NOWHERE
@@ -113,8 +138,8 @@ class DiskStore(ExpertReads, RecordStore):
                 self.addresses[key] = 0
 
     def device_address(self, key: ExpertKey) -> int:
-        """Of zeros. Kernels read no record of these, but where the CPU did not answer, in a pass that is
-        worth nothing."""
+        """Of zeros. Kernels read no record there, but where the CPU did not answer, in a pass that is worth
+        nothing; where they may read some, `prepare_reach` says."""
         return self._arena.nothing_address
 
     @property

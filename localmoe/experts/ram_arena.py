@@ -46,6 +46,11 @@ class RamArena:
         return self._nothing.data_ptr() + self._pinned.shift(_NOTHING)
 
     @property
+    def shift(self) -> int:
+        """From a place's address on the host to that on the device."""
+        return self._pinned.shift(_PLACES)
+
+    @property
     def embedding_address(self) -> int:
         """Where kernels find the embedding's table."""
         assert self.embedding is not None, "it is elsewhere"

@@ -16,12 +16,19 @@ from numpy.typing import NDArray
 
 from localmoe.core.reuse_decay import FREQUENCY_DECAY, FREQUENCY_WEIGHT, TOKEN_DECAY
 from localmoe.core.types import ExpertKey
+from localmoe.experts.ram_reach import RamReach
 from localmoe.experts.worth_a_slot import may_leave
 
 NOWHERE = -1
 MOST_AHEAD = 4  # reads for what comes that are under way: a demand waits for some of them
 MOST_SWEPT = 16  # of a pass that asks for most experts, and in the order of layers
 _FRESH = 1e9  # worth of what the pass at hand has brought, if that is noted at its end only
+
+
+def sweeps(asked: int, choices: int, num_experts: int) -> bool:
+    """Whether a pass asks for most experts of a layer, as a prompt's do: for so many here, or its tokens make
+    so many choices."""
+    return max(asked, choices // 4) > num_experts // 2
 
 
 class RamPlaces:
@@ -31,6 +38,7 @@ class RamPlaces:
         place: int32 (L, E), NOWHERE for those that have none.
         held: int32 (L, E), how many hold an expert there, which keeps its place meanwhile.
         elsewhere: bool (L, E), those that are in a GPU's memory too, and go first.
+        reach: those that a GPU may read any moment, and which keep their places, too.
     """
 
     def __init__(self, num_places: int, shape: tuple[int, int]) -> None:
@@ -38,6 +46,7 @@ class RamPlaces:
         self.place: NDArray[np.int32] = np.full(shape, NOWHERE, dtype=np.int32)
         self.held: NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
         self.elsewhere: NDArray[np.bool_] = np.zeros(shape, dtype=np.bool_)
+        self.reach = RamReach(num_places, shape)
         self._free = list(range(num_places - 1, -1, -1))
         self._recent, self._frequency = np.zeros(shape), np.zeros(shape)
         self._when = np.zeros(shape, dtype=np.int64)  # that they were noted, in passes
@@ -110,7 +119,7 @@ class RamPlaces:
             ahead: to make room for one that is brought ahead of need, for which others like it do not go.
             spared: who does not, either.
         """
-        may_go = (self.place != NOWHERE) & (self.held == 0)
+        may_go = self._may_go()
         others = may_go & ~self._awaited
         if others.any() or ahead:
             may_go = others
@@ -125,6 +134,10 @@ class RamPlaces:
             worth[self._fresh] = _FRESH
         worst = int(np.where(may_go, worth, np.inf).argmin())
         return ExpertKey(*divmod(worst, self.place.shape[1]))
+
+    def _may_go(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = (self.place != NOWHERE) & (self.held == 0) & ~self.reach.held
+        return found
 
     def worth(self) -> NDArray[np.float64]:
         """(L, E): the higher, the sooner it is asked for again. Not to be written to."""
@@ -156,7 +169,7 @@ class RamPlaces:
         self._recent[:] = self._frequency[:] = 0.0
         self._value = None
         self._fresh[:] = self._awaited[:] = False
-        gone = [ExpertKey(*pair) for pair in np.argwhere((self.place != NOWHERE) & (self.held == 0)).tolist()]
+        gone = [ExpertKey(*pair) for pair in np.argwhere(self._may_go()).tolist()]
         for key in gone:
             self.give_back(key)
         return gone

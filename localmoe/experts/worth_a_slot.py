@@ -18,12 +18,6 @@ _MOST_CHANGED = 16  # of slots that somebody has
 _WORTH_MORE = 0.5  # uses by which an expert has to be worth more than who has its slot
 
 
-def most_lent(ram_experts: int, num_experts: int) -> int:
-    """Records in RAM that may be on their way into slots: a pass that waits for the disk may need the places
-    of a whole layer, and nobody takes back meanwhile."""
-    return max(0, ram_experts - num_experts) // 2
-
-
 def may_leave(
     worth: NDArray[np.float64], in_slots: NDArray[np.bool_], in_ram: NDArray[np.bool_], *, ram_is_full: bool
 ) -> NDArray[np.bool_]:

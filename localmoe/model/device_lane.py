@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from localmoe.core.errors import HardwareError
 from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.disk_memory import DiskExpertMemory
 from localmoe.experts.lane_balance import LaneBalance, LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.experts.slot_worth import SlotWorth
@@ -84,6 +85,12 @@ class DeviceLane:
         """Whether passes take it that miss an expert."""
         return self.allowed and not self.failure
 
+    def takes(self, memory: DeviceExpertMemory) -> None:
+        """Passes go by these slots from here on: say what the link may bring there, and to kernels."""
+        memory.may_prefetch = self.link or self.needed
+        if isinstance(memory, DiskExpertMemory):
+            memory.reads_ram = self.link
+
     def settle(self, memory: DeviceExpertMemory) -> None:
         """Take the lane where an expert may be missing and all is well."""
         self.on = self.may_be_on and memory.may_copy
@@ -123,8 +130,10 @@ class DeviceLane:
         self.block.upload(memory.transfers.issued, replace(self.rates, rest_us=rest_us))
 
     def rest_us(self, worth: SlotWorth) -> float:
-        """Of the link, that completing an expert may take which the CPU computed a part of."""
-        return worth.link_time(self._idle_us or 0.0, self.measured.link_us) if self.link else 0.0
+        """Of the link, that completing an expert may take which the CPU computed a part of. Where all lie on
+        the disk none lands in a slot within a pass."""
+        completes = self.link and not self.needed
+        return worth.link_time(self._idle_us or 0.0, self.measured.link_us) if completes else 0.0
 
     def note_idle(self, seconds: float, layers: int) -> None:
         """A pass of one token, right behind another one, took so long, less what it waited for experts."""
@@ -145,8 +154,11 @@ class DeviceLane:
                 raise _lost(self.failure)
             return False
         jobs, waited = report.posted - self._posted, report.waited - self.waited
+        if not self.lane.brought_since(
+            self._posted
+        ):  # else a disk was waited for, which says nothing of both
+            self._at_hand.learn(jobs, waited)
         self._posted, self.waited = report.posted, report.waited
-        self._at_hand.learn(jobs, waited)
         return True
 
     def abandon_pass(self) -> None:

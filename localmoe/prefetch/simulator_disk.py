@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
-from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces
+from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces, sweeps
 from localmoe.prefetch.simulator_types import Disk, Experts
 
 
@@ -53,10 +53,10 @@ class SimulatedReads:
         self._left_s -= seconds if self._coming else 0.0
 
     def demand(
-        self, layer: int, experts: Sequence[int], *, counts: bool
+        self, layer: int, experts: Sequence[int], *, counts: bool, choices: int = 0
     ) -> tuple[list[int], list[int], list[int]]:
         """Ask for a layer's experts now: which are here, on their way, missing. All of them stay, once they
-        are there, until `let_go`. counts: whether it tells what will be asked for again."""
+        are there, until `let_go`. counts, choices: see experts.disk_reads.ExpertReads.held."""
         keys = [ExpertKey(layer, expert) for expert in experts]
         if counts:
             self.places.note_demand(layer, experts)
@@ -66,10 +66,10 @@ class SimulatedReads:
         late = [key.expert for key in keys if key in self._coming]
         missing = [key for key in keys if not self.here[key] and key not in self._coming]
         num_layers, num_experts = self.here.shape
-        sweeps = len(keys) > num_experts // 2
-        self._before = layer if sweeps else 0
+        sweeping = sweeps(len(keys), choices, num_experts)
+        self._before = layer if sweeping else 0
         self._start(missing)
-        if sweeps and layer + 1 < num_layers:
+        if sweeping and layer + 1 < num_layers:
             absent = np.flatnonzero(self.places.place[layer + 1] == NOWHERE)
             best = absent[self.places.worth()[layer + 1, absent].argsort()[::-1]]
             room = max(0, MOST_SWEPT - len(self._coming))

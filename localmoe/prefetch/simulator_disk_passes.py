@@ -1,6 +1,6 @@
-"""An expert memory in simulated time whose experts lie on the disk, and whose CPU computes all that is in no
-slot, from RAM or once it was read, beside whole passes on a GPU: by the rules of experts.disk_memory and
-experts.disk_lane. Reads, copies and computes nothing.
+"""An expert memory in simulated time whose experts lie on the disk, beside whole passes on a GPU: what is in
+no slot the CPU computes, once it was read, or the link brings, if it was in RAM when the pass began. By the
+rules of experts.disk_memory and experts.disk_lane. Reads, copies and computes nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
-from localmoe.experts.worth_a_slot import SOON, most_lent, worth_a_slot
+from localmoe.experts.ram_reach import most_lent
+from localmoe.experts.worth_a_slot import SOON, worth_a_slot
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_disk import SimulatedReads
+from localmoe.prefetch.simulator_lanes import divide
 from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_types import Disk, Experts, Lane, Machine
 
@@ -32,6 +34,9 @@ class DiskPassMemory(PassMemory):
         self._worthy: list[ExpertKey] = []  # behind the last pass
         self._ready: list[ExpertKey] = []  # and of passes before, from the next one on
         self._behind = False
+        self._reached = self._here.copy()  # by the link, in the pass at hand
+        self._asked_for = self._here.copy()  # by it, and in no slot
+        self._rotation = 0
         self._may_leave = np.zeros((machine.num_layers, machine.num_experts), dtype=np.bool_)  # their slots
 
     @property
@@ -85,11 +90,29 @@ class DiskPassMemory(PassMemory):
         scores[~self._here | self._guarded | ~self._may_leave] = np.inf
         return scores, False
 
+    def run_pass(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """As PassMemory's; what is in RAM by now is within the link's reach."""
+        self._asked_for[:] = False
+        return super().run_pass(tokens)
+
+    def _begun(self) -> None:
+        places = self._reads.places
+        self._reached = places.reach.prepare(places.worth(), self._reads.here & ~self._here)
+        places.reach.opened()
+
     def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
-        lane, reads = self._lane, self._reads
-        hits, late, absent = reads.demand(layer, missing, counts=False)
-        busy_s = lane.handover_s + sum(lane.seconds(int(tokens[e])) for e in hits)
-        self.advance(busy_s)
+        reads = self._reads
+        self._asked_for[layer, missing] = True
+        shares = self._shares(layer, missing, tokens)
+        cpu_s = {e: share * self._lane.seconds(int(tokens[e])) for e, share in shares.items() if share}
+        self.computed[layer, [expert for expert, share in shares.items() if share == 1.0]] = True
+        here, late, absent = reads.demand(layer, list(cpu_s), counts=False, choices=int(tokens.sum()))
+        began, crossing = self.now, sum(1.0 - share for share in shares.values())
+        self._read_over_link(crossing * self._machine.copy_s)
+        reads.advance(self.now - began)
+        self.copies += crossing
+        busy_s = sum(cpu_s[expert] for expert in here) + (self._lane.handover_s if cpu_s else 0.0)
+        self.advance(max(0.0, began + busy_s - self.now))
         left = [*late, *absent]
         while left:
             arrived = [expert for expert in left if reads.here[layer, expert]]
@@ -98,20 +121,33 @@ class DiskPassMemory(PassMemory):
                 self.advance(reads.next_s)
                 continue
             left = [expert for expert in left if expert not in arrived]
-            arrived_s = sum(lane.seconds(int(tokens[e])) for e in arrived)
+            arrived_s = sum(cpu_s[expert] for expert in arrived)
             busy_s += arrived_s
             self.advance(arrived_s)
-        reads.let_go(layer, missing)
+        reads.let_go(layer, list(cpu_s))
         self.cpu_busy_s += busy_s
-        self.computed[layer, missing] = True
         return []
+
+    def _shares(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> dict[int, float]:
+        """The CPU's, of each: of what the link does not reach all."""
+        machine, lane = self._machine, self._lane
+        self._rotation += 7
+        turn = self._rotation % machine.num_experts
+        order = sorted(missing, key=lambda e: (tokens[e], (e - turn) % machine.num_experts))
+        reached = [expert for expert in order if self._reached[layer, expert]]
+        alone = [expert for expert in order if not self._reached[layer, expert]]
+        alone_s = sum(lane.seconds(int(tokens[expert])) for expert in alone)
+        counts = [int(tokens[expert]) for expert in reached]
+        shares = divide(counts, machine.copy_s, lane, len(self._copies) * machine.copy_s, alone_s)
+        return {**dict(zip(reached, shares, strict=True)), **dict.fromkeys(alone, 1.0)}
 
     def _passed(self, demanded: NDArray[np.bool_]) -> None:
         places = self._reads.places
         places.note_pass(demanded)
         places.elsewhere = self._here.copy()
         self._may_leave = places.may_leave(self._here)
-        self._worthy = worth_a_slot(places.worth(), self.computed, self._may_leave, self.free)
+        self._worthy = worth_a_slot(places.worth(), self._asked_for, self._may_leave, self.free)
+        places.reach.closed()
 
     def note_prompt(self, chosen: Experts) -> None:
         """As PassMemory's: RAM keeps what is used most, and of late, of what it asked for."""

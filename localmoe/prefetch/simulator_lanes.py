@@ -21,15 +21,18 @@ from localmoe.prefetch.simulator_types import Lane, Machine
 _PARTS = 20  # that an expert is split into
 
 
-def divide(tokens: Sequence[int], copy_s: float, lane: Lane, busy_s: float = 0.0) -> list[float]:
+def divide(
+    tokens: Sequence[int], copy_s: float, lane: Lane, busy_s: float = 0.0, others_s: float = 0.0
+) -> list[float]:
     """The CPU's share of each missing expert, so that both lanes end together: whole experts first, then a
     part of one.
 
     Args:
         tokens: that chose each of them, in the order in which the CPU takes them.
         copy_s: of an expert over the link. busy_s: in which the link has other things to bring before.
+        others_s: of experts that the CPU computes beside these.
     """
-    shares, spent_s = [], lane.handover_s
+    shares, spent_s = [], lane.handover_s + others_s
     for place, count in enumerate(tokens):
         cost_s = lane.seconds(count)
         part = (busy_s + (len(tokens) - place) * copy_s - spent_s) / (cost_s + copy_s)

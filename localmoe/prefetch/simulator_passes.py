@@ -167,6 +167,7 @@ class PassMemory:
         machine, demanded = self._machine, tokens > 0
         self.computed[:] = False
         self.pump()
+        self._begun()
         scores, landing = self._room()[0], self._landing()
         hits, late = np.zeros_like(demanded), np.zeros_like(demanded)
         for layer in range(machine.num_layers):
@@ -186,6 +187,9 @@ class PassMemory:
         self._passed(demanded)
         self._close(demanded)
         return hits, late
+
+    def _begun(self) -> None:
+        """A window's pass is, and what is to be copied for it is under way."""
 
     def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
         """Get what a layer misses computed; those of it that come into slots if there is room."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from localmoe.experts.records import RecordLayout
 from localmoe.experts.residency_block import ResidencyBlock
 from localmoe.experts.slots import DeviceSlots
 from localmoe.experts.transfers import HostTransfers
-from localmoe.kernels.residency import CPU, HIT
+from localmoe.kernels.residency import CPU, HIT, MISS, ON_HOST
 from localmoe.kernels.weight_forms import WeightForm
 
 HIDDEN, INNER = 64, 64
@@ -62,18 +63,27 @@ def memory_of(store: DiskStore, num_slots: int) -> DiskExpertMemory:
 
 
 def run_pass(
-    memory: DiskExpertMemory, store: DiskStore, asked: list[ExpertKey], *, behind: bool = False
-) -> None:
-    """As the GPU and the lane do: what is in no slot is computed by the CPU, for which it comes into RAM."""
+    memory: DiskExpertMemory, store: DiskStore, asked: list[ExpertKey], *, behind: bool = False,
+    whole: HostStore | None = None,
+) -> int:  # fmt: skip
+    """As the GPU and the lane do: what is in no slot is computed by the CPU, for which it comes into RAM, or
+    read by kernels where the table says that it lies there; so many experts are. whole: by which what they
+    find is checked."""
     (memory.open_behind if behind else memory.open_pass)()
     log = np.zeros((store.num_layers, store.num_experts), dtype=np.int32)
     for layer in range(store.num_layers):
-        absent = []
+        absent, tickets = [], memory.block.view(layer).ticket.tolist()
         for key in (key for key in asked if key.layer == layer):
-            log[key] = HIT if memory.residency()[key] else CPU
+            log[key] = HIT if tickets[key.expert] >= 0 else MISS if tickets[key.expert] == ON_HOST else CPU
             if log[key] == CPU:
                 absent.append(key.expert)
         if absent:
             with store.held(layer, absent, counts=False) as (_, groups):
                 assert list(groups)
+    if whole is not None:
+        for key in (key for key in asked if log[key] == MISS):
+            found, wanted = int(memory.block.view(key.layer).address[key.expert]), whole.record(key)
+            lies = (ctypes.c_char * wanted.nbytes).from_address(found)
+            assert bytes(lies) == wanted.contiguous().view(torch.uint8).numpy().tobytes(), key
     memory.close_pass(log)
+    return int((log == MISS).sum())

@@ -13,6 +13,7 @@ from experts.disk_rig import memory_of, run_pass, stores
 from localmoe.core.types import ExpertKey
 from localmoe.experts.disk_memory import DiskExpertMemory
 from localmoe.experts.disk_reader import DiskReader
+from localmoe.kernels.residency import ON_DISK
 
 LAYERS, EXPERTS, SLOTS = 3, 12, 8
 PLACES = EXPERTS + 8  # in RAM
@@ -90,4 +91,42 @@ def test_emptied_slots_give_back_what_was_lent(tmp_path: Path) -> None:
         memory.abandon_pass()
         assert not store._places.held.any() and not memory.resident_keys()
         assert not store._places.elsewhere.any()
+        memory.close()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_kernels_may_read_stays_in_ram_while_a_pass_is_open(tmp_path: Path, behind: bool) -> None:
+    layers = 8
+    store, whole = stores(tmp_path, 80, layers=layers, experts=EXPERTS)
+    with store, whole:
+        memory, chance, crossed = memory_of(store, SLOTS), random.Random(0), 0
+        memory.reads_ram = True
+        for number in range(30):
+            often = [ExpertKey(layer, chance.randrange(4)) for layer in range(layers)]
+            others = [ExpertKey(layer, chance.randrange(EXPERTS)) for layer in range(layers)]
+            every = [ExpertKey(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]
+            asked = every if number % 10 == 9 else sorted({*often, *others})  # a prompt sweeps
+            crossed += run_pass(memory, store, asked, behind=behind, whole=whole)
+            check(memory, whole)
+        assert crossed > 30 and memory.counters().h2d_bytes > 0
+        assert not store._places.reach.held.any()
+        memory.prepare_pass()
+        assert store._places.reach.held.any()
+        memory.open_pass()
+        memory.abandon_pass()
+        assert not store._places.reach.held.any()
+        memory.close()
+
+
+def test_without_the_link_the_table_reaches_nothing_in_ram(tmp_path: Path) -> None:
+    store, whole = stores(tmp_path, 80, layers=8, experts=EXPERTS)
+    with store, whole:
+        memory = memory_of(store, SLOTS)
+        run_pass(memory, store, [ExpertKey(layer, 0) for layer in range(8)])
+        memory.open_pass()
+        here = memory.residency()
+        for layer in range(8):
+            view = memory.block.view(layer)
+            assert ((view.ticket == ON_DISK).numpy() == ~here[layer]).all()
+        assert not store._places.reach.held.any()
         memory.close()

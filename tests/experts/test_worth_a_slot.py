@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from localmoe.core.types import ExpertKey
-from localmoe.experts.worth_a_slot import may_leave, most_lent, worth_a_slot
+from localmoe.experts.worth_a_slot import may_leave, worth_a_slot
 
 LAYERS, EXPERTS = 3, 8
 KEYS = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -54,7 +54,3 @@ def test_the_best_come_in_for_the_worst_that_may_leave(
     assert len(found) == expected
     if asked:
         assert all(values[key] >= values[other] for key in found for other in asked - set(found))
-
-
-def test_a_whole_layer_always_finds_places() -> None:
-    assert most_lent(8, 8) == most_lent(9, 8) == 0 and most_lent(20, 8) == 6

@@ -112,8 +112,20 @@ class Held:
 
 
 @pytest.fixture
-def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[DiskStore, Held]]:
-    store, whole = stores(tmp_path, PLACES, layers=LAYERS, experts=EXPERTS)
+def places() -> int:
+    return PLACES
+
+
+@pytest.fixture
+def layers() -> int:
+    return LAYERS
+
+
+@pytest.fixture
+def real(
+    places: int, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[DiskStore, Held]]:
+    store, whole = stores(tmp_path, places, layers=layers, experts=EXPERTS)
     with store, whole:
         held = Held(store, monkeypatch)
         yield store, held
@@ -153,30 +165,35 @@ def test_ram_holds_what_it_does_in_the_engine(real: tuple[DiskStore, Held], seed
     assert ours.wasted == found.wasted > 0
 
 
-def test_slots_hold_what_they_do_in_the_engine(real: tuple[DiskStore, Held]) -> None:
-    """Copies and reads that take no time."""
+@pytest.mark.parametrize(("layers", "places"), [(LAYERS, PLACES), (8, 80)])
+def test_slots_hold_what_they_do_in_the_engine(
+    real: tuple[DiskStore, Held], layers: int, places: int
+) -> None:
+    """Copies and reads that take no time; of what is in RAM nothing is within the link's reach, and much."""
     store, held = real
-    memory = memory_of(store, SLOTS)
+    memory, lane, disk = memory_of(store, SLOTS), Lane(1.0, 0.0, 0.0), Disk(places, 1, 0.0)
+    memory.reads_ram, crossed = True, 0
     machine = Machine(
-        LAYERS, EXPERTS, TOP_K, SLOTS, expert_bytes=1, copy_s=0.0, draft_token_s=0.0, layer_s=0.0,
-        expert_s=0.0, lane=Lane(0.0, 0.0, 0.0), disk=Disk(PLACES, 1, 0.0),
+        layers, EXPERTS, TOP_K, SLOTS, expert_bytes=1, copy_s=0.0, draft_token_s=0.0, layer_s=0.0,
+        expert_s=0.0, lane=lane, disk=disk,
     )  # fmt: skip
-    scheduler = Scheduler(POLICIES["on-demand"](CacheShape(LAYERS, EXPERTS, TOP_K, SLOTS)))
-    ours = DiskPassMemory(machine, scheduler, machine.lane or Lane(0, 0, 0), Disk(PLACES, 1, 0.0))
+    scheduler = Scheduler(POLICIES["on-demand"](CacheShape(layers, EXPERTS, TOP_K, SLOTS)))
+    ours = DiskPassMemory(machine, scheduler, lane, disk)
     scheduler.attach(ours, copies=lambda: ours.copies)
     chance, hits = np.random.default_rng(1), 0
-    often = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in (0, 1)]
+    often = [ExpertKey(layer, expert) for layer in range(layers) for expert in (0, 1)]
     for number in range(150):
         asked = {key for key in often if chance.random() < 0.8}
-        asked |= {ExpertKey(layer, int(chance.integers(EXPERTS))) for layer in range(LAYERS)}
-        run_pass(memory, store, sorted(asked))
+        asked |= {ExpertKey(layer, int(chance.integers(EXPERTS))) for layer in range(layers)}
+        crossed += run_pass(memory, store, sorted(asked))
         held.settle()
-        tokens: NDArray[np.int64] = np.zeros((LAYERS, EXPERTS), dtype=np.int64)
+        tokens: NDArray[np.int64] = np.zeros((layers, EXPERTS), dtype=np.int64)
         for key in asked:
             tokens[key] = 1
         hits += int(ours.run_pass(tokens)[0].sum())
         ours.advance(0.0)
         assert np.array_equal(ours.residency(), memory.residency()), number
         assert np.array_equal(ours._reads.here, store.addresses != 0), number
-    assert hits > 300 and len(memory.resident_keys()) == SLOTS
+    assert hits > 300 and len(memory.resident_keys()) == SLOTS and (crossed > 100) == (layers > LAYERS)
+    assert ours.copies >= crossed  # and those into slots
     memory.close()

@@ -203,7 +203,7 @@ def _group(
             is_told = told >> LAYER_SHIFT == layer
             rotation = tl.where(is_told, told & ((1 << LAYER_SHIFT) - 1), posted * 7 % E).to(tl.int32)
             share = shares_of_cpu(
-                miss, count, busy, rotation, rates, shares, E, I, Q, E_PAD, E_CHUNK, ONE_TOKEN
+                miss, ticket < -1, count, busy, rotation, rates, shares, E, I, Q, E_PAD, E_CHUNK, ONE_TOKEN
             )
         by_cpu = share == I
         job = share > 0

@@ -10,10 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def shares_of_cpu(
-    miss, count, busy, rotation, rates, keys, E: tl.constexpr, I: tl.constexpr, Q: tl.constexpr,
+    miss, alone, count, busy, rotation, rates, keys, E: tl.constexpr, I: tl.constexpr, Q: tl.constexpr,
     E_PAD: tl.constexpr, CHUNK: tl.constexpr, ONE_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """Inner columns of each missing expert that the CPU computes, such that it ends when the link does.
+    """Inner columns of each missing expert that the CPU computes, such that it ends when the link does. Those
+    that it has `alone`, as the link does not reach them, it computes beside its share of the others.
 
     Taken in one order, the CPU gets whole experts as long as its sum of costs stays below what is left for
     the link, and a part of the next one. Those with the fewest tokens come first: over the link all cost the
@@ -24,6 +25,10 @@ def shares_of_cpu(
     """
     e = tl.arange(0, E_PAD)
     first, further = tl.load(rates + 1), tl.load(rates + 2)
+    costs = first + further * (count - 1).to(tl.float32)
+    alone_us = tl.sum(tl.where(miss & alone, costs, 0.0), 0)
+    whole = miss & alone
+    miss = miss & (alone == 0)
     num_miss = tl.sum(miss.to(tl.int32), 0)
     if ONE_TOKEN:  # all are equals, so two sums along the experts do
         cost = tl.where(miss, first, 0.0)
@@ -33,14 +38,14 @@ def shares_of_cpu(
         spent = tl.cumsum(cost, 0) - cost + tl.where(e < rotation, total - before, -before)
         place = tl.cumsum(miss.to(tl.int32), 0) - 1
         place += tl.where(e < rotation, num_miss - num_before, -num_before)
-        share = _share(place, spent, cost, busy, num_miss, rates, I, Q)
+        share = _share(place, spent + alone_us, cost, busy, num_miss, rates, I, Q)
     else:
         turn = tl.where(e < rotation, e - rotation + E, e - rotation)
         key = count * E_PAD + turn
         tl.store(keys + tl.cumsum(miss.to(tl.int32), 0) - 1, key, mask=miss)
         tl.debug_barrier()
-        cost = first + further * (count - 1).to(tl.float32)
-        place, spent = tl.zeros_like(count), cost * 0.0
+        cost = costs
+        place, spent = tl.zeros_like(count), cost * 0.0 + alone_us
         for begin in range(0, num_miss, CHUNK):
             j = begin + tl.arange(0, CHUNK)
             other = tl.load(keys + j, mask=j < num_miss, other=1 << 30)
@@ -50,7 +55,7 @@ def shares_of_cpu(
             spent += tl.sum(tl.where(smaller, other_cost[:, None], 0.0), 0)
         share = _share(place, spent, cost, busy, num_miss, rates, I, Q)
         tl.debug_barrier()  # all keys are read; shares take their place
-    return tl.where(miss, share, 0)
+    return tl.where(whole, I, tl.where(miss, share, 0))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from localmoe.kernels.gpu.grouping import group_pairs
 from localmoe.kernels.gpu.routed_experts import routed_experts, split_quantum
 from localmoe.kernels.lanes import FORETOLD
 from localmoe.kernels.mailbox import JOB_SHIFT, LAYER_SHIFT, NOBODY
-from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, ON_HOST, ResidencyView
+from localmoe.kernels.residency import CPU, HIT, LATE, MISS, MISS_KEPT, ON_DISK, ON_HOST, ResidencyView
 
 ON_GPU = DEVICE.type == "cuda"
 ALL_CPU = LaneRates(0.0, 0.0, 0.0, 1.0)
@@ -174,11 +175,18 @@ def test_an_expert_is_split_where_both_lanes_end_together() -> None:
             assert int(block.view(0).share) == share
 
 
-def divided(counts: list[int], first_of_equals: int, rates: LaneRates, inner: int, quantum: int) -> list[int]:
-    """Columns of each expert that the CPU computes, when all are missing: by a plain loop."""
+def divided(
+    counts: list[int], first_of_equals: int, rates: LaneRates, inner: int, quantum: int,
+    alone: tuple[int, ...] = (),
+) -> list[int]:  # fmt: skip
+    """Columns of each expert that the CPU computes, when all are missing, and it has some `alone`: by a plain
+    loop."""
     experts = [e for e, count in enumerate(counts) if count]
-    order = sorted(experts, key=lambda e: (counts[e], (e - first_of_equals) % len(counts)))
+    order = sorted(set(experts) - set(alone), key=lambda e: (counts[e], (e - first_of_equals) % len(counts)))
     shares, spent = [0] * len(counts), rates.handover_us
+    for e in set(experts) & set(alone):
+        shares[e] = inner
+        spent += rates.first_us + rates.further_us * (counts[e] - 1)
     for place, e in enumerate(order):
         cost = rates.first_us + rates.further_us * (counts[e] - 1)
         part = ((len(order) - place) * rates.link_us - spent) / (cost + rates.link_us)
@@ -242,6 +250,34 @@ def test_the_cpu_takes_experts_of_few_tokens_until_both_lanes_end_together() -> 
             wanted = divided(counts, posted * 7 % 6, rates, inner, quantum)
             assert block.view(0).share.tolist() == wanted
             seen |= {(share > 0) + (share == inner) for share in wanted}
+    assert seen == {0, 1, 2}
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_what_the_link_does_not_reach_is_the_cpus_and_the_rest_ends_with_it(tokens: int) -> None:
+    made, rates = bench(experts=8), LaneRates(0.25, 1.0, 0.5, 2.0)
+    made.put(7, 3)
+    quantum, inner, seen = split_quantum(made.shape.inner, made.shape.form), made.shape.inner, set()
+    generator = torch.Generator().manual_seed(tokens)
+    x = inputs(tokens)
+    with lane_of(made, 4) as (_, block):
+        for alone in ((0, 2, 4), (1,), tuple(range(7))):
+            tickets = [ON_DISK if e in alone else ON_HOST for e in range(7)] + [0]
+            index = torch.rand(tokens, 7, generator=generator).argsort(dim=1)[:, :4]
+            counts = torch.bincount(index.flatten(), minlength=8).tolist()
+            weights = torch.full((tokens, 4), 0.25, device=DEVICE)
+            row = made.row([ON_HOST] * 7 + [0], {7: 3}, [2], 0)
+            view = view_of(replace(row, ticket=tickets))
+            for e in alone:
+                view.address[e] = 0  # nobody reads it
+            posted = int(block.words[0])
+            out = run(made, block, rates, x, index.to(DEVICE), weights, tokens, view)
+            assert_close(out, reference(made, x, index.to(DEVICE), weights, tokens), tokens)
+            wanted = divided(counts, posted * 7 % 8, rates, inner, quantum, alone)
+            assert block.view(0).share.tolist() == wanted
+            for e, kind in enumerate(kinds(view)):
+                assert kind == CPU if e in alone and counts[e] else kind in (0, CPU, MISS, MISS_KEPT)
+            seen |= {(share > 0) + (share == inner) for e, share in enumerate(wanted) if e not in alone}
     assert seen == {0, 1, 2}
 
 
