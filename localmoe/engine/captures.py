@@ -1,5 +1,6 @@
 """What is done ahead while nobody waits for an answer, so that the next one need not wait for it: passes are
-captured, of which the runner knows which (model.pass_kinds), and experts come from the disk into free RAM.
+captured, of which the runner knows which (model.pass_kinds), and experts come from the disk into free RAM,
+and from RAM into free slots.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Callable
 import torch
 
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import LocalMoeError
 from localmoe.core.threads import begin_thread
 from localmoe.engine.loading import Runner
-from localmoe.engine.log_lines import log_no_captures, log_not_captured
+from localmoe.engine.log_lines import log_no_captures, log_not_captured, log_not_filled
 from localmoe.engine.turns import Turns
 
 
@@ -21,11 +23,21 @@ class Captures:
     answer."""
 
     def __init__(
-        self, runner: Runner, busy: threading.Lock, turns: Turns, fill_ram: Callable[[], None] = lambda: None
+        self,
+        runner: Runner,
+        busy: threading.Lock,
+        turns: Turns,
+        fill_ram: Callable[[], None] = lambda: None,
+        fill_slots: Callable[[], bool] = lambda: False,
     ) -> None:
-        """busy: held while an answer is written or memory is divided. fill_ram: returns at once, and what it
-        begins ends with the next answer."""
-        self._runner, self._busy, self._turns, self._fill_ram = runner, busy, turns, fill_ram
+        """
+        Args:
+            busy: held while an answer is written or memory is divided.
+            fill_ram: returns at once, and what it begins ends with the next answer.
+            fill_slots: with some experts; whether there will be more.
+        """
+        self._runner, self._busy, self._turns = runner, busy, turns
+        self._fill_ram, self._fill_slots = fill_ram, fill_slots
         self._closed = False
         self._capturing = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
@@ -35,7 +47,8 @@ class Captures:
 
     def begin(self, sampling: SamplingConfig | None = None) -> None:
         """Capture in a thread of its own what the next answers will likely run, one pass after the other,
-        until all are there or the engine is in use. Returns at once; call it when that has ended again.
+        until all are there, then fill slots, or until the engine is in use. Returns at once; call it when
+        that has ended again.
 
         Args:
             sampling: of the answers to come; None: as the last one's.
@@ -68,13 +81,15 @@ class Captures:
             # others have taken it; an answer that needs more says so. Any other error ends captures for good
             except torch.OutOfMemoryError:
                 log_not_captured()
+            except LocalMoeError as error:  # whoever needs the expert will be told
+                log_not_filled(error)
 
     def ahead(self, sampling: SamplingConfig | None = None) -> bool:
-        """Capture one; some tenths of a second, for which an answer that is asked for meanwhile waits. False
-        where there is nothing to capture, or the engine is in use or closed.
+        """Capture one, or fill some slots; some tenths of a second, for which an answer that is asked for
+        meanwhile waits. False where there is nothing to do, or the engine is in use or closed.
 
         Raises:
-            torch.OutOfMemoryError: the GPU has no memory for it.
+            torch.OutOfMemoryError: the GPU has no memory for it. LocalMoeError: experts cannot be read.
         """
         with self._lock:
             self._active += 1  # before it counts among the answers, see in_use
@@ -83,7 +98,7 @@ class Captures:
             with self._turns.answer(), self._capturing:
                 if self._closed or self._busy.locked():
                     return False
-                return self._runner.capture_ahead(sampling)
+                return self._runner.capture_ahead(sampling) or self._fill_slots()
         finally:
             with self._lock:
                 self._active -= 1

@@ -147,7 +147,7 @@ def make_runner(
         shapes.append(shape)
         layers.append(DeviceRoutedExperts(layer, experts.module, shape, passes))
     stage, block = None, min(stage_block(shape) for shape in shapes)
-    on_disk = isinstance(memory.store, DiskStore)  # kernels read nothing over the link then
+    on_disk = isinstance(memory.store, DiskStore)  # the CPU takes part then
     if block and memory.may_prefetch and not on_disk and len({shape.hidden for shape in shapes}) == 1:
         layouts = [experts.layout for experts in skeleton.experts]
         stage = StageBlock(layouts, block, prepared.compute.dtype, device)

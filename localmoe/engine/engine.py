@@ -63,7 +63,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self.takes_budget = self._budget.takes  # whether `resize` would, see there
         self._draft_place = DraftPlace(lambda: self._loaded, self._budget)
-        self.captures = Captures(parts.runner, self._busy, self._turns, parts.store.fill)
+        self.captures = Captures(parts.runner, self._busy, self._turns, parts.store.fill, parts.fill_slots)
         self._improver = DraftImprover(self._turns, self.captures.in_use, self._budget.reserve)
         self._session = new_session(parts, config)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)

@@ -27,6 +27,8 @@ from localmoe.engine.mtp_drafts import MTP, MtpShape
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.engine.row_padding import row_padding
+from localmoe.experts.device_memory import DeviceExpertMemory
+from localmoe.experts.idle_slots import fill_slots
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
@@ -83,6 +85,11 @@ class EngineParts:
             "kv": self.runner.sequence.num_bytes,
             "slots": self.passes.memory.slots.num_bytes,
         }
+
+    def fill_slots(self) -> bool:
+        """See idle_slots; False where passes go layer by layer."""
+        memory = self.passes.memory
+        return isinstance(memory, DeviceExpertMemory) and fill_slots(memory)
 
     def forget(self, *, ram: bool) -> None:
         """Texts of what drafts beside the model and, if `ram`, which experts RAM holds."""

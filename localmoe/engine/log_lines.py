@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from localmoe.core.errors import LocalMoeError
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationStats
 from localmoe.core.types import ModelFootprint
@@ -62,6 +63,11 @@ def log_not_captured() -> None:
 def log_no_captures() -> None:
     """The same where the system has no thread to give."""
     _LOG.warning("no thread can begin that captures passes ahead: answers capture what they need")
+
+
+def log_not_filled(error: LocalMoeError) -> None:
+    """Slots are filled by what answers ask for."""
+    _LOG.warning("slots are not filled ahead: %s", error)
 
 
 def log_draft_moved(reason: str, *, aside: bool) -> None:

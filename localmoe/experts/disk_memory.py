@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from localmoe.experts.ram_reach import most_lent
 from localmoe.experts.slot_table import FREE
 from localmoe.experts.worth_a_slot import SOON, worth_a_slot
 from localmoe.kernels.residency import ON_DISK, ON_HOST
+
+_LOOK_S = 0.05  # what is at hand is looked at again, while nobody asks
 
 
 class DiskExpertMemory(DeviceExpertMemory):
@@ -76,6 +79,11 @@ class DiskExpertMemory(DeviceExpertMemory):
         finally:
             self._disk.take_back(here)
 
+    def unprepare(self) -> None:
+        """As DeviceExpertMemory's."""
+        super().unprepare()
+        self._disk.pass_withdrawn()
+
     def open_pass(self) -> None:
         """As DeviceExpertMemory's."""
         super().open_pass()
@@ -104,10 +112,30 @@ class DiskExpertMemory(DeviceExpertMemory):
             at, tickets = np.where(in_ram, in_ram, at), np.where(in_ram, ON_HOST, tickets)
         self.block.upload(self._all, at, tickets, self._no_landing, self._nobody_goes)
 
+    def at_hand(self) -> NDArray[np.bool_]:
+        """As SlotTable's."""
+        return np.not_equal(self._disk.addresses, 0)
+
+    def likely(self) -> NDArray[np.float64]:
+        """As SlotTable's."""
+        return self._disk.worth()
+
+    def filled(self) -> bool:
+        """As SlotTable's: what is in slots gives way in RAM to what is nowhere yet."""
+        self._take_back(most=0)
+        self._disk.in_slots(self._slot_of != FREE)
+        self._disk.fill()
+        return self._disk.fills(_LOOK_S)
+
     def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
-        with self._disk.held(keys[0].layer, [key.expert for key in keys], counts=False) as (_, groups):
-            for _ in groups:  # of a stream, what is not in RAM yet
-                pass
+        with ExitStack() as stack:
+            try:
+                demand = self._disk.held(keys[0].layer, [key.expert for key in keys], counts=False)
+                for _ in stack.enter_context(demand)[1]:  # of a stream, what is not in RAM yet
+                    pass
+            except BaseException:
+                self._free.extend(slots)
+                raise
             self._take_back(most=max(0, self._most_lent - len(keys)))
             lent = self._disk.lend(keys)
             try:

@@ -179,12 +179,21 @@ class ExpertReads:
                 self._start([key], ahead=True)
 
     def fill(self) -> None:
-        """Read experts into free places, as many of each layer as of another, until none is free or anybody
-        asks for one, since who asks knows better. Returns at once."""
+        """Read experts into free places, and into those of others that are in a GPU's memory too, as many of
+        each layer as of another: first those that are in neither, then, into free ones, the others. Until
+        there is none, or anybody asks for one, since who asks knows better. Returns at once."""
         with self.lock:
-            absent = np.argwhere(self._places.place.T == NOWHERE).tolist()
-            self._to_fill = (ExpertKey(layer, expert) for expert, layer in absent)
+            absent, elsewhere = (self._places.place == NOWHERE).T, self._places.elsewhere.T
+            order = np.concatenate([np.argwhere(absent & ~elsewhere), np.argwhere(absent & elsewhere)])
+            self._to_fill = (ExpertKey(layer, expert) for expert, layer in order.tolist())
             self._fill()
+
+    def fills(self, seconds: float) -> bool:
+        """Whether `fill` goes on, once something came, or so much time has passed."""
+        with self.lock:
+            if self._to_fill is not None and not self.closed:
+                self.lock.wait(seconds)
+            return self._to_fill is not None and not self.closed
 
     def _fill(self) -> None:
         if self._fills:  # a read ended as soon as it had begun
@@ -194,6 +203,8 @@ class ExpertReads:
             while self._to_fill is not None and not self.closed and len(self._coming) < MOST_AHEAD:
                 key = next(self._to_fill, None)
                 place = None if key is None else self._places.free_place()
+                if key is not None and place is None and not self._places.elsewhere[key]:
+                    place = self._make_room(self._places.doubled)
                 if key is None or place is None:
                     self._to_fill = None
                     break
@@ -217,7 +228,7 @@ class ExpertReads:
         for key in keys:
             place = self._places.free_place()
             if place is None:
-                place = self._make_room(ahead=ahead)
+                place = self._make_room(partial(self._places.victim, ahead=ahead, before=self._before))
             if place is None:
                 return
             self._places.give(place, key, asked=not ahead, ahead=ahead)
@@ -233,9 +244,9 @@ class ExpertReads:
         self._coming[key] = reading
         reading.add_done_callback(partial(self._arrived, key))
 
-    def _make_room(self, *, ahead: bool) -> int | None:
+    def _make_room(self, victim_but: Callable[..., ExpertKey | None]) -> int | None:
         spared: list[ExpertKey] = []
-        while (victim := self._places.victim(ahead=ahead, spared=spared, before=self._before)) is not None:
+        while (victim := victim_but(spared=spared)) is not None:
             address = int(self.addresses[victim])
             self.addresses[victim] = 0
             with self._fence:  # what is written before is seen by others before what is read behind it is

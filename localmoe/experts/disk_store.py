@@ -109,6 +109,12 @@ class DiskStore(ExpertReads, RecordStore):
             found = self._places.reach.prepare(self._places.worth(), may_be)
             return np.where(found, self.addresses + self._arena.shift, 0)
 
+    def pass_withdrawn(self) -> None:
+        """The one that was prepared for will be prepared for again before it reads anything here."""
+        with self.lock:
+            self._places.reach.withdrawn()
+            self.lock.notify_all()
+
     def pass_opened(self) -> None:
         """The one that was prepared for, or one whose kernels read nothing here."""
         with self.lock:

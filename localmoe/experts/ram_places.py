@@ -135,6 +135,14 @@ class RamPlaces:
         worst = int(np.where(may_go, worth, np.inf).argmin())
         return ExpertKey(*divmod(worst, self.place.shape[1]))
 
+    def doubled(self, spared: Collection[ExpertKey] = ()) -> ExpertKey | None:
+        """Who is in a GPU's memory too, and whom nobody holds here; None: nobody is. spared: as victim's."""
+        may_go = self._may_go() & self.elsewhere
+        for key in spared:
+            may_go[key] = False
+        at = np.flatnonzero(may_go)
+        return ExpertKey(*divmod(int(at[0]), self.place.shape[1])) if len(at) else None
+
     def _may_go(self) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (self.place != NOWHERE) & (self.held == 0) & ~self.reach.held
         return found

@@ -56,6 +56,11 @@ class RamReach:
         self._open.append(self._nothing if self._next is None else self._next)
         self._next = None
 
+    def withdrawn(self) -> None:
+        """The pass that was prepared for does not come as it was."""
+        self._next = None
+        self._settle()
+
     def closed(self) -> None:
         """The pass that was opened first."""
         self._open.popleft()

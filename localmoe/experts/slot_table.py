@@ -100,6 +100,23 @@ class SlotTable:
         """Device address of a resident expert."""
         return int(self._slot_address[self._slot_of[key]])
 
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return len(self._free)
+
+    def at_hand(self) -> NDArray[np.bool_]:
+        """(L, E): what can be copied into a slot at once."""
+        return np.ones_like(self._unused)
+
+    def likely(self) -> NDArray[np.float64]:
+        """(L, E): the higher, the sooner it is asked for again."""
+        return self._last_use.astype(np.float64)
+
+    def filled(self) -> bool:
+        """Free slots were filled while nobody asks; whether more will be at hand for others soon."""
+        return False
+
     def reserve(self, count: int) -> list[int]:
         """`count` slots, or as many as there are: free ones, then of the layers that hold most those of the
         lowest scores, which leave; at last even those that the policy wants to keep. The caller fills or

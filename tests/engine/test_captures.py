@@ -11,6 +11,7 @@ import torch
 
 from localmoe.core import threads
 from localmoe.core.config import SamplingConfig
+from localmoe.core.errors import DiskError
 from localmoe.engine.captures import Captures
 from localmoe.engine.improver import _Stop
 from localmoe.engine.turns import Turns
@@ -217,3 +218,25 @@ def test_where_no_thread_can_begin_nobody_is_held_up_and_the_next_time_it_is_tri
     assert asked == [None] and passes.left == 2
     captures.begin()
     wait_for(lambda: not passes.left)
+
+
+def test_slots_are_filled_once_all_passes_are_captured(caplog: pytest.LogCaptureFixture) -> None:
+    passes, busy = Passes(2), threading.Lock()
+    filled: list[int] = []
+
+    def fill() -> bool:
+        filled.append(passes.left)
+        if len(filled) == 4:
+            raise DiskError("The disk is gone.")
+        return len(filled) < 3
+
+    captures = Captures(passes, busy, Turns(), fill_slots=fill)  # type: ignore[arg-type]
+    captures.begin()
+    wait_for(lambda: len(filled) == 3)
+    assert filled == [0, 0, 0]
+    wait_for(lambda: not captures._runs)
+    captures.begin()
+    wait_for(lambda: "The disk is gone." in caplog.text)
+    wait_for(lambda: not captures._runs)
+    captures.begin()  # and it goes on
+    wait_for(lambda: len(filled) == 5)

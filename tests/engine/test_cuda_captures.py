@@ -175,3 +175,20 @@ def test_a_capture_that_fails_says_why_and_leaves_nothing(
         while engine.captures.ahead():
             pass
         assert tokens_of(engine, asked) == answer
+
+
+def test_slots_are_full_before_the_first_answer_and_it_says_the_same() -> None:
+    with load("qwen1.5-moe-a2.7b") as engine:
+        keep_slots(engine, 60)
+        (request,) = random_prompts(engine, 1, 30)
+        asked = replace(request, draft_length=0, max_new_tokens=24)
+        answer = tokens_of(engine, asked)
+        engine.reset()
+        assert not device_runner_of(engine).passes.memory.residency().any()
+        while engine.captures.ahead():
+            pass
+        memory = device_runner_of(engine).passes.memory
+        assert memory.residency().sum() == 60 and memory.held().tolist() == [20, 20, 20]
+        events = list(engine.stream(asked))
+        assert [token for event in events for token in event.token_ids] == answer
+        assert events[-1].stats.hits > 0 and events[-1].stats.prefetched == 0

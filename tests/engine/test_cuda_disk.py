@@ -3,6 +3,7 @@ fails."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,9 @@ def test_logits_of_every_shape_are_as_near_from_the_disk(name: str) -> None:
                 # router over a threshold
                 assert moved.sort().values[-1 - rows // 10] <= 0.03, (rows, moved)
         assert engine.transfer_counters().disk_bytes > 0
-        assert engine.footprint.num_layers < LAYERS_REACHED or sum(crossed) > 0
+        store = device_runner_of(engine).passes.memory.store
+        assert isinstance(store, DiskStore)
+        assert not store._places.reach.most or sum(crossed) > 0
     torch.cuda.empty_cache()
 
 
@@ -135,8 +138,12 @@ def test_slots_follow_the_text_and_hold_whole_experts() -> None:
             for event in engine.stream(replace(request, max_new_tokens=200)):
                 stats = event.stats
             check_slots(memory)
-        # a third of the experts is in slots, of which a text that keeps four of five finds most
-        assert (stats.hit_rate or 0) > 0.5, stats.hit_rate
+        # slots and RAM hold five experts of six, but not always the same: a text that keeps four of five
+        # asks for others next to never
+        asked = (
+            3 * engine.footprint.experts_per_token * engine.plan.disk_bytes / engine.footprint.total_experts
+        )
+        assert (stats.disk_bytes_per_token or 0) < 0.12 * asked and (stats.hit_rate or 0) > 0.25, stats
         store = memory.store
         assert isinstance(store, DiskStore) and isinstance(memory, DiskExpertMemory)
         assert int(store._places.held.sum()) == sum(len(keys) for _, keys in memory._lent)
@@ -172,6 +179,24 @@ def prefilled(runner: DeviceRunner, prompt: list[int]) -> torch.Tensor:
         logits = runner.run(prompt[done : done + count], "prefill", last_only=True).double()
         done += count
     return logits
+
+
+def test_while_nobody_asks_experts_come_where_they_will_be_asked_for() -> None:
+    with load_shape(
+        shallow("qwen1.5-moe-a2.7b", 3), UNIFORM, 30, layers=LAYERS_REACHED, draft_length=0
+    ) as engine:
+        memory = device_runner_of(engine).passes.memory
+        assert isinstance(memory, DiskExpertMemory)
+        engine.captures.begin()
+        store, until = memory.store, time.monotonic() + 60
+        assert isinstance(store, DiskStore)
+        while engine.captures._runs or memory.num_free or store.fills(0.01) or store._coming:
+            assert time.monotonic() < until
+        assert ((store.addresses != 0) | memory.residency()).all(), "RAM and slots have room for all"
+        (request,) = random_prompts(engine, 1, 80)
+        stats = list(engine.stream(replace(request, max_new_tokens=40)))[-1].stats
+        assert stats.disk_bytes == 0 and stats.hits > 0 and stats.misses > 0
+        check_slots(memory)  # which reads what RAM does not hold
 
 
 def test_a_strict_model_goes_layer_by_layer_and_a_strict_answer_is_refused() -> None:

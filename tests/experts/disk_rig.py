@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,14 @@ def memory_of(store: DiskStore, num_slots: int) -> DiskExpertMemory:
     return DiskExpertMemory(
         store, slots, block, HostTransfers(block.done), lambda last_use: (last_use.astype(np.float32), True)
     )
+
+
+def settle(store: DiskStore) -> None:
+    """Until nothing is read any more."""
+    until = time.monotonic() + 30
+    while store._coming or store._to_fill is not None:
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 def run_pass(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experts.disk_rig import memory_of, run_pass, stores
+from experts.disk_rig import memory_of, run_pass, settle, stores
 
 from localmoe.core.types import ExpertKey
 from localmoe.experts.disk_memory import DiskExpertMemory
@@ -107,6 +107,7 @@ def test_what_kernels_may_read_stays_in_ram_while_a_pass_is_open(tmp_path: Path,
             every = [ExpertKey(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]
             asked = every if number % 10 == 9 else sorted({*often, *others})  # a prompt sweeps
             crossed += run_pass(memory, store, asked, behind=behind, whole=whole)
+            settle(store)  # what a prompt reads ahead
             check(memory, whole)
         assert crossed > 30 and memory.counters().h2d_bytes > 0
         assert not store._places.reach.held.any()

@@ -23,7 +23,7 @@ def test_a_whole_layer_always_finds_places() -> None:
 
 @given(
     st.integers(0, 40),
-    st.lists(st.sampled_from(["prepare", "open", "close", "clear"]), max_size=30),
+    st.lists(st.sampled_from(["prepare", "withdraw", "open", "close", "clear"]), max_size=30),
     st.integers(0, 1000),
 )
 def test_what_open_passes_may_read_stays_and_leaves_room(places: int, story: list[str], seed: int) -> None:
@@ -39,6 +39,9 @@ def test_what_open_passes_may_read_stays_and_leaves_room(places: int, story: lis
                 assert prepared.sum() == min(may_be.sum(), int(reach.most * 7 / 8))
                 left = worth[may_be & ~prepared]
                 assert not left.size or not prepared.any() or worth[prepared].min() >= left.max()
+        elif action == "withdraw":
+            prepared = None
+            reach.withdrawn()
         elif action == "open" and len(under_way) < 2:
             under_way.append(np.zeros(SHAPE, dtype=np.bool_) if prepared is None else prepared)
             prepared = None
