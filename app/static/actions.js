@@ -1,12 +1,14 @@
 // Clicks on buttons with data-act become the event 'act'. The lists are drawn anew while a pointer is down (presses.js) or a
 // button has the focus. That goes back to the one with the same act and key, or without one to its row's first that asks nothing:
-// Gradio may make another button of the one that has it, of Unload Delete.
+// Gradio draws into the elements that are there, often no more than other texts and attributes, and may make another button of
+// the one that has the focus, of Unload Delete.
 const same = (button) => button && `${button.dataset.act} ${button.dataset.key}`;
 const find = (id) => [...element.querySelectorAll('button[data-act]')].find((button) => same(button) === id);
 const harmless = 'button[data-act]:not([data-sure])';
 const firstOfRow = (model) => model && element.querySelector(`[data-model="${CSS.escape(model)}"] ${harmless}`);
-let focused = null;
-let row = null; // of the focused one
+let holder = null; // of the focus
+let focused = null; // its act and key
+let row = null; // and its row
 let sure = null;
 
 const ask = (id) => {
@@ -40,7 +42,8 @@ element.addEventListener('click', (event) => {
   if (button && event.detail < 2) act(button); // a double click neither answers the question that it asks nor resumes what it pauses
 });
 element.addEventListener('focusin', ({ target }) => {
-  focused = same(target.closest('button[data-act]'));
+  holder = target.closest('button[data-act]');
+  focused = same(holder);
   row = target.closest('[data-model]')?.dataset.model;
 });
 element.addEventListener('focusout', (event) => { if (event.target.isConnected && event.relatedTarget) focused = null; });
@@ -48,7 +51,10 @@ new MutationObserver(() => {
   mark();
   const { activeElement } = document;
   const another = element.contains(activeElement) && same(activeElement.closest('button[data-act]')) !== focused;
-  if (focused && (another || activeElement === document.body)) {
+  const lost = activeElement === document.body && !holder?.isConnected; // else it was left for nothing, by a click beside it
+  if (focused && (another || lost)) {
     (find(focused) ?? firstOfRow(row))?.focus({ preventScroll: true });
   }
-}).observe(element, { childList: true, subtree: true });
+}).observe(element, {
+  childList: true, subtree: true, characterData: true, attributeFilter: ['data-act', 'data-key', 'data-sure'],
+});

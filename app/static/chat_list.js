@@ -1,5 +1,6 @@
 // Clicks in the list of chats become the events 'open_chat', 'rename_chat' and 'delete_chat'. The list may be drawn anew at
-// any time: a title that is being typed and a question that is being asked stay.
+// any time: a title that is being typed and a question that is being asked stay. Gradio draws into the elements that are
+// there, often no more than other texts and attributes.
 const rowOf = (id) => [...element.querySelectorAll('li[data-chat]')].find((item) => item.dataset.chat === id);
 const deleteOf = (item) => item.querySelector('button[data-act=delete]');
 let renaming = null; // {id, input, open}: the input stands in the place of the button `open`
@@ -88,4 +89,5 @@ element.addEventListener('click', (event) => {
   if (button.dataset.act === 'rename') rename(item);
   if (button.dataset.act === 'delete' && event.detail < 2) remove(item.dataset.chat); // a double click is one press
 });
-new MutationObserver(() => { putBack(); markSure(); }).observe(element, { childList: true, subtree: true });
+new MutationObserver(() => { putBack(); markSure(); })
+  .observe(element, { childList: true, subtree: true, characterData: true, attributeFilter: ['data-chat'] });

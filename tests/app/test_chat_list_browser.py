@@ -95,6 +95,32 @@ def test_a_screen_reader_is_told_that_delete_asks_first(page: PageDriver) -> Non
     assert page.evaluate(ASKED) == ""
 
 
+def test_a_question_stays_when_another_chat_is_opened(page: PageDriver) -> None:
+    for title in ("asked about", "opened meanwhile"):
+        page.page.click("#lm-new")
+        page.wait_questions([])
+        page.send(title)
+        page.wait_idle()
+    page.page.click("#lm-new")
+    page.wait_questions([])
+    wait_for(lambda: page.page.locator(".lm-answering").count() == 0, 10, "the list as it stays")
+    asked = page.page.evaluate(
+        """async () => {
+        const row = (title) => document.querySelector(`#lm-chats .lm-open[title='${title}']`).parentElement;
+        const asking = () => [...document.querySelectorAll('#lm-chats li')]
+            .filter((one) => one.innerText.includes('Delete?'))
+            .map((one) => one.querySelector('.lm-open').title);
+        row('asked about').querySelector('[data-act=delete]').click();
+        const before = asking();
+        row('opened meanwhile').querySelector('.lm-open').click();
+        const until = performance.now() + 20000, waits = () => !row('opened meanwhile').ariaCurrent;
+        while (waits() && performance.now() < until) await new Promise((done) => setTimeout(done, 5));
+        return [before, asking()];
+    }"""
+    )
+    assert asked == [["asked about"], ["asked about"]]
+
+
 @pytest.mark.parametrize(("key", "title"), [("Enter", "by key"), ("Escape", "a keyboard story")])
 def test_who_renames_with_keys_goes_on_from_the_title(page: PageDriver, key: str, title: str) -> None:
     page.send("a keyboard story")

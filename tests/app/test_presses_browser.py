@@ -114,6 +114,37 @@ def test_a_double_click_is_one_press(page: PageDriver) -> None:
     cancel_model(page)
 
 
+def amount(page: PageDriver) -> str:
+    return page.text(f"{QUEUED} .lm-amount")
+
+
+def test_a_question_stays_while_its_download_makes_progress(page: PageDriver) -> None:
+    get_model(page)
+    name = page.page.evaluate(
+        """async (card) => {
+        const part = (name) => document.querySelector(`${card} ${name}`);
+        const before = part('.lm-amount').textContent, until = performance.now() + 20000;
+        const waits = () => part('.lm-amount').textContent === before && performance.now() < until;
+        part('[data-act=cancel]').click();
+        while (waits()) await new Promise((done) => setTimeout(done, 5));
+        return [part('[data-act=cancel]').innerText, part('[data-act=cancel]').ariaLabel];
+    }""",
+        QUEUED,
+    )
+    assert name == ["Delete what has arrived?", f"Delete what has arrived? {MOE}"]
+    cancel_model(page)
+
+
+def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) -> None:
+    get_model(page)
+    page.page.click(f"{QUEUED} [data-act=cancel]")
+    page.page.click(f"{QUEUED} .lm-amount")
+    before = amount(page)
+    wait_for(lambda: amount(page) != before, 10, "progress")
+    assert page.evaluate("document.activeElement === document.body")
+    cancel_model(page)
+
+
 def test_the_chat_that_was_pressed_last_is_open(page: PageDriver) -> None:
     page.chat()
     for title in ("the first chat", "the second chat"):
