@@ -10,18 +10,19 @@ let holder = null; // of the focus
 let focused = null; // its act and key
 let row = null; // and its row
 let sure = null;
+let ends = 0; // the timer of its question
 
-const ask = (id) => {
-  sure = id;
+const ask = (button) => {
+  clearTimeout(ends);
+  sure = same(button);
   mark();
-  window.localmoeSayAsked(id ? find(id) : null);
+  window.localmoeSayAsked(button);
+  if (button) ends = setTimeout(ask, 4000, null);
 };
 
 const act = (button) => {
-  const id = same(button);
-  if (button.dataset.sure && sure !== id) {
-    ask(id);
-    setTimeout(() => { if (sure === id) ask(null); }, 4000);
+  if (button.dataset.sure && sure !== same(button)) {
+    ask(button);
     return;
   }
   if (sure) ask(null);

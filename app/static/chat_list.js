@@ -5,6 +5,7 @@ const rowOf = (id) => [...element.querySelectorAll('li[data-chat]')].find((item)
 const deleteOf = (item) => item.querySelector('button[data-act=delete]');
 let renaming = null; // {id, input, open}: the input stands in the place of the button `open`
 let sure = null; // the chat whose Delete asks
+let ends = 0; // the timer of its question
 
 const end = (keep, byKey = false) => {
   const { id, input, open } = renaming;
@@ -63,19 +64,17 @@ const markSure = () => {
 };
 
 const ask = (id) => {
+  clearTimeout(ends);
   sure = id;
   const item = markSure();
   window.localmoeSayAsked(item ? deleteOf(item) : null);
+  if (id) ends = setTimeout(ask, 4000, null);
 };
 
 const remove = (id) => {
-  if (sure === id) {
-    ask(null);
-    trigger('delete_chat', { id });
-    return;
-  }
-  ask(id);
-  setTimeout(() => { if (sure === id) ask(null); }, 4000);
+  const answered = sure === id;
+  ask(answered ? null : id);
+  if (answered) trigger('delete_chat', { id });
 };
 
 element.addEventListener('click', (event) => {

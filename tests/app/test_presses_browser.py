@@ -135,6 +135,45 @@ def test_a_question_stays_while_its_download_makes_progress(page: PageDriver) ->
     cancel_model(page)
 
 
+def ask_and_turn_away(page: PageDriver, asks: str, other: str) -> list[str]:
+    """What a button says once it has asked, another one was pressed, it has asked again, and the time of its
+    first question is over; and when that of the second one is, too."""
+    return list(
+        page.page.evaluate(
+            """([asks, other]) => {
+            const timers = [], [set, clear] = [window.setTimeout, window.clearTimeout];
+            window.setTimeout = (done, ms, ...rest) =>
+                ms < 1000 ? set(done, ms, ...rest) : timers.push(() => done(...rest)) - 1e9;
+            window.clearTimeout = (id) => { if (id < 0) delete timers[id + 1e9 - 1]; else clear(id); };
+            const now = () => document.querySelector(asks).innerText;
+            for (const button of [asks, other, asks]) document.querySelector(button).click();
+            const last = timers.pop();
+            timers.forEach((end) => end());
+            const before = now();
+            last();
+            [window.setTimeout, window.clearTimeout] = [set, clear];
+            return [before, now()];
+        }""",
+            [asks, other],
+        )
+    )
+
+
+def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: PageDriver) -> None:
+    get_model(page)
+    cancel, pause = (f"{QUEUED} [data-act={act}]" for act in ("cancel", "pause"))
+    assert ask_and_turn_away(page, cancel, pause) == ["Delete what has arrived?", "Cancel"]
+    cancel_model(page)
+    page.chat()
+    for title in ("turned away from", "turned to"):
+        page.page.click("#lm-new")
+        page.wait_questions([])
+        page.send(title)
+        page.wait_idle()
+    delete = "li:has([title='turned {}']) [data-act=delete]"
+    assert ask_and_turn_away(page, delete.format("away from"), delete.format("to")) == ["Delete?", "✕"]
+
+
 def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) -> None:
     get_model(page)
     page.page.click(f"{QUEUED} [data-act=cancel]")
