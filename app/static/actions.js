@@ -9,19 +9,21 @@ const firstOfRow = (model) => model && element.querySelector(`[data-model="${CSS
 let holder = null; // of the focus
 let focused = null; // its act and key
 let row = null; // and its row
-let sure = null;
-let ends = 0; // the timer of its question
+// What a button asks: with other words it is another question, as once more has arrived of what would be deleted.
+const question = (button) => `${same(button)} ${button.dataset.sure}`;
+let sure = null; // the question that is asked
+let ends = 0; // its timer
 
 const ask = (button) => {
   clearTimeout(ends);
-  sure = same(button);
+  sure = button && question(button);
   mark();
   window.localmoeSayAsked(button);
   if (button) ends = setTimeout(ask, 4000, null);
 };
 
 const act = (button) => {
-  if (button.dataset.sure && sure !== same(button)) {
+  if (button.dataset.sure && sure !== question(button)) {
     ask(button);
     return;
   }
@@ -32,7 +34,7 @@ const act = (button) => {
 // A button that asks first shows its question until it is pressed again, or for four seconds.
 const mark = () => {
   for (const button of element.querySelectorAll('button[data-sure]')) {
-    const asks = same(button) === sure;
+    const asks = question(button) === sure;
     window.localmoeAsks(button, asks, button.dataset.sure);
     if (button.classList.contains('sure') !== asks) button.classList.toggle('sure', asks);
   }

@@ -174,6 +174,27 @@ def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: P
     assert ask_and_turn_away(page, delete.format("away from"), delete.format("to")) == ["Delete?", "✕"]
 
 
+def test_a_question_in_other_words_is_asked_anew(page: PageDriver) -> None:
+    """As of a model of which more lies on the disk than when its question was read."""
+    get_model(page)
+    asked = page.page.evaluate(
+        """(cancel) => {
+        const button = document.querySelector(cancel);
+        button.click();
+        button.dataset.sure = 'Delete all of it?'; // as Gradio draws it anew
+        button.firstChild.data = 'Cancel';
+        delete button.dataset.text;
+        button.click();
+        return button.innerText;
+    }""",
+        f"{QUEUED} [data-act=cancel]",
+    )
+    assert asked == "Delete all of it?"
+    page.page.wait_for_timeout(500)
+    assert page.page.locator(f"{QUEUED}[data-state=running]").count() == 1
+    cancel_model(page)
+
+
 def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) -> None:
     get_model(page)
     page.page.click(f"{QUEUED} [data-act=cancel]")
