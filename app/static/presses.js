@@ -19,7 +19,8 @@
 })();
 
 // A press counts for the button on which it began, although that has moved from under the pointer meanwhile, as lines above
-// it follow what was typed just before, or was drawn anew with its list: browsers tell of no click then.
+// it follow what was typed just before, or was drawn anew with its list: browsers tell of no click then, or of one on the
+// button that Gradio has made of it.
 (() => {
   const STILL_PX = 8;
   const TYPED_INTO = 'textarea, select, input:not([type=radio], [type=checkbox])';
@@ -30,7 +31,7 @@
     return act || node ? [act, key, node, button.closest('[data-chat]')?.dataset.chat].join(' ') : '';
   };
   const inPage = ({ button, name, part }) => {
-    if (button.isConnected) return button;
+    if (button.isConnected && nameOf(button) === name) return button;
     const drawnAnew = name && part ? part.querySelectorAll('button') : [];
     return [...drawnAnew].find((one) => nameOf(one) === name);
   };
@@ -45,11 +46,12 @@
   document.addEventListener('pointercancel', () => { press = null; }, true);
   document.addEventListener('pointerup', ({ clientX: x, clientY: y }) => {
     if (!press || Math.hypot(x - press.x, y - press.y) > STILL_PX) return;
-    if (press.button.contains(document.elementFromPoint(x, y))) return; // the browser tells of it
+    const told = press.button.contains(document.elementFromPoint(x, y)); // the browser tells of a click
     const button = inPage(press);
-    if (!button?.checkVisibility()) return;
-    button.click();
-    press.counted = true;
+    if (told && button === press.button) return;
+    const shown = button?.checkVisibility();
+    if (shown) button.click();
+    press.counted = shown || told;
   }, true);
   document.addEventListener('click', (event) => { // of what lies there now
     if (!press?.counted || !event.isTrusted || event.detail === 0) return;

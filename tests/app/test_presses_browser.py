@@ -355,6 +355,28 @@ def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: Hu
     cancel_model(page)
 
 
+def test_a_press_counts_for_the_row_on_which_it_began(page: PageDriver) -> None:
+    """Gradio draws the new list into the rows that are there, so that each becomes another one's."""
+    page.start_again()
+    for title in ("pressed", "beside it"):
+        page.send(title)
+        page.wait_idle()
+        page.page.click("#lm-new")
+        page.wait_questions([])
+    page.page.hover(".lm-open[title='pressed']")
+    page.page.mouse.down()
+    page.send("a newer one")
+    page.page.wait_for_selector("li:first-child .lm-open[title='a newer one']")
+    page.page.mouse.up()
+    page.wait_questions(["pressed"])
+    get_model(page)
+    became = f"document.querySelector(\"{QUEUED} [data-act=pause]\").dataset.key = 'another'"
+    press_slowly(page, f"{QUEUED} [data-act=pause]", became)
+    page.page.wait_for_timeout(500)
+    assert page.text("#lm-models-notice") == ""
+    cancel_model(page)
+
+
 def test_a_second_preset_is_saved_while_the_answer_to_the_first_is_on_its_way(
     page: PageDriver, server: Server
 ) -> None:
