@@ -1,8 +1,13 @@
 // Clicks in the list of chats become the events 'open_chat', 'rename_chat' and 'delete_chat'. The list may be drawn anew at
-// any time: a title that is being typed and a question that is being asked stay. Gradio draws into the elements that are
-// there, often no more than other texts and attributes.
+// any time: a title that is being typed, a question that is being asked and the focus stay. Gradio draws into the elements
+// that are there, often no more than other texts and attributes.
 const rowOf = (id) => [...element.querySelectorAll('li[data-chat]')].find((item) => item.dataset.chat === id);
 const deleteOf = (item) => item.querySelector('button[data-act=delete]');
+const idOf = (button) => button.closest('li')?.dataset.chat;
+const putFocusBack = window.localmoeKeepFocus(element, (button) => `${button.dataset.act} ${idOf(button)}`, (button) => {
+  const id = idOf(button);
+  return () => rowOf(id)?.querySelector('.lm-open');
+});
 let renaming = null; // {id, input, open}: the input stands in the place of the button `open`
 let sure = null; // the chat whose Delete asks
 let ends = 0; // the timer of its question
@@ -88,5 +93,5 @@ element.addEventListener('click', (event) => {
   if (button.dataset.act === 'rename') rename(item);
   if (button.dataset.act === 'delete' && event.detail < 2) remove(item.dataset.chat); // a double click is one press
 });
-new MutationObserver(() => { putBack(); markSure(); })
+new MutationObserver(() => { putBack(); markSure(); putFocusBack(); })
   .observe(element, { childList: true, subtree: true, characterData: true, attributeFilter: ['data-chat'] });

@@ -44,3 +44,28 @@
     else watch(button, performance.now() + PATIENCE_MS);
   });
 })();
+
+// In a list that is drawn anew the focus goes back to the button that had it. Gradio draws into the elements that are there, and
+// may make another button of the one that has the focus: of one chat's another's, of Unload Delete. Returns what is called once
+// the list has been drawn. neighbour: given a button that takes the focus, it returns a way to find another one of its row, which
+// has the focus if that one is gone, and before it if a row shows that one only while the focus is in it.
+window.localmoeKeepFocus = (list, nameOf, neighbour) => {
+  let holder = null, name = null, findOther = null;
+  const find = () => [...list.querySelectorAll('button[data-act]')].find((button) => nameOf(button) === name);
+  const focus = (button) => button?.focus({ preventScroll: true });
+
+  list.addEventListener('focusin', ({ target }) => {
+    holder = target.closest('button[data-act]');
+    if (holder) [name, findOther] = [nameOf(holder), neighbour(holder)];
+  });
+  list.addEventListener('focusout', ({ target, relatedTarget }) => { if (target.isConnected && relatedTarget) holder = null; });
+  return () => {
+    const { activeElement } = document;
+    const another = list.contains(activeElement) && nameOf(activeElement) !== name;
+    const lost = activeElement === document.body && !holder?.isConnected; // else it was left for nothing, by a click beside it
+    if (!holder || !(another || lost)) return;
+    const button = find();
+    if (!button?.checkVisibility()) focus(findOther());
+    focus(button);
+  };
+};

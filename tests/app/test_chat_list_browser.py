@@ -121,6 +121,29 @@ def test_a_question_stays_when_another_chat_is_opened(page: PageDriver) -> None:
     assert asked == [["asked about"], ["asked about"]]
 
 
+def test_the_focus_stays_with_its_chat_when_others_come_above_it(page: PageDriver) -> None:
+    page.send("has the focus")
+    page.wait_idle()
+    wait_for(lambda: page.page.locator(".lm-answering").count() == 0, 10, "the list as it stays")
+    focused = "[document.activeElement.closest('li').dataset.chat, document.activeElement.dataset.act]"
+    place = "[...document.querySelectorAll('#lm-chats li')].indexOf(document.activeElement.closest('li'))"
+    page.page.focus(".lm-open[title='has the focus']")
+    for num_above, act in ((1, "open"), (2, "rename")):
+        if act == "rename":
+            page.page.keyboard.press("Tab")  # a row shows that only while the focus is in it
+        before = page.evaluate(focused)
+        assert before[1] == act
+        page.page.evaluate(
+            """async ([id]) => {
+            const body = await (await fetch(`/chats/${id}.json`)).text();
+            await fetch('/chats', { method: 'POST', body }); // as another window imports it
+        }""",
+            before,
+        )
+        wait_for(lambda num=num_above: page.evaluate(place) == num, 10, "a chat above it")
+        assert page.evaluate(focused) == before
+
+
 @pytest.mark.parametrize(("key", "title"), [("Enter", "by key"), ("Escape", "a keyboard story")])
 def test_who_renames_with_keys_goes_on_from_the_title(page: PageDriver, key: str, title: str) -> None:
     page.send("a keyboard story")
