@@ -102,7 +102,8 @@ def measure(ram: float, args: argparse.Namespace) -> None:
                 read_ram(engine, not alone)
             stats = answer(engine, number, args.prompt, args.tokens)
             told = f"  first token after {stats.ttft_s:.2f} s, {stats.tokens_per_s or 0:.1f} tok/s, "
-            told += f"in slots {100 * (stats.hit_rate or 0):.0f} %, over the link {link_share(stats):.0f} %"
+            told += f"at hand {100 * (stats.hit_rate or 0):.0f} %"
+            told += f", over the link {link_share(stats):.0f} %" if args.device == "cuda" else ""
             told += " (left to the CPU)" if alone else ""
             if rate:
                 read = stats.disk_bytes_per_token or 0.0

@@ -32,11 +32,12 @@ from localmoe.experts import ram_arena, record_file
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.disk_store import DiskStore
 from localmoe.hardware.facts import Hardware
+from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 
 CONTEXT = 512
-PROMPTS = ("Hello there, how are", "z", "word " * 80)  # the last one is longer than a prompt's pass
+PROMPTS = ("Hello there, how are", "z", "word " * 80)  # the last one is longer than a pass of those from RAM
 SAMPLED = SamplingConfig(temperature=1.0, seed=5)
 
 
@@ -187,6 +188,15 @@ def test_a_chat_that_comes_back_reads_only_what_is_new(folder: Path) -> None:
         assert answers[2].stats.disk_bytes < answers[0].stats.disk_bytes
         engine.reset()
         assert ask(engine, first, 6).tokens == expected[0]
+
+
+def test_a_long_prompt_reads_each_expert_once(folder: Path) -> None:
+    with load(folder, draft_length=0) as engine:
+        expected = ask(engine, PROMPTS[2], 1).tokens
+    with load_from_disk(folder, 9, draft_length=0) as engine:
+        answer = ask(engine, PROMPTS[2], 1)
+        assert answer.tokens == expected and answer.stats.prompt_tokens > PREFILL_CHUNK
+        assert answer.stats.disk_bytes <= engine.footprint.total_experts * page_bytes(engine)
 
 
 def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -> None:
