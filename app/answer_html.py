@@ -15,9 +15,10 @@ WAITING = "…"
 
 
 def answer_parts(
-    text: str, thought_s: float, runs: Sequence[int], running: bool, t: Texts = ENGLISH
+    text: str, thought_s: float, runs: Sequence[int], running: bool, t: Texts = ENGLISH, waits_for: str = ""
 ) -> list[str]:
-    """Markdown and HTML of an answer, part by part. runs: colour the parts that were accepted from the draft,
+    """Markdown and HTML of an answer, part by part. waits_for: what is said in its place, beside that it is
+    waited for. runs: colour the parts that were accepted from the draft,
     which shows the text as it was written, without its formatting; empty: do not."""
     split = split_reasoning(text)
     parts = []
@@ -27,7 +28,8 @@ def answer_parts(
         start = len(text) - len(split.answer)
         parts.append(_coloured(text, start, runs) if runs else tags_as_text(split.answer, layout=True))
     elif running and split.finished:
-        parts.append(WAITING)
+        line = f'<p class="lm-line">{WAITING} {_escape(waits_for)}</p>'
+        parts.append(line if waits_for and not text else WAITING)
     return parts
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from app.host_memory import HostMemory
 from localmoe.core.config import DrafterName, EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.errors import BudgetError
-from localmoe.core.live_state import LiveState, ReuseBound
+from localmoe.core.live_state import LiveState, PromptState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stream import StreamEvent
 from localmoe.core.timeline import StepSpans
@@ -37,6 +37,7 @@ class LiveLike(Protocol):
     """What the page uses of `localmoe.engine.live.LiveView`."""
 
     def state(self) -> LiveState: ...
+    def prompt(self) -> PromptState | None: ...
     def reuse_bound(self) -> ReuseBound | None: ...
     def capture_s(self) -> float: ...
     def record_timeline(self, steps: int | None = ...) -> None: ...

@@ -57,9 +57,11 @@ def _refusal(answer: ChatMessage, job: JobView | None) -> str:
     return job.error
 
 
-def running_parts(job: JobView, t: Texts = ENGLISH, *, coloured: bool = False) -> list[str]:
-    """The parts of an answer's entry while it is written; at least one."""
-    parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t)
+def running_parts(
+    job: JobView, t: Texts = ENGLISH, *, coloured: bool = False, waits_for: str = ""
+) -> list[str]:
+    """The parts of an answer's entry while it is written; at least one. waits_for: see answer_parts."""
+    parts = answer_parts(job.text, job.thought_s, job.runs if coloured else (), True, t, waits_for)
     if job.stats is not None and job.stats.approximate:
         parts.append(f'<p class="lm-line">{t("approximate: written by the draft alone")}</p>')
     return parts

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.chats import Chat, ChatError
 from app.context_meter import context_use, meter_html
+from app.engine_holder import EngineNotReadyError
 from app.engine_status import EngineStatus
 from app.job_view import JobView
 from app.messages import running_parts
 from app.panel import panel_html
 from app.service import ChatService
 from app.status_html import header_html, news_html, share_html
-from app.texts import Language, texts_for
+from app.texts import Language, Texts, texts_for
 from app.typed import NOTHING, Typed
+from app.words import prompt_line
+from localmoe.core.errors import EngineClosedError
 
 ANSWERING_S, LOADING_S, IDLE_S = 0.2, 0.5, 1.5  # until a page asks again
 MAX_SHARE = 0.01  # of a core, for what one page is told; more is told more seldom
@@ -52,8 +56,9 @@ class NowView:
     """Of one service; its methods take well under a millisecond and wait for nothing. Any thread may call
     them."""
 
-    def __init__(self, service: ChatService) -> None:
-        self._service = service
+    def __init__(self, service: ChatService, clock: Callable[[], float] = time.time) -> None:
+        """clock: by which answers are started."""
+        self._service, self._clock = service, clock
         self._start = secrets.token_hex(4)  # keys of an earlier process mean nothing
         self._status: tuple[tuple[int, bool], int] = ((-1, False), 0)
         self._panel: dict[str, tuple[str, str]] = {}  # language -> the last one's key and HTML, for all pages
@@ -103,10 +108,19 @@ class NowView:
             return told
         coloured = self._service.answers.show_drafted
         place = turn_key(chat.id, self._service.chats.revision, job, coloured)
-        key = f"{place} {job.revision}"
+        waits_for = "" if job.text else self._waits_for(job, t)
+        key = f"{place} {job.revision} {waits_for}"
         if key != asked.turn:
-            told["turn"] = {"key": key, "of": place, "parts": running_parts(job, t, coloured=coloured)}
+            parts = running_parts(job, t, coloured=coloured, waits_for=waits_for)
+            told["turn"] = {"key": key, "of": place, "parts": parts}
         return told
+
+    def _waits_for(self, job: JobView, t: Texts) -> str:
+        try:
+            prompt = self._service.holder.engine().live.prompt()
+        except (EngineClosedError, EngineNotReadyError):
+            return ""
+        return prompt_line(prompt, self._clock() - job.started, t)
 
     def _chat(self, chat_id: str) -> Chat | None:
         if not chat_id:

@@ -9,11 +9,13 @@ from typing import Any
 from app.engine_status import EngineStatus
 from app.texts import ENGLISH, Texts
 from localmoe.core.config import SamplingConfig, Thinking
+from localmoe.core.live_state import PromptState
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint, Progress
 from localmoe.core.units import format_bytes, format_seconds
 
 _THREADS = re.compile(r"(?P<way>.+) \((?P<count>\d+) threads(?P<unit>, a matrix unit for prompts)?\)")
+_PATIENCE_S = 1.0  # that nobody asks why
 NONE = "—"  # nothing ran that could be measured
 THINKING: dict[Thinking, str] = {
     "auto": "As the model does it", "off": "Off", "on": "On", "low": "Low effort",
@@ -45,6 +47,18 @@ def link(text: str, t: Texts = ENGLISH) -> str:
     if text.startswith("emulated"):
         return f"{t('emulated link')},{text.removeprefix('emulated')}"
     return t(text)
+
+
+def prompt_line(prompt: PromptState | None, waited_s: float, t: Texts = ENGLISH) -> str:
+    """What an answer without a token waits for, e.g. "256 of 1,000 tokens read · 12.3 GB of experts from the
+    disk · 5 s"; "" while it does not wait for long."""
+    if prompt is None or waited_s < _PATIENCE_S:
+        return ""
+    parts = [t("{read} of {tokens} tokens read", read=f"{prompt.read:,}", tokens=f"{prompt.tokens:,}")]
+    if prompt.disk_bytes:
+        parts.append(t("{size} of experts from the disk", size=format_bytes(prompt.disk_bytes)))
+    every = 1 if waited_s < 10 else 5  # seconds: who has it read aloud is told of each change
+    return " · ".join([*parts, f"{int(waited_s // every * every)} s"])
 
 
 def answer_line(stats: Mapping[str, Any], finish: str | None, t: Texts = ENGLISH) -> str:

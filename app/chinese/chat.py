@@ -28,6 +28,8 @@ CHAT = {
     "an empty answer": "空的回答",
     "stopped before the first token": "在第一个词元之前已停止",
     "first token {time}": "首个词元 {time}",
+    "{read} of {tokens} tokens read": "已读取 {read} / {tokens} 个词元",
+    "{size} of experts from the disk": "从磁盘读取专家 {size}",
     "{count} tokens": "{count} 个词元",
     "hits {share}": "命中 {share}",
     "accepted {share}": "接受 {share}",

@@ -28,6 +28,21 @@ class LiveState:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptState:
+    """How far a prompt is, of which no token was written yet.
+
+    Attributes:
+        tokens: to be read, without those that were held from before.
+        read: of them, in passes that have ended.
+        disk_bytes: of experts that were read from the disk meanwhile.
+    """
+
+    tokens: int
+    read: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseBound:
     """What an answer's decode steps asked for, and the most of it that can be met from slots without a copy,
     from the slots as the answer found them (prefetch.optimum).

@@ -16,6 +16,7 @@ class GenerationCounters:
 
     prompt_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens whose KV was there already, in the cache or kept in RAM
+    read_tokens: int = 0  # of the others, those that have run, while the prompt is read
     new_tokens: int = 0
     steps: int = 0
     drafted: int = 0

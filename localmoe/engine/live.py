@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localmoe.core.demands import DemandRecorder
-from localmoe.core.live_state import LiveState, ReuseBound
+from localmoe.core.live_state import LiveState, PromptState, ReuseBound
 from localmoe.core.timeline import DEFAULT_STEPS, StepSpans, Timeline
 from localmoe.engine.lane_counts import count_transfers
 from localmoe.engine.loading import EngineParts
@@ -33,10 +33,25 @@ class LiveView:
         self._demands = DemandRecorder(footprint.num_layers, footprint.num_experts)
         parts().passes.scheduler.demands = self._demands
         self._timeline: Timeline | None = None
+        self._read_before = 0  # bytes, from the disk, when the answer began
 
     def begin_answer(self) -> None:
         """The next events are of a new answer. From the thread that answers."""
         self._demands.begin_answer(self.resident())
+        self._read_before = self._parts().store.read_bytes
+
+    def prompt(self) -> PromptState | None:
+        """Of the answer that is being written; None once it has a token. Waits for no lock.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        parts = self._parts()
+        counters = parts.passes.counters
+        tokens = counters.prompt_tokens - counters.reused_tokens
+        if counters.new_tokens or tokens <= 0:
+            return None
+        return PromptState(tokens, counters.read_tokens, parts.store.read_bytes - self._read_before)
 
     def resident(self) -> NDArray[np.bool_]:
         """(L, E): in a slot now."""

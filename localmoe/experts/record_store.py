@@ -89,6 +89,11 @@ class RecordStore(ABC):
             HardwareError: the driver refuses (usually the locked-memory limit).
         """
 
+    @property
+    def read_bytes(self) -> int:
+        """From the disk, since it was made."""
+        return 0
+
     @abstractmethod
     def fill(self) -> None:
         """Bring into RAM, while nobody asks for anything, what there is room for. Returns at once."""

@@ -164,6 +164,7 @@ class SpeculativeLoop:
             runner.passes.scheduler.notify(PrefillStarted(len(chunk)))
             started = time.perf_counter()
             logits = runner.run(chunk, "prefill", last_only=True)
+            self._counters.read_tokens += len(chunk)
             if runner.passes.timeline is not None:
                 runner.passes.timeline.add("verify", f"{len(chunk)} tokens of the prompt", started)
         assert logits is not None, "at least the last prompt token has to run"

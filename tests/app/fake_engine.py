@@ -20,7 +20,7 @@ from localmoe.core.errors import (
     ModelNotFoundError,
     TransferError,
 )
-from localmoe.core.live_state import LiveState, ReuseBound
+from localmoe.core.live_state import LiveState, PromptState, ReuseBound
 from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
@@ -100,6 +100,7 @@ class FakeLive:
         self._engine = engine
         self._timeline: Timeline | None = None
         self.looks = 0
+        self.reading: PromptState | None = None
 
     def capture_s(self) -> float:
         return 0.0
@@ -111,6 +112,9 @@ class FakeLive:
         resident, heat = np.zeros((LAYERS, EXPERTS), bool), np.zeros((LAYERS, EXPERTS), np.float32)
         resident[:, ::2], heat[:, 0], heat[:, 1] = True, 1.0, 0.5
         return LiveState(resident, heat, self._engine.copied, time.perf_counter(), 2e9)
+
+    def prompt(self) -> PromptState | None:
+        return self.reading
 
     def reuse_bound(self) -> ReuseBound | None:
         return ReuseBound(demands=100, reusable=75, fetched=40)

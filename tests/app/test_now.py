@@ -16,10 +16,12 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import app.now
-from app.now import ANSWERING_S, HIDDEN, IDLE_S, NowView
+from app.answer_html import WAITING
+from app.now import ANSWERING_S, HIDDEN, IDLE_S, Asked, NowView
 from app.now_routes import add_now_routes
 from app.service import ChatService
 from app.typed import COUNTED
+from localmoe.core.live_state import PromptState
 
 
 @pytest.fixture
@@ -149,3 +151,28 @@ def test_nothing_of_an_answer_is_markup_on_its_way(client: TestClient, service: 
     wait_for(lambda: "thought 3" in json.dumps(page.ask()), 5.0, "thoughts")
     (thoughts,) = page.told["turn"]["parts"]
     assert "&lt;b&gt;" in thoughts and "<b>" not in thoughts and "\n" not in thoughts
+
+
+def test_who_waits_for_the_first_token_is_told_why(service: ChatService, loader: FakeLoader) -> None:
+    clock = [0.0]
+    now, live = NowView(service, lambda: clock[0]), loader.engines[-1].live
+    chat = service.send(None, "a long slow step")  # 2 s until the first token
+    started = getattr(service.runner.view(), "started", 0.0)
+
+    def tell(waited_s: float, **more: Any) -> list[str]:
+        clock[0] = started + waited_s
+        told: Any = now.tell(Asked(chat_id=chat, **more))
+        return told["turn"]["parts"]
+
+    assert tell(0.5) == tell(3.0) == [WAITING], "nothing is known"
+    live.reading = PromptState(tokens=1000, read=256, disk_bytes=0)
+    assert tell(0.5) == [WAITING], "not at once"
+    (said,) = tell(4.2)
+    assert said.endswith("… 256 of 1,000 tokens read · 4 s</p>")
+    live.reading = PromptState(tokens=1000, read=512, disk_bytes=12_300_000_000)
+    assert tell(15.0) == tell(19.0), "it is read aloud"
+    (said,) = tell(19.0, language="zh")
+    assert said.endswith("… 已读取 512 / 1,000 个词元 · 从磁盘读取专家 11.5 GiB · 15 s</p>")
+    wait_for(lambda: getattr(service.runner.view(), "text", ""), what="text")
+    assert "lm-line" not in "".join(tell(19.0))
+    service.runner.stop_and_wait()

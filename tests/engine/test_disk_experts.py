@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engines import ROOMY, Answer, ask, budget_for_slots, check_stats
+from support.engines import ROOMY, Answer, ask, budget_for_slots, check_stats, runner_of
 from support.mxfp4_models import write_mxfp4_model
 from support.shapes import ask_ids, tiny_shape
 from support.tiny_models import tied_model_storing, tiny_model, write_model
@@ -194,7 +194,17 @@ def test_a_long_prompt_reads_each_expert_once(folder: Path) -> None:
     with load(folder, draft_length=0) as engine:
         expected = ask(engine, PROMPTS[2], 1).tokens
     with load_from_disk(folder, 9, draft_length=0) as engine:
+        runner, seen = runner_of(engine), []
+        run = runner.run
+
+        def run_and_look(tokens: Any, phase: Any, **more: Any) -> torch.Tensor:
+            logits = run(tokens, phase, **more)
+            seen.append(engine.live.prompt())
+            return logits
+
+        runner.run = run_and_look  # type: ignore[method-assign]
         answer = ask(engine, PROMPTS[2], 1)
+        assert [one.disk_bytes for one in seen if one is not None] == [answer.stats.disk_bytes]
         assert answer.tokens == expected and answer.stats.prompt_tokens > PREFILL_CHUNK
         assert answer.stats.disk_bytes <= engine.footprint.total_experts * page_bytes(engine)
 

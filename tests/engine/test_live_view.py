@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from support.engines import ask, check_consistent, load_with_slots, memory_of, wait_until_idle
+import torch
+from support.engines import (
+    ask,
+    check_consistent,
+    load_with_slots,
+    memory_of,
+    runner_of,
+    wait_until_idle,
+)
 
 from localmoe.core.errors import EngineClosedError, LocalMoeError
-from localmoe.core.types import ExpertKey
+from localmoe.core.live_state import PromptState
+from localmoe.core.types import ExpertKey, Phase
 from localmoe.engine import Engine
+from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.model.routing_trace import RoutingRecorder
 
 PROMPT = "The fox said to the bear"
@@ -40,6 +50,29 @@ def test_heat_is_that_of_the_experts_that_the_target_chose(engine: Engine) -> No
     weights = 0.5 ** (np.arange(len(passes))[::-1] / 16)
     expected = (passes * weights[:, None, None]).sum(0) / weights.sum()
     np.testing.assert_allclose(engine.live.state().heat, expected, rtol=1e-4)
+
+
+def test_how_far_a_prompt_is_shows_until_the_first_token(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.reset()
+    runner, states = runner_of(engine), []
+    run = runner.run
+
+    def run_and_look(tokens: Sequence[int], phase: Phase, *, last_only: bool) -> torch.Tensor:
+        if phase == "prefill":
+            states.append(engine.live.prompt())
+        return run(tokens, phase, last_only=last_only)
+
+    monkeypatch.setattr(runner, "run", run_and_look)
+    first = ask(engine, PROMPT * 100, 3, draft_length=0).stats
+    tokens = first.prompt_tokens
+    assert tokens > 2 * PREFILL_CHUNK
+    assert states == [PromptState(tokens, read, 0) for read in range(0, tokens, PREFILL_CHUNK)]
+    assert engine.live.prompt() is None
+    states.clear()
+    again = ask(engine, PROMPT * 100, 3, draft_length=0).stats
+    assert states == [PromptState(tokens - again.reused_tokens, 0, 0)] and again.reused_tokens > 0
 
 
 @pytest.mark.parametrize("policy", ["on-demand", "moe-speq"])
