@@ -4,8 +4,11 @@ timer of its own, which runs while the tab is open: what is out of sight costs n
 from __future__ import annotations
 
 import json
+import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gradio as gr
@@ -21,6 +24,26 @@ from app.texts import texts_for
 from app.view import Seen, Updates, View
 
 MOVING_S, STILL_S = 0.3, 3.0
+_PAGE = "page"  # in what it has seen: which one it is
+_MOST_PAGES = 64  # that were open of late
+
+
+class LedPages:
+    """Which load led a page to the chat: of two refreshes that are under way, one does, or the second would
+    take its user away from where the first was left for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads: OrderedDict[str, int] = OrderedDict()  # by page, the last ones
+
+    def leads(self, page: str, load: int) -> bool:
+        """Whether this is the first that leads this page there, for this load."""
+        with self._lock:
+            first = self._loads.pop(page, None) != load
+            self._loads[page] = load
+            while len(self._loads) > _MOST_PAGES:
+                self._loads.popitem(last=False)
+            return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +58,7 @@ class ModelsScreen:
     timer: gr.Timer
     seen: gr.Textbox
     tab: gr.Textbox
+    led: LedPages = field(default_factory=LedPages)
 
     def outputs(self) -> list[Any]:
         """What a refresh may change."""
@@ -50,11 +74,13 @@ class ModelsScreen:
         """What changed since `seen`. leads: a model that is ready may lead to the chat."""
         parts = self._parts(view, open_tab)
         shown, updates = parse_seen(seen), Updates()
+        page = shown.get(_PAGE) or secrets.token_hex(8)
         for name, (key, make) in parts.items():
-            stays = name == "opened" and not (leads and name in shown)  # as a page that opens does
-            if shown.get(name) != repr(key) and not stays:
+            if shown.get(name) == repr(key):
+                continue
+            if name != "opened" or (leads and name in shown and self.led.leads(page, key)):
                 updates.update(make())
-        told = {name: repr(key) for name, (key, _) in parts.items()}
+        told = {_PAGE: page} | {name: repr(key) for name, (key, _) in parts.items()}
         now = json.dumps({**shown, **told})  # what is out of sight stays as it was shown
         updates[self.seen] = now if now != seen else gr.skip()
         return updates

@@ -213,6 +213,19 @@ def test_a_model_that_is_ready_leads_to_the_chat_but_not_who_opens_a_tab_just_th
     assert screen.tabs not in screen.refresh(View(), str(chosen[screen.seen]), "settings"), "nor later"
 
 
+def test_of_two_refreshes_under_way_one_leads_to_the_chat(
+    models: ModelsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.fits, "hardware", lambda: None)
+    screen = screen_of(models)
+    pages = [str(screen.refresh(View(), "", "models")[screen.seen]) for _ in range(2)]
+    for load in (1, 2):
+        models.opened = load
+        for seen in pages:
+            led = [screen.tabs in screen.refresh(View(), seen, "models") for _ in range(3)]
+            assert led == [True, False, False], "each page once for each load"
+
+
 def test_a_download_that_is_not_loaded_says_so_in_the_tab_until_one_is(
     models: ModelsService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
