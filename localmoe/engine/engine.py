@@ -253,10 +253,10 @@ class Engine(AbstractContextManager["Engine"]):
         `ram`, which ones RAM holds. Raises EngineBusyError while an answer is being written."""
         with self._idle("An answer is being written: stop it first."):
             self._session.forget()
-            self._loaded.forget(ram=ram)
             self._answers = 0
             self._draft_place.restore()
-            self._budget.empty_slots()
+            self._budget.empty_slots()  # first: records on their way into some are held in RAM
+            self._loaded.forget(ram=ram)
 
     @contextmanager
     def _idle(self, refusal: str) -> Iterator[None]:

@@ -173,7 +173,8 @@ class RamPlaces:
         self._fresh[key] = asked and self._when[key] != self._now
 
     def forget(self) -> list[ExpertKey]:
-        """What was asked for so far; those that give way now, as nobody holds them."""
+        """What was asked for so far; those that give way now, as nobody holds them. No pass is open."""
+        self.reach.clear()
         self._recent[:] = self._frequency[:] = 0.0
         self._value = None
         self._fresh[:] = self._awaited[:] = False

@@ -113,6 +113,12 @@ def test_what_kernels_may_read_stays_in_ram_while_a_pass_is_open(tmp_path: Path,
         assert not store._places.reach.held.any()
         memory.prepare_pass()
         assert store._places.reach.held.any()
+        memory.forget()  # as an engine is reset
+        store.forget()
+        assert not store.residency().any()
+        run_pass(memory, store, every[:60], whole=whole)
+        memory.prepare_pass()
+        assert store._places.reach.held.any()
         memory.open_pass()
         memory.abandon_pass()
         assert not store._places.reach.held.any()
