@@ -10,7 +10,7 @@ from localmoe.core.errors import HardwareError, sentence_of
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.record_store import RecordStore
-from localmoe.hardware.needs import prompt_rows
+from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.kernels.activations import detect_activation
 from localmoe.model.expert_module import expert_biases
 from localmoe.model.host_routers import route_with
@@ -31,7 +31,6 @@ def make_in_place(
     activation = detect_activation(skeleton.experts[0].module)
     assert activation is not None, "device_support comes first"
     biases = [expert_biases(experts.module) for experts in skeleton.experts]
-    rows = prompt_rows(in_place=True, on_disk=prepared.plan.disk_bytes > 0)
     try:
         from localmoe.experts.cpu_lane import CpuLane
         from localmoe.kernels.cpu.row_ops import compile_row_ops
@@ -39,7 +38,7 @@ def make_in_place(
 
         lane = CpuLane(
             store, activation, biases,
-            tokens=max(MAX_WINDOW, min(rows, prepared.plan.context)),
+            tokens=max(MAX_WINDOW, min(PREFILL_CHUNK, prepared.plan.context)),
             top_k=skeleton.experts_per_token, threads=config.cpu_threads or torch.get_num_threads(),
             pinned=False, dtype=prepared.compute.dtype, caller_works=True,
         )  # fmt: skip

@@ -194,11 +194,11 @@ class ExpertReads:
             self._fill()
 
     def fills(self, seconds: float) -> bool:
-        """Whether `fill` goes on, once something came, or so much time has passed."""
+        """Whether more is on its way into RAM, once something came, or so much time has passed."""
         with self.lock:
-            if self._to_fill is not None and not self.closed:
+            if self._coming and not self.closed:
                 self.lock.wait(seconds)
-            return self._to_fill is not None and not self.closed
+            return bool(self._coming) and not self.closed
 
     def _fill(self) -> None:
         if self._fills:  # a read ended as soon as it had begun

@@ -63,11 +63,6 @@ class InPlaceMemory:
         self._pytorch_threads = torch.get_num_threads()
         self._combine_rows = combine_rows
 
-    @property
-    def most_rows(self) -> int:
-        """Tokens of the longest pass."""
-        return self.lane.layout.tokens
-
     def compute(
         self, layer: int, x: Tensor, rows: Mapping[int, Sequence[int]], top_k: int
     ) -> tuple[DemandReport, Tensor]:

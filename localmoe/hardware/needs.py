@@ -10,7 +10,6 @@ from localmoe.core.types import ModelFootprint
 from localmoe.kernels.attention import KV_BLOCK
 
 PREFILL_CHUNK = 256  # tokens of a prompt in one pass, at most
-DISK_PREFILL_CHUNK = 1024  # of a CPU, from the disk: each pass reads nearly all that RAM does not hold
 DEVICE_PREFILL_CHUNK = 1024  # the same where steps run whole on a GPU, at least (see prefill_chunk)
 PASS_PADDING = 80  # rows that the widest pass may be padded to
 _ATTENTION_ROWS = 128  # query rows that attention handles at once
@@ -126,7 +125,7 @@ def device_needs(
     positions = kv_positions(context)
     unpacked_bytes = footprint.expert_params * compute_bytes
     kv_layer_floats = -(-footprint.kv_bytes_per_token // (footprint.num_layers * checkpoint_bytes_per_weight))
-    chunk = prefill_chunk if whole_passes else prompt_rows(in_place=in_place, on_disk=on_disk)
+    chunk = prefill_chunk if whole_passes else PREFILL_CHUNK
     tokens = max(min(chunk, context), max_window)
     if whole_passes:
         activations = _kernel_bytes(footprint, tokens)
@@ -169,11 +168,6 @@ def device_needs(
         aside_bytes=aside_bytes,
         disk_bytes=record_bytes if on_disk else 0,
     )
-
-
-def prompt_rows(*, in_place: bool, on_disk: bool) -> int:
-    """Most tokens of a prompt in one pass, layer by layer."""
-    return DISK_PREFILL_CHUNK if in_place and on_disk else PREFILL_CHUNK
 
 
 def _activation_bytes(footprint: ModelFootprint, tokens: int) -> int:

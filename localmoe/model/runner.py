@@ -261,8 +261,7 @@ class ModelRunner:
 
     def prefill_rows(self, left: int) -> int:
         """Tokens of a prompt in its next pass, of `left` that are to come."""
-        memory = self.passes.memory
-        return min(left, memory.most_rows if isinstance(memory, InPlaceMemory) else PREFILL_CHUNK)
+        return min(left, PREFILL_CHUNK)
 
     def begin_draft_token(self, position: int) -> None:
         """The next draft pass is of this window token."""

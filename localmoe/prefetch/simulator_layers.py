@@ -28,7 +28,7 @@ from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_in_place import InPlaceMemory
 from localmoe.prefetch.simulator_types import Experts, Machine, Prompt, Tally, Window
 
-PROMPT_PASS, DISK_PROMPT_PASS = 256, 1024  # tokens of a prompt in one pass, see hardware.needs
+PROMPT_PASS = 256  # tokens of a prompt in one pass
 
 
 class LayerMemory:
@@ -149,9 +149,8 @@ class LayerSteps:
 
     def prompt(self, prompt: Prompt) -> None:
         """A prompt, pass by pass."""
-        most = DISK_PROMPT_PASS if self._machine.in_place else PROMPT_PASS
-        for first in range(0, len(prompt.target), most):
-            experts = prompt.target[first : first + most]
+        for first in range(0, len(prompt.target), PROMPT_PASS):
+            experts = prompt.target[first : first + PROMPT_PASS]
             self._scheduler.notify(PrefillStarted(len(experts)))
             self._target(experts, None, None, None)
 

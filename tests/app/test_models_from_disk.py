@@ -63,7 +63,7 @@ def test_one_click_on_the_card_loads_it_from_the_disk_and_that_is_kept(
     models: ModelsService, loader: FakeLoader
 ) -> None:
     large = card(shelf_html(models, ENGLISH), LARGE)
-    assert RUNS in large and "RAM (35 % of the experts) + 17.7 GiB on the disk" in large
+    assert RUNS in large and "RAM (36 % of the experts) + 17.7 GiB on the disk" in large
     assert "est." not in large
     assert f'data-act="chat-disk" data-key="{LARGE}" aria-label="Chat (from the disk) {LARGE}"' in large
     small = card(shelf_html(models, ENGLISH), SMALL)

@@ -32,12 +32,11 @@ from localmoe.experts import ram_arena, record_file
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.disk_store import DiskStore
 from localmoe.hardware.facts import Hardware
-from localmoe.hardware.needs import PREFILL_CHUNK
 from localmoe.hub.checkpoint import Checkpoint
 from localmoe.kernels.weight_forms import WeightForm
 
 CONTEXT = 512
-PROMPTS = ("Hello there, how are", "z", "word " * 80)  # the last one is longer than a pass of those from RAM
+PROMPTS = ("Hello there, how are", "z", "word " * 80)  # the last one is longer than a prompt's pass
 SAMPLED = SamplingConfig(temperature=1.0, seed=5)
 
 
@@ -190,9 +189,7 @@ def test_a_chat_that_comes_back_reads_only_what_is_new(folder: Path) -> None:
         assert ask(engine, first, 6).tokens == expected[0]
 
 
-def test_a_long_prompt_reads_each_expert_once(folder: Path) -> None:
-    with load(folder, draft_length=0) as engine:
-        expected = ask(engine, PROMPTS[2], 1).tokens
+def test_what_a_prompt_has_read_shows_while_it_is_read(folder: Path) -> None:
     with load_from_disk(folder, 9, draft_length=0) as engine:
         runner, seen = runner_of(engine), []
         run = runner.run
@@ -203,10 +200,9 @@ def test_a_long_prompt_reads_each_expert_once(folder: Path) -> None:
             return logits
 
         runner.run = run_and_look  # type: ignore[method-assign]
-        answer = ask(engine, PROMPTS[2], 1)
-        assert [one.disk_bytes for one in seen if one is not None] == [answer.stats.disk_bytes]
-        assert answer.tokens == expected and answer.stats.prompt_tokens > PREFILL_CHUNK
-        assert answer.stats.disk_bytes <= engine.footprint.total_experts * page_bytes(engine)
+        stats = ask(engine, PROMPTS[2], 1).stats
+        read = [one.disk_bytes for one in seen if one is not None]
+        assert len(read) == 2 and 0 < read[0] < read[1] == stats.disk_bytes
 
 
 def test_ram_is_filled_while_nobody_asks_and_empty_after_a_reset(folder: Path) -> None:

@@ -20,16 +20,13 @@ from prefetch.test_simulator import MACHINE, TOP_K, plain, story_of
 from localmoe.core.types import ExpertKey
 from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.disk_store import DiskStore
-from localmoe.hardware.needs import DISK_PREFILL_CHUNK, PREFILL_CHUNK
 from localmoe.prefetch.policy import CacheShape
 from localmoe.prefetch.registry import POLICIES
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator import simulate
 from localmoe.prefetch.simulator_disk import SimulatedReads
 from localmoe.prefetch.simulator_disk_passes import DiskPassMemory
-from localmoe.prefetch.simulator_in_place import InPlaceMemory
-from localmoe.prefetch.simulator_layers import DISK_PROMPT_PASS, PROMPT_PASS, LayerSteps
-from localmoe.prefetch.simulator_types import Disk, Lane, Machine, Prompt
+from localmoe.prefetch.simulator_types import Disk, Lane, Machine
 
 LAYERS, EXPERTS, SLOTS = 3, 12, 8  # beside the engine's own
 PLACES = EXPERTS + 8
@@ -50,19 +47,6 @@ def test_what_is_in_ram_is_computed_while_the_rest_is_read() -> None:
     assert both.counters.decode_s - first.counters.decode_s == pytest.approx((3 + 10 + 1) + (3 + 2))
     assert (both.counters.hits, both.counters.misses, both.reads) == (3, 5, 5)
     assert both.counters.freeze().h2d_bytes == 0
-
-
-def test_a_prompt_in_place_is_read_in_passes_as_long_as_the_engines() -> None:
-    assert (PROMPT_PASS, DISK_PROMPT_PASS) == (PREFILL_CHUNK, DISK_PREFILL_CHUNK)
-    ends = []
-    for tokens in (1, DISK_PROMPT_PASS, DISK_PROMPT_PASS + 1):
-        memory = InPlaceMemory(IN_PLACE, IN_PLACE.disk or Disk(0, 0, 0.0))
-        scheduler = Scheduler(POLICIES["on-demand"](CacheShape(2, 6, TOP_K, 12)))
-        scheduler.attach(memory)
-        chosen = np.tile(np.array([[[0, 1], [2, 3]]], dtype=np.int32), (tokens, 1, 1))
-        LayerSteps(IN_PLACE, scheduler, memory).prompt(Prompt(chosen))
-        ends.append(memory.now)
-    assert ends[0] == ends[1] == ends[2] - 2 * (3 + 2)
 
 
 def test_the_lane_waits_for_the_disk_and_slots_fill_behind_the_pass() -> None:
