@@ -29,7 +29,7 @@ def answer_parts(
         parts.append(_coloured(text, start, runs) if runs else tags_as_text(split.answer, layout=True))
     elif running and split.finished:
         line = f'<p class="lm-line">{WAITING} {_escape(waits_for)}</p>'
-        parts.append(line if waits_for and not text else WAITING)
+        parts.append(line if waits_for else WAITING)
     return parts
 
 

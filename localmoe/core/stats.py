@@ -18,6 +18,7 @@ class GenerationCounters:
     reused_tokens: int = 0  # prompt tokens whose KV was there already, in the cache or kept in RAM
     read_tokens: int = 0  # of the others, those that have run, while the prompt is read
     new_tokens: int = 0
+    ended: bool = False  # written, stopped or failed
     steps: int = 0
     drafted: int = 0
     left_out: int = 0  # drafted beyond that, and not worth verifying

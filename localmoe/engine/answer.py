@@ -56,4 +56,5 @@ def write_events(
         reason = type(error).__name__
         raise
     finally:
+        meter.counters.ended = True
         log_answer(reason, meter.counters.freeze())

@@ -41,7 +41,7 @@ class LiveView:
         self._read_before = self._parts().store.read_bytes
 
     def prompt(self) -> PromptState | None:
-        """Of the answer that is being written; None once it has a token. Waits for no lock.
+        """Of the answer that is being written; None once it has a token, or has ended. Waits for no lock.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -49,7 +49,7 @@ class LiveView:
         parts = self._parts()
         counters = parts.passes.counters
         tokens = counters.prompt_tokens - counters.reused_tokens
-        if counters.new_tokens or tokens <= 0:
+        if counters.ended or counters.new_tokens or tokens <= 0:
             return None
         return PromptState(tokens, counters.read_tokens, parts.store.read_bytes - self._read_before)
 

@@ -18,6 +18,7 @@ from support.engines import (
     wait_until_idle,
 )
 
+from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import EngineClosedError, LocalMoeError
 from localmoe.core.live_state import PromptState
 from localmoe.core.types import ExpertKey, Phase
@@ -73,6 +74,11 @@ def test_how_far_a_prompt_is_shows_until_the_first_token(
     states.clear()
     again = ask(engine, PROMPT * 100, 3, draft_length=0).stats
     assert states == [PromptState(tokens - again.reused_tokens, 0, 0)] and again.reused_tokens > 0
+    engine.reset()
+    stop = threading.Event()
+    stop.set()
+    list(engine.stream(GenerationRequest(prompt=PROMPT * 100), stop))
+    assert engine.live.prompt() is None, "it has no token, and gets none"
 
 
 @pytest.mark.parametrize("policy", ["on-demand", "moe-speq"])
