@@ -82,12 +82,14 @@ class DiskExpertMemory(DeviceExpertMemory):
     def unprepare(self) -> None:
         """As DeviceExpertMemory's."""
         super().unprepare()
-        self._disk.pass_withdrawn()
+        with self._disk.reach() as reach:
+            reach.withdrawn()
 
     def open_pass(self) -> None:
         """As DeviceExpertMemory's."""
         super().open_pass()
-        self._disk.pass_opened()
+        with self._disk.reach() as reach:
+            reach.opened()
 
     def open_behind(self) -> None:
         """As DeviceExpertMemory's, but slots may change: no pass itself puts anything into them, so the table
@@ -97,7 +99,8 @@ class DiskExpertMemory(DeviceExpertMemory):
             self.transfers.copies_wait_for(self.transfers.mark_compute())
             self.pump()
         self._upload()
-        self._disk.pass_opened()
+        with self._disk.reach() as reach:
+            reach.opened()
 
     def _upload(self) -> None:
         """As DeviceExpertMemory's. Nothing lands in slots within a pass."""
@@ -160,7 +163,8 @@ class DiskExpertMemory(DeviceExpertMemory):
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """As DeviceExpertMemory's; then what is worth a slot is known, for the next copies."""
         report = super().close_pass(log)
-        self._disk.pass_closed()
+        with self._disk.reach() as reach:
+            reach.closed()
         self._disk.note_pass(report.demanded)
         in_slots = self._slot_of != FREE
         self._disk.in_slots(in_slots)
@@ -182,7 +186,8 @@ class DiskExpertMemory(DeviceExpertMemory):
 
     def _empty(self) -> None:
         super()._empty()
-        self._disk.end_passes()
+        with self._disk.reach() as reach:
+            reach.clear()
         self._worthy = []
         self._take_back(most=0)
         self._disk.in_slots(self._slot_of != FREE)
@@ -190,6 +195,7 @@ class DiskExpertMemory(DeviceExpertMemory):
     def close(self) -> None:
         """As DeviceExpertMemory's."""
         super().close()
-        self._disk.end_passes()
+        with self._disk.reach() as reach:
+            reach.clear()
         self._take_back(most=0)
         self._disk.in_slots(np.zeros_like(self._slot_of, dtype=np.bool_))

@@ -4,7 +4,8 @@ computed with or copied from (disk_reads brings them there).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from localmoe.core.uninterrupted import uninterrupted
 from localmoe.experts.disk_reads import ExpertReads
 from localmoe.experts.ram_arena import RamArena
 from localmoe.experts.ram_places import NOWHERE
+from localmoe.experts.ram_reach import RamReach
 from localmoe.experts.record_file import RecordFile
 from localmoe.experts.record_store import RecordStore
 
@@ -109,27 +111,11 @@ class DiskStore(ExpertReads, RecordStore):
             found = self._places.reach.prepare(self._places.worth(), may_be)
             return np.where(found, self.addresses + self._arena.shift, 0)
 
-    def pass_withdrawn(self) -> None:
-        """The one that was prepared for will be prepared for again before it reads anything here."""
+    @contextmanager
+    def reach(self) -> Iterator[RamReach]:
+        """To say that a pass was opened, closed or withdrawn, which may let others give way."""
         with self.lock:
-            self._places.reach.withdrawn()
-            self.lock.notify_all()
-
-    def pass_opened(self) -> None:
-        """The one that was prepared for, or one whose kernels read nothing here."""
-        with self.lock:
-            self._places.reach.opened()
-
-    def pass_closed(self) -> None:
-        """Of those that are open, the first."""
-        with self.lock:
-            self._places.reach.closed()
-            self.lock.notify_all()
-
-    def end_passes(self) -> None:
-        """None is open, and none prepared for."""
-        with self.lock:
-            self._places.reach.clear()
+            yield self._places.reach
             self.lock.notify_all()
 
     def residency(self) -> NDArray[np.bool_]:

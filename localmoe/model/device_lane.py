@@ -154,9 +154,7 @@ class DeviceLane:
                 raise _lost(self.failure)
             return False
         jobs, waited = report.posted - self._posted, report.waited - self.waited
-        if not self.lane.brought_since(
-            self._posted
-        ):  # else a disk was waited for, which says nothing of both
+        if not self.lane.brought_since(self._posted):  # a disk that was waited for says nothing of both
             self._at_hand.learn(jobs, waited)
         self._posted, self.waited = report.posted, report.waited
         return True

@@ -13,7 +13,7 @@ from localmoe.experts.ram_reach import most_lent
 from localmoe.experts.worth_a_slot import SOON, worth_a_slot
 from localmoe.prefetch.scheduler import Scheduler
 from localmoe.prefetch.simulator_disk import SimulatedReads
-from localmoe.prefetch.simulator_lanes import divide
+from localmoe.prefetch.simulator_lanes import divide, in_turn
 from localmoe.prefetch.simulator_passes import PassMemory
 from localmoe.prefetch.simulator_types import Disk, Experts, Lane, Machine
 
@@ -132,8 +132,7 @@ class DiskPassMemory(PassMemory):
         """The CPU's, of each: of what the link does not reach all."""
         machine, lane = self._machine, self._lane
         self._rotation += 7
-        turn = self._rotation % machine.num_experts
-        order = sorted(missing, key=lambda e: (tokens[e], (e - turn) % machine.num_experts))
+        order = in_turn(missing, tokens, self._rotation, machine.num_experts)
         reached = [expert for expert in order if self._reached[layer, expert]]
         alone = [expert for expert in order if not self._reached[layer, expert]]
         alone_s = sum(lane.seconds(int(tokens[expert])) for expert in alone)

@@ -41,6 +41,12 @@ def divide(
     return shares
 
 
+def in_turn(missing: Sequence[int], tokens: NDArray[np.int64], rotation: int, num_experts: int) -> list[int]:
+    """The order in which the CPU takes them: those of few tokens first, of equals another one each time."""
+    turn = rotation % num_experts
+    return sorted(missing, key=lambda expert: (tokens[expert], (expert - turn) % num_experts))
+
+
 class LaneMemory(PassMemory):
     """Slots, copies in flight, and experts on the CPU.
 
@@ -66,8 +72,7 @@ class LaneMemory(PassMemory):
     def _bring(self, layer: int, missing: list[int], tokens: NDArray[np.int64]) -> list[int]:
         machine, lane = self._machine, self._lane
         self._rotation += 7
-        turn = self._rotation % machine.num_experts
-        order = sorted(missing, key=lambda e: (tokens[e], (e - turn) % machine.num_experts))
+        order = in_turn(missing, tokens, self._rotation, machine.num_experts)
         counts = [int(tokens[e]) for e in order]
         busy_s = self._owed_s + len(self._copies) * machine.copy_s
         shares = divide(counts, machine.copy_s, lane, busy_s)
