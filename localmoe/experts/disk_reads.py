@@ -19,11 +19,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from localmoe.core.errors import LocalMoeError, TransferError
+from localmoe.core.errors import TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.core.uninterrupted import Monitor, uninterrupted
 from localmoe.experts.counters import TransferCounters
 from localmoe.experts.disk_reader import DiskReader
+from localmoe.experts.failures import failure_of
 from localmoe.experts.memory import DemandReport
 from localmoe.experts.ram_arena import RamArena
 from localmoe.experts.ram_places import MOST_AHEAD, MOST_SWEPT, NOWHERE, RamPlaces, sweeps
@@ -50,6 +51,7 @@ class ExpertReads:
         self._reader = DiskReader(file.path)
         self._coming: dict[ExpertKey, Future[None]] = {}
         self._failed: dict[ExpertKey, BaseException] = {}
+        self._older: set[ExpertKey] = set()  # reads that began before somebody who waits for them asked
         self._counters = TransferCounters()
         self._stall_s = self._busy_s = 0.0
         self._busy_since = 0.0  # while any read is under way
@@ -121,6 +123,7 @@ class ExpertReads:
                         holding.append(key)
                     hits = [key for key in keys if self.addresses[key]]
                     late = [key for key in keys if key in self._coming]
+                    self._older.update(late)
                     missing = [key for key in keys if not self.addresses[key] and key not in self._coming]
                     self._before = layer if sweeping else 0
                     self._start(missing)
@@ -167,12 +170,8 @@ class ExpertReads:
         if self.closed:
             raise TransferError("The engine was closed while an answer was being written.")
         for key in keys:
-            error = self._failed.pop(key, None)
-            if isinstance(error, LocalMoeError):
-                raise error
-            if error is not None:
-                where = f"expert {key.expert} of layer {key.layer}"
-                raise TransferError(f"Reading {where} failed: {error}") from error
+            if key in self._failed:
+                raise failure_of("Reading", key, self._failed.pop(key))
 
     def prefetch(self, key: ExpertKey) -> None:
         """Read it ahead of need; nothing happens if it is there or on its way, or enough others are."""
@@ -275,9 +274,10 @@ class ExpertReads:
                 self.addresses[key] = self._arena.place(int(self._places.place[key]), 1).data_ptr()
             else:
                 self._places.give_back(key)
-                if error is not None and self._places.held[key]:
-                    self._failed[key] = error
+                if error is not None and self._places.held[key] and key not in self._older:
+                    self._failed[key] = error  # of an older read: who waits for it asks again
                 self._to_fill = None
+            self._older.discard(key)
             self.lock.notify_all()
             self._fill()
 

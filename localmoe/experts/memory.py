@@ -25,6 +25,7 @@ from localmoe.core.types import ExpertKey
 from localmoe.core.uninterrupted import Monitor
 from localmoe.experts.claims import Claim, VictimChooser, claim_copy
 from localmoe.experts.counters import TransferCounters
+from localmoe.experts.failures import failure_of
 from localmoe.experts.link import Link
 from localmoe.experts.queue import DEMAND_DEADLINE, CopyQueue
 from localmoe.experts.record_store import RecordStore
@@ -58,6 +59,7 @@ class ExpertMemory:
         self._queue = CopyQueue()
         self._wanted: set[ExpertKey] = set()  # demanded and not yet pinned by their reader
         self._failed: dict[ExpertKey, BaseException] = {}
+        self._older: set[ExpertKey] = set()  # copies that began before somebody who waits for them asked
         self._broken: Exception | None = None  # what ended the worker
         self._counters = TransferCounters()
         self._copies_s: deque[float] = deque(maxlen=_RECENT)
@@ -108,8 +110,7 @@ class ExpertMemory:
                 self._changed.notify_all()
 
     def settle(self) -> None:
-        """Wait until all prefetches that were asked for are here; those for which there is no slot are
-        withdrawn. For measurements of what copying beside the computation is worth."""
+        """Wait for all prefetches but those without a slot, which are withdrawn. For measurements."""
         with self._changed:
             self._changed.wait_for(lambda: self._idle or self.closed or self._broken is not None)
             self._queue.drop_prefetches()
@@ -127,7 +128,7 @@ class ExpertMemory:
         they become readable, those already here first. Each view is valid until the iterator advances.
 
         Raises:
-            TransferError: a copy failed.
+            TransferError: a copy failed. DiskError: its record could not be read.
         """
         keys = [ExpertKey(layer, expert) for expert in experts]
         pinned: list[ExpertKey] = []  # or just about to be: an interrupt may come anywhere
@@ -139,6 +140,7 @@ class ExpertMemory:
                 late = [key for key in keys if self._table.is_loading(key)]
                 misses = [key for key in keys if key not in hits and key not in late]
                 awaited += late + misses
+                self._older.update(late)
                 self._wanted.update(awaited)
                 for key in hits:
                     pinned.append(key)
@@ -186,10 +188,7 @@ class ExpertMemory:
             while True:
                 for key in remaining:
                     if key in self._failed:
-                        error = self._failed.pop(key)
-                        raise TransferError(
-                            f"Copying expert {key.expert} of layer {key.layer} failed: {error}"
-                        ) from error
+                        raise failure_of("Copying", key, self._failed.pop(key))
                     if self._table.is_resident(key):
                         pinned.append(key)
                         self._table.pin(key)
@@ -210,7 +209,7 @@ class ExpertMemory:
             raise TransferError("The engine was closed while an answer was being written.")
 
     def _ask_again(self, remaining: set[ExpertKey]) -> None:
-        """What another reader let go of, and lost, before this one came to it."""
+        """What another reader let go of, and lost, before this one came to it; or an older copy's failure."""
         for key in remaining:
             self._wanted.add(key)
             if not self._table.is_loading(key) and key not in self._queue:
@@ -273,8 +272,9 @@ class ExpertMemory:
                 self._counters.prefetched += not is_demand
             else:
                 self._table.abort_copy(key)
-                if key in self._wanted:
+                if key in self._wanted and key not in self._older:  # else its reader asks again
                     self._failed[key] = error
+            self._older.discard(key)
             self._changed.notify_all()
 
     def _claim(self) -> Claim | None:

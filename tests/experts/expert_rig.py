@@ -23,6 +23,13 @@ LAYOUT = RecordLayout((6, 4), (4, 3), transposed=False)
 WAIT_S = 20.0  # far beyond what any step takes, so that a hang fails instead of blocking
 
 
+class Once(dict[ExpertKey, BaseException]):
+    """What breaks once and is whole then."""
+
+    def __getitem__(self, key: ExpertKey) -> BaseException:
+        return self.pop(key)
+
+
 class StoppableLink(HostLink):
     """Copies only when allowed, remembers the order, and breaks where told to."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experts.expert_rig import LAYOUT, WAIT_S, in_thread, make_store
+from experts.expert_rig import LAYOUT, WAIT_S, Once, in_thread, make_store
 
 from localmoe.core.errors import DiskError, LocalMoeError, TransferError
 from localmoe.core.types import ExpertKey
@@ -342,6 +342,22 @@ def test_an_error_of_the_disk_reaches_all_who_wait_for_the_same(
     for thread, outcome in workers:
         thread.join(WAIT_S)
         assert isinstance(outcome[0], DiskError)
+    check_idle(store)
+
+
+def test_an_error_of_a_read_that_began_before_it_was_asked_for_is_not_the_askers(
+    make: Callable[[int], DiskStore], reads: Reads
+) -> None:
+    store, key = make(EXPERTS), ExpertKey(0, 1)
+    reads.broken = Once({key: OSError(5, "Input/output error")})
+    reads.stop(key)
+    store.prefetch(key)
+    reads.wait_until_begun(key)
+    with store.held(0, [1]) as (report, groups):
+        assert report.late == {1}
+        reads.let()
+        assert list(groups) == [[1]] and at(store, key) == expected(key)
+    assert reads.begun == [key, key] and not store._older
     check_idle(store)
 
 

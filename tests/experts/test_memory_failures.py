@@ -6,14 +6,14 @@ import linecache
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import pytest
-from expert_rig import WAIT_S, in_thread, rig
+from expert_rig import WAIT_S, Once, in_thread, rig
 
-from localmoe.core.errors import TransferError
+from localmoe.core.errors import DiskError, TransferError
 from localmoe.core.types import ExpertKey
 from localmoe.experts import memory
 
@@ -51,18 +51,29 @@ def test_a_failed_prefetch_troubles_nobody_who_does_not_wait_for_it(error: Excep
         assert r.memory.counters().prefetched == 0
 
 
-def test_a_late_expert_whose_copy_fails_is_an_error_too() -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_a_late_expert_whose_copy_fails_is_copied_once_more(again: bool) -> None:
+    """The copy began before its reader asked, so its failure says nothing of what that can have."""
     with rig(2) as r:
         r.link.hold()
-        r.link.broken[key(1)] = LINK_DOWN
+        r.link.broken = {key(1): LINK_DOWN} if again else Once({key(1): LINK_DOWN})
         r.memory.prefetch(key(1), 0.0)
         r.link.wait_until_started(key(1))
-        with pytest.raises(TransferError), r.memory.demand(0, (1,)) as (report, views):
+        expected = pytest.raises(TransferError, match="link down") if again else nullcontext()
+        with expected, r.memory.demand(0, (1,)) as (report, views):
             assert report.late == {1}
             r.link.let()
-            list(views)
+            assert [view.expert for view in views] == [1]
+        assert not r.memory._older
         r.link.broken.clear()
         r.read(0, 1)
+
+
+def test_a_failure_that_is_a_sentence_for_users_is_told_as_it_is() -> None:
+    with rig(2) as r:
+        r.link.broken[key(1)] = DiskError("The experts' file is shorter than it was.")
+        with pytest.raises(DiskError, match=r"^The experts' file is shorter than it was\.$"):
+            r.read(0, 1)
 
 
 def test_the_failure_of_a_copy_whose_reader_left_is_not_told_to_the_next_reader() -> None:
