@@ -135,6 +135,7 @@ def test_what_was_meant_for_one_chat_does_not_come_into_another(page: PageDriver
     assert page.value("lm-message") == ""
 
 
+@pytest.mark.slow
 def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageDriver) -> None:
     page.send("one chat")
     wait_for(lambda: page.line() != "", 30, "the end of the answer, which draws its buttons anew")
@@ -157,6 +158,7 @@ def test_names_are_shown_as_they_are(page: PageDriver) -> None:
     assert all(name in shown for name in names), shown
 
 
+@pytest.mark.slow
 def test_files_are_taken_as_long_as_a_message_has_room(page: PageDriver) -> None:
     attach(
         page,

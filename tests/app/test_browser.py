@@ -156,6 +156,7 @@ def test_a_budget_is_applied_and_a_bad_one_is_explained(page: PageDriver) -> Non
     page.apply("32.0 MiB")
 
 
+@pytest.mark.slow
 def test_a_budget_of_one_s_own_begins_with_one_that_works(page: PageDriver) -> None:
     """Also before this computer has been looked at, when the slider has no ends: it stays automatic."""
     page.reload()
@@ -243,6 +244,7 @@ def test_own_sampling_holds_until_a_number_or_a_preset_of_ones_own(page: PageDri
     page.fill("lm-seed", "")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_can_be_changed_again(page: PageDriver) -> None:
     page.settings()
     page.choose_model("missing")
@@ -272,6 +274,7 @@ def test_every_control_has_a_label(page: PageDriver) -> None:
     assert page.unlabelled() == []
 
 
+@pytest.mark.slow
 def test_dark_light_and_the_systems_choice(page: PageDriver) -> None:
     page.theme("dark")
     dark = page.background()
@@ -302,6 +305,7 @@ def test_a_phone_screen_shows_the_chat_and_opens_the_rest_as_drawers(page: PageD
     assert not page.visible("#lm-nav")
 
 
+@pytest.mark.slow
 def test_a_long_chat_is_windowed(page: PageDriver) -> None:
     page.open_chat("long chat")
     page.wait_text("#lm-turn", "assistant 59")

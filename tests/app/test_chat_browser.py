@@ -306,6 +306,7 @@ def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     page.wait_questions(["a walrus and nothing else"])
 
 
+@pytest.mark.slow
 def test_system_prompts_are_saved_chosen_and_deleted(page: PageDriver, server: Server) -> None:
     def prompt_kept(text: str) -> bool:
         return bool(
@@ -346,6 +347,7 @@ INTERVALS = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_press_of_chat_by_key_waits_for_the_chat_until_its_load_has_failed(
     page: PageDriver, server: Server
 ) -> None:
@@ -361,6 +363,7 @@ def test_a_press_of_chat_by_key_waits_for_the_chat_until_its_load_has_failed(
     server.wait("ready")
 
 
+@pytest.mark.slow
 def test_a_button_that_goes_away_when_it_is_pressed_by_key_leaves_the_focus_to_the_message(
     page: PageDriver,
 ) -> None:

@@ -52,6 +52,7 @@ def test_an_answer_that_ends_leaves_a_title_that_is_being_typed(page: PageDriver
     assert page.page.locator(".lm-rename").count() == 0 and page.problems == []
 
 
+@pytest.mark.slow
 def test_a_title_is_given_up_or_kept_after_the_list_was_drawn_anew(page: PageDriver) -> None:
     begin_to_rename(page, "a long story to give up")
     answer_ends(page)
@@ -95,6 +96,7 @@ def test_a_screen_reader_is_told_that_delete_asks_first(page: PageDriver) -> Non
     assert page.evaluate(ASKED) == ""
 
 
+@pytest.mark.slow
 def test_a_question_stays_when_another_chat_is_opened(page: PageDriver) -> None:
     for title in ("asked about", "opened meanwhile"):
         page.page.click("#lm-new")
@@ -121,6 +123,7 @@ def test_a_question_stays_when_another_chat_is_opened(page: PageDriver) -> None:
     assert asked == [["asked about"], ["asked about"]]
 
 
+@pytest.mark.slow
 def test_the_focus_stays_with_its_chat_when_others_come_above_it(page: PageDriver) -> None:
     page.send("has the focus")
     page.wait_idle()
@@ -144,6 +147,7 @@ def test_the_focus_stays_with_its_chat_when_others_come_above_it(page: PageDrive
         assert page.evaluate(focused) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "title"), [("Enter", "by key"), ("Escape", "a keyboard story")])
 def test_who_renames_with_keys_goes_on_from_the_title(page: PageDriver, key: str, title: str) -> None:
     page.send("a keyboard story")

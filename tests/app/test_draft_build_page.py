@@ -55,6 +55,7 @@ def test_without_a_build_nothing_is_shown(page: PageDriver) -> None:
     assert page.unlabelled() == []
 
 
+@pytest.mark.slow
 def test_the_line_appears_moves_and_is_read_out_now_and_then(page: PageDriver, server: Server) -> None:
     switch(page, True, "pauses between answers")
     assert kept(server) == "on"
@@ -83,6 +84,7 @@ def test_it_waits_for_an_answer_and_goes_on(page: PageDriver) -> None:
     wait_for(lambda: finished(page) > before, 5, "the build going on")
 
 
+@pytest.mark.slow
 def test_the_switch_takes_the_line_away_at_once(page: PageDriver, server: Server) -> None:
     switch(page, False, "no better draft is built")
     wait_for(lambda: page.text(LINE) == "", 3, "no line")

@@ -112,6 +112,7 @@ def test_esc_that_gives_up_a_word_being_composed_stops_no_answer(page: PageDrive
     page.wait_idle()
 
 
+@pytest.mark.slow
 def test_the_text_of_an_edit_that_is_refused_is_there_when_it_is_opened_again(page: PageDriver) -> None:
     ask(page, "Question ONE")
     page.send("a long story")

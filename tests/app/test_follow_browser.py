@@ -58,6 +58,7 @@ def at_end(page: PageDriver) -> None:
     assert page.evaluate(FROM_END) < 5
 
 
+@pytest.mark.slow
 def test_a_chat_is_opened_at_its_end(page: PageDriver) -> None:
     at_end(page)
     scroll_up(page)
@@ -81,6 +82,7 @@ def test_an_answer_is_seen_by_who_asked_for_it_and_disturbs_nobody_else(
     other.close()
 
 
+@pytest.mark.slow
 def test_earlier_messages_come_before_what_is_read(page: PageDriver) -> None:
     first = page.questions()[0]
     page.evaluate("document.querySelector('#lm-scroll').scrollTop = 0")

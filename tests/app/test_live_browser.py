@@ -73,6 +73,7 @@ def test_nothing_is_asked_while_the_panel_is_out_of_sight(page: PageDriver) -> N
     page.page.click("[data-timeline] summary")
 
 
+@pytest.mark.slow
 def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
     def panel_told() -> int:
         page.evaluate("0")
@@ -153,6 +154,7 @@ def test_the_log_is_shown_filtered_copied_and_saved_and_says_nothing_of_the_chat
     page.page.click("#lm-tab-chat-button")
 
 
+@pytest.mark.slow
 def test_the_map_is_empty_where_no_model_is_loaded(page: PageDriver) -> None:
     page.settings()
     wait_for(lambda: page.page.evaluate(PIXEL, [3, 0])[3] == 255, 20, "the map")

@@ -123,6 +123,7 @@ def test_a_first_start_says_what_is_there_and_proposes_what_fits(page: PageDrive
     assert hub.requests == []  # nobody was asked for it
 
 
+@pytest.mark.slow
 def test_a_search_tells_what_fits_and_why_the_rest_does_not_run(page: PageDriver) -> None:
     search(page, "org/")
     wait_card(page, "results", MOE, "Fits:")
@@ -139,6 +140,7 @@ def test_a_search_tells_what_fits_and_why_the_rest_does_not_run(page: PageDriver
     assert page.unlabelled() == []
 
 
+@pytest.mark.slow
 def test_a_gated_model_comes_with_a_token_that_stays_secret(
     page: PageDriver, server: Server, hub: HubServer
 ) -> None:
@@ -222,6 +224,7 @@ def test_get_cancel_and_delete_with_what_that_frees(page: PageDriver, server: Se
     assert list((server.home / "models").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_page_speaks_chinese_by_the_browser_or_by_choice(
     server: Server, browser: Any, page: PageDriver
 ) -> None:

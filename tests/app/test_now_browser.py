@@ -132,6 +132,7 @@ CHAINS = """(length) => new Promise((done) => {
 })"""
 
 
+@pytest.mark.slow
 def test_an_animation_gets_every_frame_and_a_clock_a_few_a_second(page: PageDriver) -> None:
     times, wrong, late = page.page.evaluate(CHAINS, 124)
     steps = [later - earlier for earlier, later in pairwise(times)]
@@ -236,6 +237,7 @@ def test_a_page_that_the_server_does_not_know_opens_its_chat_again(page: PageDri
     assert page.questions() == ["hello"] and page.answer() == answer_to("hello")
 
 
+@pytest.mark.slow
 def test_a_change_of_the_buttons_that_was_lost_is_made_again(page: PageDriver) -> None:
     """As Gradio loses one of a button that it is just putting in."""
     shown, hidden = ({"visible": visible, "__type__": "update"} for visible in (True, False))

@@ -79,6 +79,7 @@ def test_another_window_shows_what_runs_and_what_came_of_it(page: PageDriver, se
     other.close()
 
 
+@pytest.mark.slow
 def test_a_refusal_of_a_benchmark_goes_with_its_reason(page: PageDriver, server: Server) -> None:
     other = page.another(server.url)
     other.open_tab("benchmark")
@@ -254,6 +255,7 @@ def _idle_share(session: Any) -> float:
     return (_busy_s(session) - before) / (time.monotonic() - began)
 
 
+@pytest.mark.slow
 def test_the_page_keeps_to_its_budgets(server: Server, playwright: Any) -> None:
     """The figures of docs/app.md. Seconds are the main thread's processor time: waiting for a busy machine is
     no cost of the page."""

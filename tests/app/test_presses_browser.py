@@ -159,6 +159,7 @@ def ask_and_turn_away(page: PageDriver, asks: str, other: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: PageDriver) -> None:
     get_model(page)
     cancel, pause = (f"{QUEUED} [data-act={act}]" for act in ("cancel", "pause"))
@@ -174,6 +175,7 @@ def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: P
     assert ask_and_turn_away(page, delete.format("away from"), delete.format("to")) == ["Delete?", "✕"]
 
 
+@pytest.mark.slow
 def test_a_question_in_other_words_is_asked_anew(page: PageDriver) -> None:
     """As of a model of which more lies on the disk than when its question was read."""
     get_model(page)
@@ -205,6 +207,7 @@ def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) 
     cancel_model(page)
 
 
+@pytest.mark.slow
 def test_the_chat_that_was_pressed_last_is_open(page: PageDriver) -> None:
     page.chat()
     for title in ("the first chat", "the second chat"):
@@ -293,6 +296,7 @@ def test_what_is_typed_while_a_message_is_on_its_way_stays(page: PageDriver) -> 
     assert page.value("lm-message") == ""
 
 
+@pytest.mark.slow
 def test_a_form_shows_what_holds_whichever_answer_comes_first(page: PageDriver, server: Server) -> None:
     def kept() -> str:
         path = server.home / "settings.json"
@@ -355,6 +359,7 @@ def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: Hu
     cancel_model(page)
 
 
+@pytest.mark.slow
 def test_a_press_counts_for_the_row_on_which_it_began(page: PageDriver) -> None:
     """Gradio draws the new list into the rows that are there, so that each becomes another one's."""
     page.start_again()
@@ -377,6 +382,7 @@ def test_a_press_counts_for_the_row_on_which_it_began(page: PageDriver) -> None:
     cancel_model(page)
 
 
+@pytest.mark.slow
 def test_a_second_preset_is_saved_while_the_answer_to_the_first_is_on_its_way(
     page: PageDriver, server: Server
 ) -> None:

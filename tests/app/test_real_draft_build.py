@@ -99,6 +99,7 @@ def test_a_cancelled_build_leaves_the_engine_alone_until_an_answer_has_ended(
     assert ended.wait(10)
 
 
+@pytest.mark.slow
 def test_what_a_build_borrows_of_the_budget_is_shown_and_returned_between_answers(
     holder: EngineHolder, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

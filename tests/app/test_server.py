@@ -60,6 +60,7 @@ def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a device of Linux")
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", "2>/dev/full"])
+@pytest.mark.slow(but=1)
 def test_it_runs_where_nothing_can_be_printed(streams: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = {**os.environ, "LOCALMOE_HOME": str(home), "PYTHONPATH": str(ROOT)}

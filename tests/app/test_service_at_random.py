@@ -57,6 +57,7 @@ def actions(benchmarks: BenchmarkService, draw: random.Random) -> dict[str, Call
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.slow(but=1)
 def test_nothing_that_three_users_do_at_once_breaks_a_chat(seed: int, tmp_path: Path) -> None:
     loader, faults, began = FakeLoader(load_s=0.05, step_s=0.002), [], time.monotonic()
     service = ChatService(tmp_path, loader, lambda: [("demo", "demo")])

@@ -167,6 +167,7 @@ def test_who_drafts_is_chosen_beside_the_other_fields_of_the_draft(page: PageDri
     page.chat()
 
 
+@pytest.mark.slow
 def test_a_preset_takes_the_place_of_a_prompt_only_when_it_is_chosen(
     page: PageDriver, server: Server
 ) -> None:

@@ -111,13 +111,15 @@ def rig(hidden: int = 48, inner: int = 40, **options: object) -> Iterator[Rig]:
         made.lane.close()
 
 
-@settings(max_examples=7)
+@pytest.mark.slow(but=1)  # code of another kind of numbers is compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@settings(max_examples=5)
 @given(
     st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
-    st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
+    st.booleans(), st.integers(1, 4), st.data(),
 )  # fmt: skip
 def test_every_job_equals_float64(
-    hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool, dtype: torch.dtype,
+    dtype: torch.dtype, hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool,
     threads: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     with rig(
@@ -128,15 +130,17 @@ def test_every_job_equals_float64(
         check_jobs(made, data, 1, 2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
-@settings(max_examples=6)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@settings(max_examples=5)
 @given(
     st.sampled_from([17, 48, 130]), st.sampled_from([9, 40, 72]), st.booleans(), st.sampled_from(KINDS),
-    st.booleans(), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(1, 4), st.data(),
+    st.booleans(), st.integers(1, 4), st.data(),
 )  # fmt: skip
 def test_float32_activations_are_rounded_nowhere(
-    alone: bool, hidden: int, inner: int, transposed: bool, activation: Activation, biased: bool,
-    dtype: torch.dtype, threads: int, data: st.DataObject,
+    alone: bool, dtype: torch.dtype, hidden: int, inner: int, transposed: bool, activation: Activation,
+    biased: bool, threads: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     """By the caller alone, or with other threads, who may come late."""
     with pytest.MonkeyPatch.context() as patch, rig(

@@ -19,7 +19,7 @@ JOB = Path(__file__).with_name("many_job.py")
 
 
 @pytest.mark.skipif(not HAS_BF16_DOTS, reason="this processor does not decode weights to bfloat16 pairs")
-@pytest.mark.parametrize("unit", ["emulated", "native"])
+@pytest.mark.parametrize("unit", ["native", pytest.param("emulated", marks=pytest.mark.slow)])
 def test_experts_of_many_tokens_equal_float64(unit: str, pytestconfig: pytest.Config) -> None:
     if unit == "native" and not may_use_tiles():
         pytest.skip("this processor has no matrix unit, or the system does not lend it")

@@ -24,18 +24,19 @@ AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
 @pytest.mark.parametrize(
     ("name", "features", "forms"),
     [
-        ("haswell", AVX2, "plain mxfp4 bf12"),
+        ("haswell", AVX2, "bf12"),
+        ("haswell", AVX2, "plain mxfp4"),
         ("haswell", "", "mxfp4 bf12"),
         pytest.param(
             "skylake-avx512", AVX512, "mxfp4 bf12",
             marks=pytest.mark.skipif(not HAS_AVX512, reason="this processor has no AVX-512"),
         ),
     ],
-    ids=["avx2", "no look-up", "no bfloat16"],
+    ids=["avx2", "avx2, other forms", "no look-up", "no bfloat16"],
 )  # fmt: skip
 @pytest.mark.slow(but=1)
 def test_the_sums_are_right(name: str, features: str, forms: str, pytestconfig: pytest.Config) -> None:
-    kept = kept_builds(pytestconfig, f"lane-{name}-{'vectors' if features else 'plain'}")
+    kept = kept_builds(pytestconfig, f"lane-{name}-{'vectors' if features else 'plain'}-{forms[:4]}")
     environment = {
         **os.environ,
         "NUMBA_CPU_NAME": name,
