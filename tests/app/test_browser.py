@@ -290,6 +290,7 @@ def test_dark_light_and_the_systems_choice(page: PageDriver) -> None:
     assert page.background() == light
 
 
+@pytest.mark.slow
 def test_a_phone_screen_shows_the_chat_and_opens_the_rest_as_drawers(page: PageDriver) -> None:
     page.page.set_viewport_size({"width": 390, "height": 800})
     page.send("hello")

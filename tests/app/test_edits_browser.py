@@ -48,6 +48,7 @@ def test_an_edit_is_of_the_message_that_was_opened_when_another_window_goes_on(
     page.wait_questions(["Question ONE", "Question TWO"])
 
 
+@pytest.mark.slow
 def test_an_edit_of_an_earlier_message_is_of_that_one(page: PageDriver, server: Server) -> None:
     ask(page, "Question ONE", "Question TWO")
     open_edit(page, "#lm-history", "changed")
@@ -56,6 +57,7 @@ def test_an_edit_of_an_earlier_message_is_of_that_one(page: PageDriver, server: 
     page.wait_questions(["changed"])
 
 
+@pytest.mark.slow
 def test_an_edit_that_was_begun_in_another_chat_changes_nothing(page: PageDriver) -> None:
     ask(page, "Question ONE")
     page.page.click("#lm-new")
@@ -71,6 +73,7 @@ def test_an_edit_that_was_begun_in_another_chat_changes_nothing(page: PageDriver
     page.wait_questions(["Question ONE", "and more"])
 
 
+@pytest.mark.slow
 def test_an_edit_is_given_up_and_another_one_begun(page: PageDriver) -> None:
     ask(page, "Question ONE", "Question TWO")
     open_edit(page, "#lm-history", "no")
@@ -80,6 +83,7 @@ def test_an_edit_is_given_up_and_another_one_begun(page: PageDriver) -> None:
     page.wait_questions(["Question ONE", "changed"])
 
 
+@pytest.mark.slow
 def test_the_box_of_an_edit_has_a_name_and_keys_of_its_own(page: PageDriver) -> None:
     ask(page, "Question ONE")
     page.page.fill("#lm-message textarea", "not yet")
@@ -101,6 +105,7 @@ COMPOSED = """(init) => document.querySelector('#lm-message textarea').dispatchE
     new KeyboardEvent('keydown', { key: 'Escape', bubbles: true, cancelable: true, ...init }))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [{"isComposing": True}, {"keyCode": 229}], ids=["composing", "safari"])
 def test_esc_that_gives_up_a_word_being_composed_stops_no_answer(page: PageDriver, told: object) -> None:
     page.send("a long story")

@@ -73,6 +73,7 @@ def test_tables_and_formulas_that_are_too_wide_are_scrolled(page: PageDriver) ->
     assert page.page.evaluate(CUT, "table") == page.page.evaluate(CUT, ".katex-display") == 1
 
 
+@pytest.mark.slow
 def test_arabic_runs_from_the_right(page: PageDriver) -> None:
     page.send(f"{ARABIC}\n\n{'a line in English ' * 10}")
     page.wait_idle()

@@ -66,6 +66,7 @@ def test_a_chat_is_opened_at_its_end(page: PageDriver) -> None:
     at_end(page)
 
 
+@pytest.mark.slow
 def test_an_answer_is_seen_by_who_asked_for_it_and_disturbs_nobody_else(
     page: PageDriver, server: Server
 ) -> None:

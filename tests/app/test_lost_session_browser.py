@@ -29,6 +29,7 @@ def lose_connections() -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_page_that_lost_its_connection_goes_on_in_its_chat(page: PageDriver) -> None:
     page.send("Question ONE")
     page.wait_idle()

@@ -101,6 +101,7 @@ def test_a_refusal_of_a_benchmark_goes_with_its_reason(page: PageDriver, server:
     page.page.bring_to_front()
 
 
+@pytest.mark.slow
 def test_a_benchmark_runs_survives_a_reload_and_is_shared(page: PageDriver, server: Server) -> None:
     page.open_tab("benchmark")
     page.page.click("#lm-bench-run")

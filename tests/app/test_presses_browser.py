@@ -197,6 +197,7 @@ def test_a_question_in_other_words_is_asked_anew(page: PageDriver) -> None:
     cancel_model(page)
 
 
+@pytest.mark.slow
 def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) -> None:
     get_model(page)
     page.page.click(f"{QUEUED} [data-act=cancel]")
@@ -342,6 +343,7 @@ def test_a_press_counts_for_the_button_that_moves_from_under_the_pointer(page: P
     page.wait_text("#lm-applied", "Applied")
 
 
+@pytest.mark.slow
 def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: HubServer) -> None:
     page.start_again()
     page.send("drawn anew")

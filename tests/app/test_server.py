@@ -149,6 +149,7 @@ def test_bad_options_are_refused_in_one_sentence_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FORKED == FAKE, reason="apps are forked on Linux only")
 def test_a_forked_app_says_what_it_says_otherwise_and_ends_as_it_does(tmp_path: Path) -> None:
     apart = start(tmp_path / "apart", "--context", "many")

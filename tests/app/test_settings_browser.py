@@ -127,6 +127,7 @@ def test_a_number_that_is_being_typed_while_the_form_follows_still_ends_own_samp
     other.close()
 
 
+@pytest.mark.slow
 def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDriver) -> None:
     page.settings()
     page.fill("lm-budget", "1MiB")  # this computer is not measured while an answer is written
@@ -157,6 +158,7 @@ def test_a_refusal_is_said_where_the_button_is_and_leads_nowhere(page: PageDrive
     assert page.page.is_visible("#lm-said .lm-alert")
 
 
+@pytest.mark.slow
 def test_who_drafts_is_chosen_beside_the_other_fields_of_the_draft(page: PageDriver, server: Server) -> None:
     page.settings()
     page.page.click("#lm-drafter label:has-text('its MTP layer')")

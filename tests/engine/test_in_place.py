@@ -248,7 +248,7 @@ def test_weights_of_more_than_16_bits_keep_them(tmp_path: Path) -> None:
         assert answer.tokens == reference_greedy(exact, answer.prompt, 16)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen2_moe", "gpt_oss"])
 def test_in_16_bits_answers_depend_on_neither_draft_nor_policy(architecture: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / architecture, tiny_model(architecture, dtype=torch.bfloat16))

@@ -137,7 +137,7 @@ def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
         prepare(90, draft_length=3)  # that is of the latter
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("parts", ["glm4_moe"], indirect=True)
 def test_one_that_nobody_asked_for_is_done_without_where_it_fails(

@@ -85,7 +85,7 @@ def test_what_a_schema_forces_is_drafted_where_no_draft_is(monkeypatch: pytest.M
         assert ask(engine, ASKED, 20, draft_length=6).tokens == ask(engine, ASKED, 20, draft_length=0).tokens
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_length", [0, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_sampled_answers_are_json_of_it_too(engine: Engine, draft_length: int, seed: int) -> None:
@@ -184,6 +184,7 @@ def check_call(text: str) -> str:
     return before
 
 
+@pytest.mark.slow
 def test_a_call_that_need_not_be_has_arguments_of_its_schema_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

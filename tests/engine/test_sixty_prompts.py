@@ -30,7 +30,7 @@ def prompts_of(source: str) -> dict[str, str]:
     return {line["id"]: line["prompt"] for line in lines if line["source"] == source}
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["HumanEval", "GSM8K", "MT-Bench"])
 def test_twenty_prompts_of_each_source_are_answered_alike_with_drafting_on_and_off(
     source: str, engine: Engine

@@ -57,7 +57,7 @@ def test_every_job_equals_float64(
 ) -> None:  # fmt: skip
     options = {"activation": activation, "biased": biased, "threads": threads}
     if compute == torch.float32:
-        options |= {"compute": compute, "caller_works": True}
+        options |= {"compute": compute}
     with rig(hidden, inner, form=WeightForm.BF12, **options) as made:
         refill(made, [100.0, 2.0**-40, 0.0, 1e-39, -(2.0**-128)], 4)
         check_jobs(made, data, 64, tolerance)

@@ -34,7 +34,7 @@ def test_every_job_equals_float64(
     """transposed: as the model's module is, which changes nothing of the record."""
     options = {"transposed": transposed, "activation": activation, "biased": biased, "threads": threads}
     if compute == torch.float32:
-        options |= {"compute": compute, "caller_works": True}
+        options |= {"compute": compute}
     with rig(hidden, inner, form=WeightForm.MXFP4, **options) as made:
         check_jobs(made, data, 64, tolerance)
 
