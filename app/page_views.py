@@ -1,11 +1,14 @@
 """What each open page looks at. The page holds it itself, in a box that nobody sees, as Gradio's own state is
 gone an hour after a connection was lost; the newest view of each page is remembered here besides, as answers
-can overtake each other on their way to it. Decides nothing of what is shown."""
+can overtake each other on their way to it, and actions while they are done. Decides nothing of what is
+shown."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from abc import ABCMeta
 from collections import OrderedDict
 from dataclasses import replace
@@ -35,6 +38,7 @@ class PageViews:
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, View] = OrderedDict()
+        self._actions = itertools.count(1)  # a clock may stand still between two of them
         self._lock = threading.Lock()
 
     def box(self) -> gr.Textbox:
@@ -55,21 +59,27 @@ class PageViews:
         """Of the page that holds this one. One that is not known here keeps what it holds, and its stamp
         says so."""
         with self._lock:
-            kept = self._views.get(held.page)
+            begun, kept = next(self._actions), self._views.get(held.page)
             if kept is None:
-                return replace(held, stamp=0)
+                return replace(held, stamp=0, begun=begun)
             self._views.move_to_end(held.page)
-            return kept
+            return replace(kept, begun=begun)
 
-    def keep(self, view: View) -> None:
-        """The page's view from here on, unless a newer one is there."""
+    def keep(self, view: View) -> View:
+        """What the page looks at from here on, as an action that has ended leaves it: but for the place and
+        the search of one that began later, and has ended before."""
         with self._lock:
             kept = self._views.get(view.page)
-            if kept is None or kept.stamp < view.stamp:
-                self._views[view.page] = view
+            if kept is not None and view.placed < kept.placed:
+                view = replace(view, chat_id=kept.chat_id, shown=kept.shown, placed=kept.placed)
+            if kept is not None and view.searched < kept.searched:
+                view = replace(view, find=kept.find, searched=kept.searched)
+            view = replace(view, stamp=max(time.monotonic_ns(), 1 + (kept.stamp if kept else 0)))
+            self._views[view.page] = view
             self._views.move_to_end(view.page)
             while len(self._views) > PAGES:
                 self._views.popitem(last=False)
+            return view
 
 
 def view_text(view: View) -> str:

@@ -124,8 +124,7 @@ class Screen:
 
     def updates(self, view: View, seen: Seen) -> Updates:
         """A refresh after an action: like `refresh`, and the page remembers its view."""
-        view = replace(view, page=view.page or secrets.token_hex(8), stamp=time.monotonic_ns())
-        self._views.keep(view)
+        view = self._views.keep(replace(view, page=view.page or secrets.token_hex(8)))
         return {**self.refresh(view, seen), self.widgets.last_chat: view.chat_id}
 
     def chat_id(self, view: View) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Updates = dict[Any, Any]  # widget -> its new value or properties
@@ -23,6 +23,19 @@ class View:
     page: str = ""  # which one, among those that are open; given with its first action
     stamp: int = 0  # grows with every action: which of two answers of the server is the newer one
     notice_of: str = ""  # what the engine was doing when it refused; the notice goes with that; "": it stays
+    # Numbers of the page's actions, which may run side by side, in the order in which they begin: of the one
+    # that was given this view, and of those that chose its place (chat_id, shown) and what is searched for.
+    begun: int = field(default=0, compare=False)
+    placed: int = field(default=0, compare=False)
+    searched: int = field(default=0, compare=False)
+
+    def at(self, chat_id: str | None, shown: int = WINDOW) -> View:
+        """As an action leaves it that goes to a place."""
+        return replace(self, chat_id=chat_id, shown=shown, placed=self.begun)
+
+    def searching(self, find: str) -> View:
+        """As an action leaves it that looks for something."""
+        return replace(self, find=find, searched=self.begun)
 
     def refused(self, notice: str, of: str = "") -> View:
         """With a sentence on what was not done."""

@@ -108,7 +108,7 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         def act() -> tuple[View, Updates]:
             chat_id = service.send(screen.chat_id(view), text or "")
             shown = view.shown if chat_id == view.chat_id else WINDOW
-            return replace(view, chat_id=chat_id, shown=shown), {widgets.sent: str(time.monotonic_ns())}
+            return view.at(chat_id, shown), {widgets.sent: str(time.monotonic_ns())}
 
         return screen.act(view, seen, act)
 
@@ -139,7 +139,7 @@ def connect_chat_tab(widgets: ChatWidgets, screen: Screen) -> None:
         return screen.act(view, seen, act)
 
     def handle_earlier(view: View, seen: Seen) -> Updates:
-        return screen.updates(replace(view, shown=view.shown + WINDOW), seen)
+        return screen.updates(view.at(view.chat_id, view.shown + WINDOW), seen)
 
     both = [screen.view, screen.seen]
     # what is typed while the message is on its way stays (static/unsent.js)

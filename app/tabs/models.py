@@ -4,7 +4,7 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from app.models.service import BACKGROUND, INSTANT, ModelsService
 from app.models_view import token_html
 from app.status_html import message_html
 from app.texts import texts_for
-from app.view import WINDOW, Seen, Updates, View, in_sight
+from app.view import Seen, Updates, View, in_sight
 from localmoe.core.errors import ConfigError, LocalMoeError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def connect_models_tab(
                     raise ConfigError("This button is of an older page: load the page again.")
                 return acts[name](key, _draft_choice(draft, ready_made))
 
-            shown = replace(view, chat_id=None, shown=WINDOW) if name in _TO_CHAT else view
+            shown = view.at(None) if name in _TO_CHAT else view
             updates = done(view, shown, seen, (tab_seen, tab), act, place)
             return {**updates, **token_updates(widgets, view.language)}
 
@@ -142,7 +142,7 @@ def connect_models_tab(
         def act() -> str:
             return models.open_folder(folder or "", _draft_choice(draft, ready_made))
 
-        return done(view, replace(view, chat_id=None, shown=WINDOW), seen, (tab_seen, tab), act)
+        return done(view, view.at(None), seen, (tab_seen, tab), act)
 
     def handle_token(token: str, view: View, seen: Seen, tab_seen: Seen, tab: str) -> Updates:
         updates = done(view, view, seen, (tab_seen, tab), lambda: models.set_token(token or ""))

@@ -15,7 +15,7 @@ from app.chat_transfer import MAX_BYTES
 from app.chats import check_id
 from app.texts import ENGLISH, Texts
 from app.theme import STATIC
-from app.view import WINDOW, Seen, Updates, View
+from app.view import Seen, Updates, View
 from localmoe.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
     service = screen.service
 
     def handle_new(view: View, seen: Seen) -> Updates:
-        return screen.updates(replace(view, chat_id=None, shown=WINDOW, notice=""), seen)
+        return screen.updates(replace(view.at(None), notice=""), seen)
 
     def handle_find(text: str, view: View, seen: Seen) -> Updates:
-        return screen.updates(replace(view, find=(text or "")[:MAX_QUERY]), seen)
+        return screen.updates(view.searching((text or "")[:MAX_QUERY]), seen)
 
     def handle_imported(view: View, seen: Seen, event: gr.EventData) -> Updates:
         data = event._data if isinstance(event._data, dict) else {}
@@ -133,14 +133,14 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
 
         def act() -> tuple[View, Updates]:
             chat = service.chats.get(_chat_id(event))
-            return replace(view, chat_id=chat.id, shown=WINDOW), {}
+            return view.at(chat.id), {}
 
         return screen.act(view, seen, act)
 
     def handle_open(view: View, seen: Seen, event: gr.EventData) -> Updates:
         def act() -> tuple[View, Updates]:
             chat = service.chats.get(_chat_id(event))
-            return replace(view, chat_id=chat.id, shown=WINDOW), {}
+            return view.at(chat.id), {}
 
         return screen.act(view, seen, act)
 
@@ -155,7 +155,7 @@ def connect_sidebar(widgets: SidebarWidgets, screen: Screen) -> None:
         def act() -> tuple[View, Updates]:
             chat_id = _chat_id(event)
             service.delete(chat_id)
-            return (replace(view, chat_id=None) if view.chat_id == chat_id else view), {}
+            return (view.at(None, view.shown) if view.chat_id == chat_id else view), {}
 
         return screen.act(view, seen, act)
 

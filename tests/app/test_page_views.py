@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.chat_search import MAX_QUERY
 from app.page_views import PAGES, SESSIONS, PageViews, parse_view, view_text
@@ -32,13 +35,49 @@ def test_each_part_of_what_a_page_holds_is_checked() -> None:
     assert parse_view(json.dumps({"shown": 10**30})).shown < 10**7
 
 
-def test_an_older_view_does_not_count() -> None:
+def test_what_a_page_holds_counts_only_where_nothing_newer_is_known() -> None:
     views, held = PageViews(), View(CHAT, page="a")
-    newest = View(None, notice="said", page="a", stamp=2)
-    for view in (newest, replace(held, stamp=1)):
-        views.keep(view)
-    assert views.newest(held) == newest
+    newest = views.keep(View(None, notice="said", page="a"))
+    assert newest.stamp > 0 and views.newest(held) == newest
     assert views.newest(View(CHAT, page="b", stamp=5)) == View(CHAT, page="b", stamp=0)
+
+
+def test_each_action_leaves_a_newer_stamp() -> None:
+    views, view = PageViews(), View(CHAT, page="a")
+    stamps = [views.keep(views.newest(view)).stamp for _ in range(50)]
+    assert stamps == sorted(set(stamps))
+
+
+ACTIONS: dict[str, Callable[[View], View]] = {
+    "stop": lambda view: view,
+    "refused": lambda view: view.refused("not now"),
+    "new": lambda view: view.at(None),
+    "first": lambda view: view.at("1" * 32),
+    "second": lambda view: view.at("2" * 32, 80),
+    "words": lambda view: view.searching("words"),
+    "others": lambda view: view.searching("others"),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=6), st.data())
+def test_of_actions_at_once_the_one_that_began_last_chooses_the_place(
+    names: list[str], data: st.DataObject
+) -> None:
+    """However long each takes, the page is where it would be if one had waited for the other."""
+    views = PageViews()
+    views.keep(View(CHAT, page="a"))
+    begun: list[tuple[str, View]] = []
+    waiting, wanted = list(names), View(CHAT, page="a")
+    while waiting or begun:
+        if waiting and (not begun or data.draw(st.booleans())):
+            name = waiting.pop(0)
+            begun.append((name, views.newest(View(page="a"))))
+            wanted = ACTIONS[name](replace(wanted, begun=wanted.begun + 1))
+        else:
+            name, view = begun.pop(data.draw(st.integers(0, len(begun) - 1)))
+            left = views.keep(ACTIONS[name](view))
+            assert views.newest(View(page="a")) == left
+    assert (left.chat_id, left.shown, left.find) == (wanted.chat_id, wanted.shown, wanted.find)
 
 
 def test_pages_that_were_left_long_ago_are_forgotten_and_before_gradio_does() -> None:

@@ -86,7 +86,10 @@ def test_a_reload_finds_the_chat_again(page: PageDriver) -> None:
 
 
 @pytest.mark.slow
-def test_real_answers_have_versions_go_on_and_show_what_the_draft_wrote(page: PageDriver) -> None:
+def test_real_answers_have_versions_go_on_and_show_what_the_draft_wrote(
+    page: PageDriver, server: Server
+) -> None:
+    server.wait("ready", 120)
     page.page.click("#lm-new")
     page.wait_questions([])
     page.send("who are you?")
