@@ -51,8 +51,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and not is_plain(config):
-        config.option.all = True  # workers are given options, and not where their arguments come from
+    if hasattr(config, "workerinput"):
+        config.option.all = config.workerinput["all"]
+    elif not is_plain(config):
+        config.option.all = True
     sys.dont_write_bytecode = False
     home = tempfile.mkdtemp(prefix="localmoe-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
@@ -65,6 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
         _prepare_libraries()
         hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no fault
         hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker reads the command line itself, and finds other sources of its arguments in it."""
+    node.workerinput["all"] = node.config.option.all
 
 
 def _prepare_libraries() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,3 +30,16 @@ def test_whoever_chooses_tests_gets_the_slow_ones_too(option: str, value: Any, p
 
     assert is_plain(config(SOURCE.TESTPATHS)) == plain
     assert not is_plain(config(SOURCE.ARGS))
+
+
+@pytest.mark.slow
+def test_one_that_is_slow() -> None:
+    """Chosen below."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [["-k", "one_that_is_slow"], [__file__, "-k", "one_that_is_slow"]])
+def test_the_workers_run_what_was_chosen(chosen: list[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
