@@ -275,7 +275,7 @@ class ExpertReads:
             else:
                 self._places.give_back(key)
                 if error is not None and self._places.held[key] and key not in self._older:
-                    self._failed[key] = error  # of an older read: who waits for it asks again
+                    self._failed[key] = error  # not an older read's: who waits for that asks again
                 self._to_fill = None
             self._older.discard(key)
             self.lock.notify_all()

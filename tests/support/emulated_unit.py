@@ -3,7 +3,6 @@ of localmoe.kernels.cpu.matrix_unit that write its instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -38,46 +37,24 @@ def release(builder: Any) -> None:
     pass
 
 
-def _call(builder: Any, write: Callable[..., None], *arguments: Any) -> None:
-    """What `write` writes, as a function of its own: in each place of its use it would compile for half a
-    minute."""
-    name = f"unit.{write.__name__}"
-    function = builder.module.globals.get(name)
-    if function is None:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
-        function = ir.Function(builder.module, kind, name)
-        function.linkage = "linkonce_odr"
-        function.attributes.add("noinline")
-        inside = ir.IRBuilder(function.append_basic_block())
-        write(inside, *function.args)
-        inside.ret_void()
-    builder.call(function, arguments)
-
-
-def _copy(builder: Any, source: Any, from_pitch: Any, target: Any, to_pitch: Any) -> None:
-    def of_row(row: Any, _: list[Any]) -> list[Any]:
-        words = load_at(builder, builder.add(source, builder.mul(row, from_pitch)), _WORDS, 4)
-        at = builder.add(target, builder.mul(row, to_pitch))
-        builder.store(words, builder.inttoptr(at, _WORDS.as_pointer())).align = 4
-        return []
-
-    loop(builder, const(0), const(SIDE), 1, [], of_row)
+def _copy(builder: Any, source: Any, from_pitch: int, target: Any, to_pitch: int) -> None:
+    for row in range(SIDE):
+        words = load_at(builder, builder.add(source, const(row * from_pitch)), _WORDS, 4)
+        place = builder.inttoptr(builder.add(target, const(row * to_pitch)), _WORDS.as_pointer())
+        builder.store(words, place).align = 4
 
 
 def load(builder: Any, register: int, address: Any, stride: int = ROW_BYTES) -> None:
-    _call(builder, _copy, address, const(stride), _register(builder, register), const(ROW_BYTES))
+    _copy(builder, address, stride, _register(builder, register), ROW_BYTES)
 
 
 def store(builder: Any, register: int, address: Any, stride: int = ROW_BYTES) -> None:
-    _call(builder, _copy, _register(builder, register), const(ROW_BYTES), address, const(stride))
+    _copy(builder, _register(builder, register), ROW_BYTES, address, stride)
 
 
 def multiply_add(builder: Any, into: int, a: int, b: int) -> None:
-    _call(builder, _multiply_add, *(_register(builder, number) for number in (into, a, b)))
-
-
-def _multiply_add(builder: Any, sums_at: Any, a_at: Any, b_at: Any) -> None:
     """One product after the other, in float32."""
+    sums_at, a_at, b_at = (_register(builder, number) for number in (into, a, b))
 
     def of_row(m: Any, _: list[Any]) -> list[Any]:
         place = builder.add(sums_at, builder.mul(m, const(ROW_BYTES)))
