@@ -2,11 +2,13 @@
 alone would allow (bytes that were read a token, over the rate that it was measured with in the same run).
 
     python benchmarks/disk.py [--shape qwen3-30b-a3b] [--budget 12] [--ram 16 24] [--routing sticky:0.66]
-        [--tokens 96] [--prompt 100] [--answers 3] [--idle 0] [--without-link] [--device cuda]
+        [--tokens 96] [--prompt 100] [--answers 3] [--idle 0] [--without-link] [--by-layers]
+        [--device cuda]
 
 Weights and routing are synthetic (localmoe bench --shape), prompts are random tokens; the file with all
 experts is written to localmoe's home (LOCALMOE_HOME) and deleted at the end. `--ram 0` is all of them in RAM,
 for comparison. `--without-link`: each answer twice, first with kernels that read nothing in RAM.
+`--by-layers`: passes layer by layer through the host, which waits for the disk in the GPU's place.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def measure(ram: float, args: argparse.Namespace) -> None:
     config = EngineConfig(
         vram_budget_bytes=None if args.budget is None else int(args.budget * GIB), context=args.context,
         draft_length=0, device=args.device, experts_on="disk" if ram else "ram",
-        ram_budget_bytes=int(ram * GIB) if ram else None,
+        ram_budget_bytes=int(ram * GIB) if ram else None, lanes="vram+link" if args.by_layers else "auto",
     )  # fmt: skip
     began = time.perf_counter()
     with Engine.load_shape(SHAPES[args.shape], config, settings) as engine:
@@ -131,6 +133,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--idle", type=float, default=0.0, help="seconds before the first answer")
     parser.add_argument("--without-link", action="store_true")
+    parser.add_argument("--by-layers", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     args = parser.parse_args()
     for ram in args.ram:

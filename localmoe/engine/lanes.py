@@ -20,6 +20,7 @@ from localmoe.experts.record_store import RecordStore
 from localmoe.experts.records import RecordLayout
 from localmoe.experts.rest_block import RestBlock
 from localmoe.hardware.cpu import core_counts
+from localmoe.hardware.cuda import ends_long_passes
 from localmoe.kernels.activations import detect_activation
 from localmoe.kernels.mailbox import Mailbox
 from localmoe.model.expert_module import expert_biases
@@ -103,7 +104,11 @@ def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: Engin
 def why_not_from_disk(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
     """Why steps of a model whose experts lie on the disk cannot run whole on a GPU; "" if they can."""
     reason = why_not(device, layouts, config)
-    return f"experts on the disk come by the CPU lane: {reason}" if reason else ""
+    if reason:
+        return f"experts on the disk come by the CPU lane: {reason}"
+    if config.lanes == "auto" and ends_long_passes(device):
+        return "Windows resets a GPU that waits for a disk for two seconds; --lanes all takes the risk"
+    return ""
 
 
 def num_threads(config: EngineConfig) -> int:

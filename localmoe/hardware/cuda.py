@@ -3,11 +3,14 @@ or with a CPU build of torch."""
 
 from __future__ import annotations
 
+import platform
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localmoe.hardware.facts import Gpu
+from localmoe.hardware.host_room import is_windows
+from localmoe.kernels.cuda_driver import limits_run_time
 
 if TYPE_CHECKING:
     import torch
@@ -131,6 +134,17 @@ def _release(device: torch.device) -> None:
 
     with torch.cuda.device(device):
         torch.cuda.empty_cache()
+
+
+def ends_long_passes(device: torch.device) -> bool:
+    """Whether the system resets the GPU once it has been at one thing for two seconds, waiting for the host
+    too: Windows does (WSL too), but for cards that it does not manage (TCC). Linux itself, which names a
+    limit for a card with a display, lets both run beside each other."""
+    import torch
+
+    if not (is_windows(platform.platform()) and torch.cuda.is_available()):
+        return False
+    return limits_run_time(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def nvidia_names() -> tuple[str, ...]:

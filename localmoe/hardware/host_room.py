@@ -49,7 +49,7 @@ def host_room(hardware: Hardware, *, device: Literal["cpu", "cuda"], held_bytes:
             room = int(available * CPU_SHARE)
             reason = f"{format_bytes(available - room)} of them stay free for the system"
         return HostRoom(available, room, reason, holds_slots=True)
-    if _is_windows(hardware.platform):
+    if is_windows(hardware.platform):
         pinned = int(hardware.ram_total_bytes * WINDOWS_PINNED_SHARE)
         if pinned < room:
             room, reason = (
@@ -77,6 +77,6 @@ def _reserve(total_bytes: int, available_bytes: int) -> int:
     return min(reserve, int(available_bytes * RESERVE_LIMIT))
 
 
-def _is_windows(platform: str) -> bool:
+def is_windows(platform: str) -> bool:
     """Windows, or Linux on its kernel (WSL 2), whose release names Microsoft."""
     return platform.startswith("Windows") or "microsoft" in platform.lower()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+_KERNEL_EXEC_TIMEOUT = 17  # of CUdevice_attribute
+
 
 class DriverCallError(Exception):
     """The driver refused; `code` is its CUresult."""
@@ -47,6 +49,16 @@ def driver_version() -> int:
     version = ctypes.c_int(0)
     _driver().cuDriverGetVersion(ctypes.byref(version))
     return version.value
+
+
+def limits_run_time(device: int) -> bool:
+    """Whether kernels of the device may take so long only; False where the driver does not say."""
+    limited, handle = ctypes.c_int(0), ctypes.c_int(0)  # CUdevice
+    _driver().cuInit(0)
+    if _driver().cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device)) != 0:
+        return False
+    _driver().cuDeviceGetAttribute(ctypes.byref(limited), ctypes.c_int(_KERNEL_EXEC_TIMEOUT), handle)
+    return bool(limited.value)
 
 
 def device_address(host_address: int) -> int:

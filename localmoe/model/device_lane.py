@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from localmoe.core.errors import HardwareError
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.disk_memory import DiskExpertMemory
+from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.lane_balance import LaneBalance, LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.late_answers import why_late
 from localmoe.experts.slot_worth import SlotWorth
 
 if TYPE_CHECKING:  # it needs numba's compiler
@@ -69,6 +71,7 @@ class DeviceLane:
         kinds = {LanePass.WINDOW: rates, **of_prompts}
         self._balances = {kind: LaneBalance(found) for kind, found in kinds.items()}
         self._at_hand = self._balances[LanePass.WINDOW]  # of the pass that was opened last
+        self._disk: DiskStore | None = None  # where experts are that are not in RAM
         self._idle_us: float | None = None  # of the link, between two layers' experts; None: not known yet
         block.restart(int(lane.mailbox.posted[0]))
         self._posted = int(lane.mailbox.posted[0])
@@ -90,6 +93,7 @@ class DeviceLane:
         memory.may_prefetch = self.link or self.needed
         if isinstance(memory, DiskExpertMemory):
             memory.reads_ram = self.link
+            self._disk = memory.disk
 
     def settle(self, memory: DeviceExpertMemory) -> None:
         """Take the lane where an expert may be missing and all is well."""
@@ -149,7 +153,7 @@ class DeviceLane:
         if not self.open_passes:
             self.lane.rest()
         if report.failed:
-            self._give_up(self.lane.failure or "the CPU did not answer in time")
+            self._give_up(self.lane.failure or self._why_late(report))
             if self.needed:
                 raise _lost(self.failure)
             return False
@@ -169,7 +173,12 @@ class DeviceLane:
         report = self.block.read(self.block.numbers().cpu().numpy())
         self._posted, self.waited = report.posted, report.waited
         if report.failed:
-            self._give_up("the CPU did not answer in time")
+            self._give_up(self.lane.failure or self._why_late(report))
+
+    def _why_late(self, report: LaneReport) -> str:
+        return why_late(
+            self.lane.mailbox, report.posted, None if self._disk is None else self._disk.addresses
+        )
 
     def counters(self) -> LaneCounters:
         """Totals since the lane was made."""

@@ -15,6 +15,7 @@ from localmoe.core.config import EngineConfig, GenerationRequest, SamplingConfig
 from localmoe.core.synthetic import SyntheticSettings, parse_routing
 from localmoe.core.types import Message
 from localmoe.engine import Engine
+from localmoe.model.runner import ModelRunner
 from localmoe.model.shapes import find_shape
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +64,20 @@ def test_a_chat_goes_on_and_comes_back(tmp_path: Path) -> None:
         assert all_kept(other)
         back = ask(engine, turns, 24, draft_length=3)
         assert back.stats.reused_tokens > 0 and all_kept(back)
+
+
+def test_layer_by_layer_it_drafts_what_whole_steps_do_not_compute(tmp_path: Path) -> None:
+    folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.float32, agrees=True)
+    config: dict[str, Any] = {"device": "cuda", "context": 512, "dtype": "float32"}
+    with load_with_slots(folder, 12, **config, draft_length=0) as engine:
+        plain = [ask(engine, prompt, 32).tokens for prompt in PROMPTS]
+    with load_with_slots(folder, 12, **config, drafter="mtp") as engine:
+        assert isinstance(engine._loaded.runner, ModelRunner)
+        for prompt, tokens in zip(PROMPTS, plain, strict=True):
+            for length in (1, 3, "auto"):
+                answer = ask(engine, prompt, 32, draft_length=length)
+                assert answer.tokens == tokens and answer.stats.drafted > 0, (prompt[:9], length)
+                assert length == "auto" or all_kept(answer), (prompt[:9], length)
 
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen3.5-35b-a3b", 8), ("glm-4.7-flash", 8)])

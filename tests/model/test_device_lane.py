@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,8 +20,10 @@ from speculative.table_model import Table
 from localmoe.core.types import ExpertKey
 from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
+from localmoe.experts.late_answers import why_late
 from localmoe.experts.slot_worth import SlotWorth
 from localmoe.kernels.lanes import REST_US
+from localmoe.kernels.mailbox import EXPERT
 from localmoe.model.device_lane import DeviceLane
 from localmoe.model.device_steps import RUN_BEHIND_AFTER
 from localmoe.model.step_graphs import PassOutput
@@ -50,6 +53,21 @@ def test_a_pass_takes_the_lane_only_where_an_expert_may_be_missing(lane: DeviceL
     lane.allowed = False
     lane.open_pass(rig.memory)
     assert not lane.on
+
+
+def test_what_was_not_answered_is_said_by_what_it_waited_for() -> None:
+    made = LaneRig(48, 40)
+    box, addresses = made.lane.mailbox, np.ones((2, 4), dtype=np.int64)
+    made.lane.close()
+    box.head[:], box.entries[EXPERT, :3], box.answered[0] = (1, 3, 1), (0, 2, 3), 6
+    box.posted[0] = 6
+    assert why_late(box, 7, addresses) == "the GPU's job did not arrive"
+    box.posted[0] = 7
+    assert why_late(box, 7, addresses) == why_late(box, 7, None) == "the CPU did not answer in time"
+    addresses[1, [1, 2, 3]] = addresses[0] = 0
+    assert why_late(box, 7, addresses) == "the disk did not bring 2 of 3 experts of layer 1 in time"
+    box.answered[0] = 7  # while nobody waits any more
+    assert why_late(box, 7, addresses) == "the CPU did not answer in time"
 
 
 def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:
@@ -147,6 +165,7 @@ def test_without_the_link_the_cpu_takes_all(lane: DeviceLane) -> None:
 def test_a_lane_that_failed_is_not_taken_again(lane: DeviceLane) -> None:
     rig = DeviceRig(3)
     lane.open_pass(rig.memory)
+    lane.lane.mailbox.posted[0] = 3
     assert not lane.close_pass(LaneReport(3, 1, True))
     assert "did not answer" in lane.failure
     lane.open_pass(rig.memory)
