@@ -80,7 +80,8 @@ def make_lane(
     link = config.lanes != "vram+cpu"
     words = "VRAM, PCIe and CPU" if link else "VRAM and CPU"
     words += ", from RAM or the disk" if disk else ""
-    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts, needed=disk)
+    brief = disk and ends_long_passes(memory.block.done.device)
+    made = DeviceLane(lane, block, rates, link=link, of_prompts=of_prompts, needed=disk, brief=brief)
     made.takes(memory)
     unit = ", a matrix unit for prompts" if lane.has_matrix_unit else ""
     return made, f"{words} ({lane.num_threads} threads{unit})"
@@ -104,11 +105,7 @@ def why_not(device: torch.device, layouts: Sequence[RecordLayout], config: Engin
 def why_not_from_disk(device: torch.device, layouts: Sequence[RecordLayout], config: EngineConfig) -> str:
     """Why steps of a model whose experts lie on the disk cannot run whole on a GPU; "" if they can."""
     reason = why_not(device, layouts, config)
-    if reason:
-        return f"experts on the disk come by the CPU lane: {reason}"
-    if config.lanes == "auto" and ends_long_passes(device):
-        return "Windows resets a GPU that waits for a disk for two seconds; --lanes all takes the risk"
-    return ""
+    return f"experts on the disk come by the CPU lane: {reason}" if reason else ""
 
 
 def num_threads(config: EngineConfig) -> int:

@@ -132,6 +132,7 @@ class DeviceRoutedExperts:
             hidden, groups, index, top_k_weights, state.window.live, residency.done, self._shape,
             state.memory.store.num_experts, gate_up_bias=self._gate_up_bias, down_bias=self._down_bias,
             block_rows=STREAM_ROWS if asks else WINDOW_ROWS, lane=lane,
+            before_waiting=None if state.lane is None or not asks else state.lane.wait_on_host,
         )  # fmt: skip
         if foresight is not None:
             foresight.use_link()

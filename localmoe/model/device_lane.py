@@ -5,9 +5,12 @@ last one showed. Computes nothing itself (experts.cpu_lane) and divides nothing 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from localmoe.core.errors import HardwareError
 from localmoe.experts.device_memory import DeviceExpertMemory
@@ -23,6 +26,8 @@ if TYPE_CHECKING:  # it needs numba's compiler
 
 _LOG = logging.getLogger(__name__)
 _WAKING_S = 0.005  # at most, before a prompt's pass
+_GLANCE_S = 1e-4  # between two looks for an answer
+_MOST_AGAIN = 3  # times that a pass is run again
 _SMOOTHING = 0.05  # weight of one pass's idle time in the mean
 
 
@@ -49,22 +54,25 @@ class DeviceLane:
         link: bool,
         of_prompts: Mapping[LanePass, LaneRates] | None = None,
         needed: bool = False,
+        brief: bool = False,
     ) -> None:
         """rates: as measured. link: whether missing experts may come over the link too. of_prompts: rates for
         as many tokens as ask for an expert in a prompt's pass, of each kind that can be; None: of one, the
-        same as windows'. needed: experts come no other way."""
+        same as windows'. needed: experts come no other way. brief: no kernel is to wait for a disk for
+        seconds."""
         self.lane = lane
         self.rows = lane.mailbox.layout.tokens
         self.block = block
         self.link = link
         self.needed = needed
+        self.brief = brief
         self.measured = rates
         self.on = False
         self.allowed = True
         self.failure = ""
         self.waited = 0
         self.open_passes = 0
-        self._posted = 0
+        self._posted = self._again = 0  # the latter: passes that failed, one after the other
         self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
         of_prompts = of_prompts or {LanePass.PROMPT: rates}
         self.prompt_kinds = tuple(of_prompts)
@@ -147,16 +155,23 @@ class DeviceLane:
         self._idle_us = idle_us
 
     def close_pass(self, report: LaneReport) -> bool:
-        """After the first open pass that took the lane: learn from it. False: a job was not answered, so what
-        the pass computed is worth nothing."""
+        """After the first open pass that took the lane: learn from it. False: a job was not answered, or not
+        in time, so what the pass computed is worth nothing.
+
+        Raises:
+            HardwareError: it will not be answered, and experts come no other way.
+        """
         self.open_passes -= 1
         if not self.open_passes:
             self.lane.rest()
         if report.failed:
+            if self._answers_late(report):
+                return False
             self._give_up(self.lane.failure or self._why_late(report))
             if self.needed:
                 raise _lost(self.failure)
             return False
+        self._again = 0
         jobs, waited = report.posted - self._posted, report.waited - self.waited
         if not self.lane.brought_since(self._posted):  # a disk that was waited for says nothing of both
             self._at_hand.learn(jobs, waited)
@@ -172,8 +187,47 @@ class DeviceLane:
         self.lane.rest()
         report = self.block.read(self.block.numbers().cpu().numpy())
         self._posted, self.waited = report.posted, report.waited
-        if report.failed:
+        if report.failed and not self._answers_late(report):
             self._give_up(self.lane.failure or self._why_late(report))
+
+    def _answers_late(self, report: LaneReport) -> bool:
+        """After a pass that failed, of experts that come no other way: whether the CPU has answered since, or
+        does so now. Then passes that come next go on behind that job."""
+        if not self.needed or self._again == _MOST_AGAIN:
+            return False
+        if self._again and report.posted <= self._posted:
+            return True  # it ran behind the one that failed
+        box, why = self.lane.mailbox, self._why_late(report)
+        self.lane.hold()
+        answered = self._wait()
+        if not self.open_passes:
+            self.lane.rest()
+        if not answered:
+            return False
+        self._again += 1
+        _LOG.warning("a pass is run again: %s", why)
+        self._posted, self.waited = int(box.posted[0]), 0
+        self.block.restart(self._posted)
+        return True
+
+    def _wait(self) -> bool:
+        """Whether the CPU answers."""
+        box, until = self.lane.mailbox, time.perf_counter() + self.lane.longest_job_s
+        while int(box.answered[0]) < int(box.posted[0]):
+            if not self.lane.healthy or time.perf_counter() > until:
+                return False
+            time.sleep(_GLANCE_S)
+        return True
+
+    def wait_on_host(self) -> None:
+        """In a prompt's pass, where all experts of a layer may have to be read from the disk: once what goes
+        before the CPU's answer is issued, until that is there. A kernel that waits in its place would keep
+        the GPU busy for seconds, for which Windows resets it."""
+        if not (self.needed and self.on):
+            return
+        if self.block.words.is_cuda:
+            torch.cuda.current_stream(self.block.words.device).synchronize()
+        self._wait()  # if it does not, the kernel that waits then will say so
 
     def _why_late(self, report: LaneReport) -> str:
         return why_late(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from localmoe.core.errors import HardwareError
 from localmoe.experts.lane_balance import LanePass
 from localmoe.model.device_experts import STREAM_ROWS
 from localmoe.model.prompt_ways import MOST_ASKED, WINDOW, PromptWays
@@ -19,17 +20,31 @@ if TYPE_CHECKING:
     from localmoe.model.device_runner import DeviceRunner
 
 
+_BRIEF_WINDOW = 8  # tokens, where no kernel is to wait for all experts of a layer (see DeviceLane)
+
+
 class PromptPasses:
     """Of one runner.
 
     Attributes:
         ways: what passes took of each kind that the CPU helps with, and without it (None).
+        longest_window: tokens.
     """
 
     def __init__(self, runner: DeviceRunner) -> None:
         self._runner = runner
         kinds = (None, LanePass.PROMPT, LanePass.UNIT)
         self.ways: dict[LanePass | None, PromptWays] = {kind: self._new_ways(kind) for kind in kinds}
+
+    @property
+    def longest_window(self) -> int:
+        lane = self._runner.passes.lane
+        return _BRIEF_WINDOW if lane is not None and lane.brief else WINDOW
+
+    @property
+    def _only_asks(self) -> bool:
+        lane = self._runner.passes.lane
+        return lane is not None and lane.needed
 
     def _new_ways(self, kind: LanePass | None) -> PromptWays:
         passes = self._runner.passes
@@ -41,8 +56,7 @@ class PromptPasses:
         most = max(WINDOW, min(MOST_ASKED, most))
         # alone a CPU would take long for many tokens
         tries = lane is not None and lane.link
-        needed = lane is not None and lane.needed
-        return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most, only_asks=needed)
+        return PromptWays(tries=tries, copy_s=passes.memory.copy_s, most=most, only_asks=self._only_asks)
 
     @property
     def _kinds(self) -> tuple[LanePass | None, ...]:
@@ -68,7 +82,7 @@ class PromptPasses:
         """A pass; logits of its last token, or of a window's all."""
         count, missing, kinds = len(tokens), self._runner.passes.memory.missing, self._kinds
         captured_s, began = self._runner.capture_s, time.perf_counter()
-        if count > WINDOW:
+        if count > self.longest_window:
             asking = [kind for kind in kinds if self.ways[kind].asks(count, missing)]
             if not asking:
                 logits = self._stream(tokens, start)
@@ -79,6 +93,8 @@ class PromptPasses:
             kind = self._best(asking, count)
             kinds = (kind,)
             answered = self._ask(tokens, start, kind or LanePass.PROMPT)
+            while answered is None and self._only_asks:
+                answered = self._ask(tokens, start, kind or LanePass.PROMPT)
             if answered is None:
                 return self._stream(tokens, start)
             logits = answered
@@ -95,20 +111,25 @@ class PromptPasses:
         return logits
 
     def _ask(self, tokens: Sequence[int], start: int, kind: LanePass) -> Tensor | None:
-        """None: the CPU lane failed, or there is no room for what would mend that; the text is as it was."""
+        """None: the CPU lane failed, or there is no room for what would mend that; the text is as it was.
+        Raises HardwareError where that may not be and experts come no other way."""
         runner, lane = self._runner, self._runner.passes.lane
-        before = None
-        if lane is not None and start and not lane.needed:  # else it is no pass that could be mended
+        before, mends = None, True
+        if lane is not None and start:
             lane.settle(runner.passes.memory)
             try:
                 before = runner.sequence.copy_states() if lane.on else None
             except (MemoryError, RuntimeError) as error:
                 if not lacks_memory(error):
                     raise
-                return None  # no pass is open yet
+                if not lane.needed:
+                    return None  # no pass is open yet
+                mends = False
         runner.open_pass(kind=kind)
         logits, report = runner.issue.ask(tokens, start)
         if runner.failed(report):
+            if not mends:
+                raise HardwareError("The disk was too slow for a prompt's pass: ask again.")
             if before is not None:
                 runner.sequence.bring_states_back(before)
             return None

@@ -26,7 +26,6 @@ from localmoe.model.device_experts import DevicePassState
 from localmoe.model.device_passes import DevicePasses
 from localmoe.model.device_prompt_passes import PromptPasses
 from localmoe.model.pass_counts import count_window
-from localmoe.model.prompt_ways import WINDOW
 from localmoe.model.side_stream import join_forked
 from localmoe.model.step_graphs import PassOutput
 from localmoe.model.window_report import DraftReport, WindowReport
@@ -141,7 +140,7 @@ class DeviceRunner:
             raise
         self.sequence.advance(start + len(tokens))
         if self.passes.mtp is not None and phase != "draft":
-            is_window = phase != "prefill" or len(tokens) <= WINDOW
+            is_window = phase != "prefill" or len(tokens) <= self._prompt.longest_window
             self.passes.mtp.note_pass(start, tokens, is_window=is_window)
         # what passes write, the next one writes again
         return (logits[-1:] if last_only else logits).to(torch.float32, copy=True)

@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 from localmoe.engine.loading import EngineParts, assemble
 from localmoe.experts.cpu_lane import CpuLane
 from localmoe.kernels.cpu import control
+from localmoe.kernels.lanes import FAILED
 from localmoe.model import device_prompt_passes
 from localmoe.model.device_runner import DeviceRunner
 
@@ -124,3 +125,29 @@ def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
             assert not any(told), "what a pass took that failed is told to nobody"
         for one, other in zip(streamed, asked, strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.interpreted
+@pytest.mark.parametrize("architecture", ["qwen3_next", "gpt_oss", "qwen3_moe"])
+def test_a_pass_whose_answer_came_late_is_run_again_from_where_it_began(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where experts come by the CPU alone; layers may keep a state or a ring."""
+    with streamed_once(tmp_path, architecture, monkeypatch) as (parts, runner, streamed):
+        with with_lane(parts, tokens=PROMPT) as lane:
+            lane.needed = True
+            passes, late, numbers = [0], [0], lane.block.numbers
+
+            def every_other_one_fails() -> Tensor:
+                passes[0] += 1
+                if passes[0] % 2:
+                    late[0] += 1
+                    lane.block.words[FAILED] = 1
+                return numbers()
+
+            monkeypatch.setattr(lane.block, "numbers", every_other_one_fails)
+            asked = read(runner, asks=True)
+            assert late[0] >= 3 and passes[0] >= 2 * late[0] and not lane.failure
+        for one, other in zip(streamed, asked, strict=True):
+            assert (one - other).norm() < 2e-2 * one.norm()

@@ -149,8 +149,10 @@ def test_slots_follow_the_text_and_hold_whole_experts() -> None:
         assert int(store._places.held.sum()) == sum(len(keys) for _, keys in memory._lent)
 
 
-@pytest.mark.parametrize("tokens", [5, 60, 300, 1500])
-def test_prompts_of_every_length_ask(tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "brief"), [(5, False), (60, False), (60, True), (300, False), (1500, False)]
+)
+def test_prompts_of_every_length_ask(tokens: int, brief: bool) -> None:
     config = EngineConfig(device="cuda", strict=True, context=2048, draft_length=0)
     shape = smooth(shallow("qwen3-30b-a3b", 3))
     with Engine.load_shape(shape, config, UNIFORM) as engine:
@@ -160,6 +162,7 @@ def test_prompts_of_every_length_ask(tokens: int) -> None:
     with load_shape(shape, UNIFORM, 20, layers=LAYERS_REACHED, draft_length=0, context=2048) as engine:
         runner = device_runner_of(engine)
         assert runner.passes.lane is not None
+        runner.passes.lane.brief = brief
         for _ in range(2 * len(runner.passes.lane.prompt_kinds)):  # each kind of pass is tried
             runner.sequence.truncate(0)
             found = prefilled(runner, prompt)

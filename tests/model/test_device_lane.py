@@ -3,6 +3,7 @@ failure."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from experts.test_cpu_lane import Rig as LaneRig
 from model.device_table import CPU, EXPERTS, LAYERS, NO_END, PROMPT, Rig
 from speculative.table_model import Table
 
+from localmoe.core.errors import HardwareError
 from localmoe.core.types import ExpertKey
+from localmoe.experts.cpu_lane import CpuLane
 from localmoe.experts.lane_balance import LanePass
 from localmoe.experts.lane_block import LaneBlock, LaneRates, LaneReport
 from localmoe.experts.late_answers import why_late
@@ -68,6 +71,93 @@ def test_what_was_not_answered_is_said_by_what_it_waited_for() -> None:
     assert why_late(box, 7, addresses) == "the disk did not bring 2 of 3 experts of layer 1 in time"
     box.answered[0] = 7  # while nobody waits any more
     assert why_late(box, 7, addresses) == "the CPU did not answer in time"
+
+
+def test_what_is_needed_and_answered_late_is_asked_for_again_but_not_for_ever(
+    lane: DeviceLane, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, box, words = DeviceRig(3), lane.lane.mailbox, lane.block.words
+    lane.needed = True
+    lane.lane.close()
+    monkeypatch.setattr(CpuLane, "healthy", True)
+
+    def fail(posted: int) -> None:
+        words[:3] = torch.tensor([posted, 1, 2])
+        box.posted[0], box.answered[0] = posted, posted - 1
+
+    def answer() -> None:
+        box.answered[0] = box.posted[0]
+
+    lane.open_pass(rig.memory)
+    lane.open_pass(rig.memory)  # behind it
+    fail(7)
+    later = threading.Timer(0.1, answer)
+    later.start()
+    assert not lane.close_pass(LaneReport(7, 2, True))
+    later.join()
+    assert words[:3].tolist() == [7, 0, 0] and not lane.failure and "again" in caplog.text
+    words[0] = 8  # what comes behind
+    assert not lane.close_pass(LaneReport(7, 2, True)), "it ran behind the one that failed"
+    assert words[0] == 8
+    for posted in (9, 11):
+        lane.open_pass(rig.memory)
+        fail(posted)
+        answer()
+        assert not lane.close_pass(LaneReport(posted, 1, True)) and words[:3].tolist() == [posted, 0, 0]
+    lane.open_pass(rig.memory)
+    assert lane.close_pass(LaneReport(12, 1, False)) and lane.waited == 1  # all is well again
+    for posted in (20, 21, 22):
+        lane.open_pass(rig.memory)
+        fail(posted)
+        answer()
+        assert not lane.close_pass(LaneReport(posted, 1, True))
+    lane.open_pass(rig.memory)
+    fail(23)
+    with pytest.raises(HardwareError, match="load the model again"):
+        lane.close_pass(LaneReport(23, 1, True))
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_what_is_needed_and_never_answered_ends_the_lane(
+    healthy: bool, lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane.needed = True
+    lane.lane.close()
+    monkeypatch.setattr(CpuLane, "healthy", True)
+    lane.open_pass(DeviceRig(3).memory)
+    monkeypatch.setattr(CpuLane, "healthy", healthy)
+    monkeypatch.setattr(CpuLane, "longest_job_s", 0.05 if healthy else 60.0)
+    lane.lane.mailbox.posted[0], lane.lane.mailbox.answered[0] = 3, 2
+    with pytest.raises(HardwareError, match=r"did not answer in time.*load the model again"):
+        lane.close_pass(LaneReport(3, 1, True))
+
+
+def test_the_host_waits_for_an_answer_while_there_may_be_one(
+    lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = lane.lane.mailbox
+    lane.needed = lane.on = True
+    lane.wait_on_host()  # nothing was asked for
+    lane.lane.close()
+    box.answered[0], box.posted[0] = 4, 5
+    lane.wait_on_host()  # nobody is there
+    healthy = [True]
+    monkeypatch.setattr(CpuLane, "healthy", property(lambda self: healthy[0]))
+    for ends in (lambda: box.answered.__setitem__(0, 5), lambda: healthy.__setitem__(0, False)):
+        box.answered[0], healthy[0] = 4, True
+        waiting = threading.Thread(target=lane.wait_on_host)
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        ends()
+        waiting.join(30)
+        assert not waiting.is_alive()
+    box.answered[0], healthy[0] = 4, True
+    monkeypatch.setattr(CpuLane, "longest_job_s", 0.05)
+    lane.wait_on_host()
+    monkeypatch.setattr(CpuLane, "longest_job_s", 60.0)
+    lane.needed = False  # what is in RAM takes no long time
+    lane.wait_on_host()
 
 
 def test_rates_and_copies_under_way_reach_the_device(lane: DeviceLane) -> None:

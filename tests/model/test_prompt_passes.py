@@ -26,7 +26,13 @@ class Runner:
         self.capture_s, self.now, self.took = 0.0, 0.0, took
         self.done: list[str] = []
         self.lane = SimpleNamespace(
-            rows=1024, link=True, needed=False, may_be_on=True, on=True, prompt_kinds=kinds
+            rows=1024,
+            link=True,
+            needed=False,
+            may_be_on=True,
+            on=True,
+            prompt_kinds=kinds,
+            brief=False,
         )
         self.lane.settle = lambda memory: None
         self.opened = 0
@@ -72,6 +78,17 @@ def run(monkeypatch: pytest.MonkeyPatch, runner: Runner, lengths: list[int]) -> 
     for length in lengths:
         passes.run([1] * length, 0)
     return runner.done
+
+
+def test_where_no_kernel_is_to_wait_long_short_prompts_are_no_windows_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    took = {"PROMPT": 0.2, "stream": STREAM_S, "window": 0.1}
+    runner = Runner((LanePass.PROMPT,), took)
+    assert run(monkeypatch, runner, [8, 9, 72, 73]) == ["window", "window", "window", "PROMPT"]
+    runner = Runner((LanePass.PROMPT,), took)
+    runner.lane.brief = runner.lane.needed = True
+    assert run(monkeypatch, runner, [8, 9, 72, 73]) == ["window", "PROMPT", "PROMPT", "PROMPT"]
 
 
 @pytest.mark.parametrize(("slower", "faster"), [BOTH, BOTH[::-1]])

@@ -10,6 +10,7 @@ along.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -146,6 +147,7 @@ def routed_experts(
     down_bias: Tensor | None = None,
     block_rows: int = 16,
     lane: LaneView | None = None,
+    before_waiting: Callable[[], None] | None = None,
 ) -> Tensor:
     """sum_k weights[:, k] * expert_k(x), for one layer.
 
@@ -153,7 +155,8 @@ def routed_experts(
         x: (T, H) bfloat16 or float16. index: int64 (T, K). weights: (T, K). live: int32 (1,).
         groups: of `index`. done: int64 (1,), see ResidencyView.
         gate_up_bias: (E, 2I) in the record's order, without a gate (E, I). down_bias: (E, H).
-        lane: the one that `groups` were made with.
+        lane: the one that `groups` were made with. before_waiting: is called before a kernel is issued that
+            waits for the CPU's answer.
 
     Returns:
         (T, H) in x.dtype; rows from `live` on are zero.
@@ -165,6 +168,8 @@ def routed_experts(
     inner = x.new_empty(tokens * top_k, shape.inner)
     out = x.new_empty(tokens * top_k, hidden, dtype=torch.float32)
     run_groups(x, groups, top_k, done, shape, inner, out, gate_up_bias, down_bias, block_rows)
+    if before_waiting is not None:
+        before_waiting()
     return combine(out, index, weights, live, num_experts, x.dtype, lane, groups.clock)
 
 
