@@ -220,10 +220,10 @@ class DeviceLane:
         return True
 
     def wait_on_host(self) -> None:
-        """In a prompt's pass, where all experts of a layer may have to be read from the disk: once what goes
-        before the CPU's answer is issued, until that is there. A kernel that waits in its place would keep
-        the GPU busy for seconds, for which Windows resets it."""
-        if not (self.needed and self.on):
+        """In a prompt's pass, where all experts of a layer may have to be read from the disk and no kernel is
+        to wait that long: once what goes before the CPU's answer is issued, until that is there. Elsewhere
+        the host issues what comes behind meanwhile, which is faster."""
+        if not (self.brief and self.on):
             return
         if self.block.words.is_cuda:
             torch.cuda.current_stream(self.block.words.device).synchronize()

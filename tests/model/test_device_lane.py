@@ -136,7 +136,7 @@ def test_the_host_waits_for_an_answer_while_there_may_be_one(
     lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = lane.lane.mailbox
-    lane.needed = lane.on = True
+    lane.brief = lane.on = True
     lane.wait_on_host()  # nothing was asked for
     lane.lane.close()
     box.answered[0], box.posted[0] = 4, 5
@@ -156,7 +156,7 @@ def test_the_host_waits_for_an_answer_while_there_may_be_one(
     monkeypatch.setattr(CpuLane, "longest_job_s", 0.05)
     lane.wait_on_host()
     monkeypatch.setattr(CpuLane, "longest_job_s", 60.0)
-    lane.needed = False  # what is in RAM takes no long time
+    lane.brief = False  # a kernel may wait
     lane.wait_on_host()
 
 
