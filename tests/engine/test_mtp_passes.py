@@ -26,7 +26,7 @@ from localmoe.engine.planning import PreparedModel, prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.kernels.gpu import lowbit_experts
 from localmoe.kernels.lowbit_reference import one_by_one
-from localmoe.model import device_prompt_passes, device_runner
+from localmoe.model import device_prompt_passes
 from localmoe.model.device_runner import DeviceRunner
 from localmoe.model.device_steps import DeviceSteps
 from localmoe.speculative.governor import FixedGovernor
@@ -51,8 +51,7 @@ def parts(
     monkeypatch.setattr(planning, "why_not_on_device", lambda *asked: "")
     monkeypatch.setattr(DeviceRunner, "prepare", lambda self: self.issue.choice.prepare(torch.zeros(1, 256)))
     monkeypatch.setattr(lowbit_experts, "lowbit_moe", one_by_one)  # which takes long to interpret
-    for module in (device_prompt_passes, device_runner):
-        monkeypatch.setattr(module, "WINDOW", LONGEST_WINDOW)
+    monkeypatch.setattr(device_prompt_passes, "WINDOW", LONGEST_WINDOW)
     recurrent = {"layer_types": ["linear_attention", "full_attention"]} if "qwen" in architecture else {}
     folder = mtp_model(
         tmp_path / "m", architecture, dtype=torch.float16, agrees=True, num_hidden_layers=2, **recurrent

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from dense_cases import DEVICE, DTYPES, assert_rounded, in_nan, normal, poisoned_empty
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -72,8 +72,9 @@ class Case:
         out = self.run()
         assert out.shape == (self.rows, self.heads, self.value_dim) and out.is_contiguous()
         assert not out.isnan().any()
-        error = (out.double() - self.exact()).abs().max().item()
-        assert error < 4 * torch.finfo(self.dtype).eps, f"{self}: off by {error}"
+        exact = self.exact()
+        error = ((out.double() - exact).abs().max() / exact.abs().max().clamp(min=1)).item()
+        assert error < 2 * torch.finfo(self.dtype).eps, f"{self}: off by {error}"
         return out
 
 
@@ -149,6 +150,7 @@ def test_bits_depend_neither_on_blocks_nor_on_other_tokens(monkeypatch: pytest.M
 
 
 @settings(max_examples=4)
+@example(2, 1, 391, 0, 1, 2, 7, 7, 580)  # a sum of 4.6
 @given(
     heads=st.integers(1, 18), rows=st.integers(1, 3), start=st.integers(0, 600), spare=st.integers(0, 300),
     rank=st.integers(1, 70), rope=st.integers(1, 40), plain=st.integers(1, 40), value_dim=st.integers(1, 40),
