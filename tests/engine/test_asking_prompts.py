@@ -127,7 +127,7 @@ def test_a_cpu_that_does_not_answer_costs_time_and_no_bits(
             assert torch.equal(one, other)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ["qwen3_next", "gpt_oss", "qwen3_moe"])
 def test_a_pass_whose_answer_came_late_is_run_again_from_where_it_began(

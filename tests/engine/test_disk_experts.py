@@ -259,6 +259,7 @@ def files_of_drafts(folder: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_what_cannot_be_packed_lies_there_in_16_bits_alone(tmp_path: Path, home: Path) -> None:
     folder = write_model(tmp_path / "model", tiny_model("mixtral", dtype=torch.bfloat16))
     tensors = load_file(folder / "model.safetensors")

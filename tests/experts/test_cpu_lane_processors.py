@@ -34,7 +34,7 @@ AVX2, AVX512 = "+avx,+avx2,+fma", "+avx,+avx2,+fma,+avx512f,+avx512bw"
     ],
     ids=["avx2", "avx2, other forms", "no look-up", "no bfloat16"],
 )  # fmt: skip
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_the_sums_are_right(name: str, features: str, forms: str, pytestconfig: pytest.Config) -> None:
     kept = kept_builds(pytestconfig, f"lane-{name}-{'vectors' if features else 'plain'}-{forms[:4]}")
     environment = {
