@@ -86,10 +86,10 @@ class LaneBlock:
         host[1:].view(np.float32)[:LANE_RATES] = astuple(rates)
         self._mirror.upload()
 
-    def restart(self, job: int) -> None:
-        """Go on after job number `job`, which is answered, as is all before."""
+    def restart(self, job: int, waited: int = 0) -> None:
+        """Go on after job number `job`, which is answered, as is all before. waited: for so many."""
         self.words.zero_()
-        self.words[POSTED] = job
+        self.words[POSTED], self.words[WAITED] = job, waited
         self.words[FORETOLD] = -1
 
     def numbers(self) -> Tensor:

@@ -206,8 +206,8 @@ class DeviceLane:
             return False
         self._again += 1
         _LOG.warning("a pass is run again: %s", why)
-        self._posted, self.waited = int(box.posted[0]), 0
-        self.block.restart(self._posted)
+        self._posted, self.waited = int(box.posted[0]), report.waited
+        self.block.restart(self._posted, self.waited)
         return True
 
     def _wait(self) -> bool:
