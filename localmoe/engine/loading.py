@@ -21,7 +21,7 @@ from localmoe.engine.draft_layers import DraftLayers, draft_bytes, matrix_layers
 from localmoe.engine.draft_models import OtherDraft, load_draft_model, load_own_layer, own_draft
 from localmoe.engine.drafts import DraftInfo
 from localmoe.engine.failed_load import giving_back
-from localmoe.engine.in_place import make_in_place
+from localmoe.engine.host_parts import make_host_memory
 from localmoe.engine.log_lines import log_no_draft
 from localmoe.engine.mtp_drafts import MTP, MtpShape
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
@@ -30,10 +30,8 @@ from localmoe.engine.row_padding import row_padding
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.idle_slots import fill_slots
 from localmoe.experts.in_place import InPlaceMemory
-from localmoe.experts.link import CudaLink, HostLink, Link
 from localmoe.experts.memory import ExpertMemory
 from localmoe.experts.record_store import RecordStore
-from localmoe.experts.slots import DeviceSlots
 from localmoe.hardware.cuda import forget_peak
 from localmoe.hardware.needs import kv_positions
 from localmoe.kernels.rows import RowPadding
@@ -191,7 +189,7 @@ def _assemble(
             runner = assemble_on_device(prepared, store, packed, scheduler, config, own=own, compiled=ready)
             padding = runner.row_padding
         else:
-            memory = _make_host_memory(prepared, store, scheduler, config)
+            memory = make_host_memory(prepared, store, scheduler, config)
             try:
                 by_lane = memory if isinstance(memory, InPlaceMemory) else None
                 with nullcontext() if by_lane is None else by_lane.one_pytorch_thread():  # as passes run
@@ -261,33 +259,6 @@ def _assemble_by_layers(
     freeze_length(skeleton.model, prepared.plan.context)
     take_over(skeleton, layers, attention=NAME if skeleton.can_rollback else None)
     return ModelRunner(skeleton.model, state, passes, device)
-
-
-def _make_host_memory(
-    prepared: PreparedModel, store: RecordStore, scheduler: Scheduler, config: EngineConfig
-) -> ExpertMemory | InPlaceMemory:
-    """What passes by layers get their experts from."""
-    if prepared.plan.in_place:
-        return make_in_place(prepared, store, scheduler, config)
-    link = make_link(config, prepared.compute.device)
-    return make_memory(prepared, link, store, scheduler, prepared.plan.num_slots)
-
-
-def make_link(config: EngineConfig, device: torch.device) -> Link:
-    """How records travel to the device."""
-    return CudaLink(device) if device.type == "cuda" else HostLink(config.emulated_link_bytes_per_s)
-
-
-def make_memory(
-    prepared: PreparedModel, link: Link, store: RecordStore, scheduler: Scheduler, num_slots: int
-) -> ExpertMemory:
-    """Slots of the planned number, filled by a worker of their own, and attached to the scheduler."""
-    device, dtype = prepared.compute.device, prepared.compute.dtype
-    elements = max(layout.elements for layout in store.layouts)
-    slots = DeviceSlots(num_slots, elements, dtype, device)
-    memory = ExpertMemory(store, slots, link, scheduler.choose_victim)
-    scheduler.attach(memory, copy_s=memory.copy_s)
-    return memory
 
 
 def _sequence_state(prepared: PreparedModel) -> SequenceState:

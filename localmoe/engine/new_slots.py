@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from localmoe.engine.device_parts import make_device_memory
-from localmoe.engine.loading import EngineParts, make_memory
+from localmoe.engine.host_parts import make_memory
+from localmoe.engine.loading import EngineParts
 from localmoe.experts.device_memory import DeviceExpertMemory
 from localmoe.experts.in_place import InPlaceMemory
 from localmoe.experts.memory import ExpertMemory

@@ -41,13 +41,19 @@ class DiskStore(ExpertReads, RecordStore):
 
     def record(self, key: ExpertKey) -> Tensor:
         """A copy of one, read if need be. Raises as `held`."""
+        with self.lending(key) as place:
+            return place.clone()
+
+    @contextmanager
+    def lending(self, key: ExpertKey) -> Iterator[Tensor]:
+        """As RecordStore's, read if need be. Raises as `held`."""
         with self.held(key.layer, [key.expert], counts=False) as (_, groups):
             for _ in groups:
                 pass
             with self.lock:
                 self._raise_if_lost([])
                 place = self.lent(key)
-            return place.clone()
+            yield place
 
     @property
     def some_record(self) -> Tensor:
@@ -77,6 +83,11 @@ class DiskStore(ExpertReads, RecordStore):
             for key in keys:
                 self._places.held[key] -= 1
             self.lock.notify_all()
+
+    def note_demand(self, layer: int, experts: Sequence[int]) -> None:
+        """As RecordStore's, of what is not asked for by `held`."""
+        with self.lock:
+            self._places.note_demand(layer, experts)
 
     def note_pass(self, demanded: NDArray[np.bool_]) -> None:
         """A pass asked for these, (L, E)."""

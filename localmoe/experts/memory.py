@@ -51,9 +51,7 @@ class ExpertMemory:
     def __init__(
         self, store: RecordStore, slots: DeviceSlots, link: Link, choose_victim: VictimChooser
     ) -> None:
-        self.store = store
-        self.slots = slots
-        self.link = link
+        self.store, self.slots, self.link = store, slots, link
         self._choose_victim = choose_victim
         self._table = ResidencyTable(slots.num_slots, (store.num_layers, store.num_experts))
         self._queue = CopyQueue()
@@ -226,7 +224,8 @@ class ExpertMemory:
     def _copy(self, claim: Claim) -> Exception | None:
         started = time.perf_counter()
         try:
-            self.link.copy(self.store.record(claim.key), self.slots, claim.slot)
+            with self.store.lending(claim.key) as record:
+                self.link.copy(record, self.slots, claim.slot)
         except Exception as error:  # whatever it was, the reader that waits for the copy has to know
             return error
         self._copies_s.append(time.perf_counter() - started)

@@ -5,7 +5,8 @@ kept. Where records lie is each store's own: in RAM (host_store), or on the disk
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -58,6 +59,16 @@ class RecordStore(ABC):
     @abstractmethod
     def record(self, key: ExpertKey) -> Tensor:
         """Flat words of one expert: (elements,) weights, or bytes."""
+
+    @contextmanager
+    def lending(self, key: ExpertKey) -> Iterator[Tensor]:
+        """A record where it lies, which it stays until the end."""
+        yield self.record(key)
+
+    def note_demand(self, layer: int, experts: Sequence[int]) -> None:
+        """A pass of a layer asked for these, wherever they were found: for a store that holds a part of all
+        in RAM."""
+        del layer, experts
 
     @property
     def some_record(self) -> Tensor:

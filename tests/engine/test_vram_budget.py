@@ -29,7 +29,7 @@ from support.tiny_models import ARCHITECTURES, RECURRENT_ARCHITECTURE, tiny_mode
 from localmoe.core.config import EngineConfig, GenerationRequest
 from localmoe.core.errors import BudgetError, EngineBusyError, LocalMoeError
 from localmoe.core.units import parse_bytes
-from localmoe.engine import Engine, loading, plan_model
+from localmoe.engine import Engine, host_parts, plan_model
 from localmoe.experts.slots import DeviceSlots
 
 Tiny = Callable[[str], tuple[Path, Any]]
@@ -188,7 +188,7 @@ def test_memory_that_runs_out_in_a_resize_leaves_as_many_slots_as_before(
                 if count > num_slots:  # as if for what is made after them
                     raise torch.OutOfMemoryError("CUDA out of memory.")
 
-        monkeypatch.setattr(loading, "DeviceSlots", NoMore)
+        monkeypatch.setattr(host_parts, "DeviceSlots", NoMore)
         with pytest.raises(BudgetError, match="ran out while changing the budget") as refusal:
             engine.resize(None)
         assert refusal.value.budget_bytes and len(made) == 2, "what to try instead"
@@ -213,7 +213,7 @@ def test_memory_that_others_take_in_a_resize_leaves_the_slots_that_still_fit(
                     raise torch.OutOfMemoryError("CUDA out of memory.")
                 super().__init__(count, *others)
 
-        monkeypatch.setattr(loading, "DeviceSlots", Fewer)
+        monkeypatch.setattr(host_parts, "DeviceSlots", Fewer)
         with pytest.raises(BudgetError, match="ran out while changing the budget"):
             engine.resize(None)
         assert tried[1:] == [8, 4] and engine.plan.num_slots == 4
@@ -236,7 +236,7 @@ def test_where_others_took_even_the_memory_of_the_fewest_slots_each_answer_says_
     with load_with_slots(tiny("mixtral")[0], 8) as engine:
         before = ask(engine, PROMPT, 10)
         with monkeypatch.context() as taken:
-            taken.setattr(loading, "DeviceSlots", NoMemory)
+            taken.setattr(host_parts, "DeviceSlots", NoMemory)
             with pytest.raises(BudgetError, match="ran out while changing the budget"):
                 engine.resize(None)
             assert engine.device_memory()["slots"] == 0
