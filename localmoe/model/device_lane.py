@@ -72,7 +72,10 @@ class DeviceLane:
         self.failure = ""
         self.waited = 0
         self.open_passes = 0
-        self._posted = self._again = 0  # the latter: passes that failed, one after the other
+        self._posted = 0
+        self._again = self._behind = (
+            0  # passes that failed, one after the other; that run behind the last one
+        )
         self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
         of_prompts = of_prompts or {LanePass.PROMPT: rates}
         self.prompt_kinds = tuple(of_prompts)
@@ -171,7 +174,7 @@ class DeviceLane:
             if self.needed:
                 raise _lost(self.failure)
             return False
-        self._again = 0
+        self._again = self._behind = 0
         jobs, waited = report.posted - self._posted, report.waited - self.waited
         if not self.lane.brought_since(self._posted):  # a disk that was waited for says nothing of both
             self._at_hand.learn(jobs, waited)
@@ -185,18 +188,22 @@ class DeviceLane:
             return
         self.open_passes = 0
         self.lane.rest()
+        self._behind = 0
         report = self.block.read(self.block.numbers().cpu().numpy())
+        if report.failed and self._answers_late(report):
+            return
         self._posted, self.waited = report.posted, report.waited
-        if report.failed and not self._answers_late(report):
+        if report.failed:
             self._give_up(self.lane.failure or self._why_late(report))
 
     def _answers_late(self, report: LaneReport) -> bool:
         """After a pass that failed, of experts that come no other way: whether the CPU has answered since, or
         does so now. Then passes that come next go on behind that job."""
+        if self._behind:  # what it found failed is mended
+            self._behind -= 1
+            return True
         if not self.needed or self._again == _MOST_AGAIN:
             return False
-        if self._again and report.posted <= self._posted:
-            return True  # it ran behind the one that failed
         box, why = self.lane.mailbox, self._why_late(report)
         self.lane.hold()
         answered = self._wait()
@@ -204,7 +211,7 @@ class DeviceLane:
             self.lane.rest()
         if not answered:
             return False
-        self._again += 1
+        self._again, self._behind = self._again + 1, self.open_passes
         _LOG.warning("a pass is run again: %s", why)
         self._posted, self.waited = int(box.posted[0]), report.waited
         self.block.restart(self._posted, self.waited)

@@ -99,6 +99,13 @@ def test_what_is_needed_and_answered_late_is_asked_for_again_but_not_for_ever(
     words[0] = 8  # what comes behind
     assert not lane.close_pass(LaneReport(7, 2, True)), "it ran behind the one that failed"
     assert words[0] == 8
+    lane.open_pass(rig.memory)
+    fail(8)
+    answer()
+    lane.abandon_pass()  # an answer that was stopped just then
+    assert words[:3].tolist() == [8, 0, 2] and not lane.failure
+    lane.open_pass(rig.memory)
+    assert lane.close_pass(LaneReport(8, 2, False))
     for posted in (9, 11):
         lane.open_pass(rig.memory)
         fail(posted)
