@@ -25,11 +25,11 @@ def make_host_memory(
     """What passes by layers get their experts from."""
     if prepared.plan.in_place:
         return make_in_place(prepared, store, scheduler, config)
-    link = make_link(config, prepared.compute.device)
+    link = _make_link(config, prepared.compute.device)
     return make_memory(prepared, link, store, scheduler, prepared.plan.num_slots)
 
 
-def make_link(config: EngineConfig, device: torch.device) -> Link:
+def _make_link(config: EngineConfig, device: torch.device) -> Link:
     """How records travel to the device."""
     return CudaLink(device) if device.type == "cuda" else HostLink(config.emulated_link_bytes_per_s)
 

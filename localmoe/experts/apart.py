@@ -29,7 +29,8 @@ class ApartFromRam:
 
     def __call__(self, room: RoomWanted) -> ExpertKey | None:
         """Who leaves. RAM hears who is in slots then."""
-        doubled = [key for key in room.candidates if self._store.addresses[key]]
+        in_ram = self._store.addresses.tolist()  # an array is slow to ask one by one
+        doubled = [key for key in room.candidates if in_ram[key.layer][key.expert]]
         victim = self._choose(replace(room, candidates=doubled)) if doubled else None
         if victim is None and not room.num_free:
             victim = self._choose(room)  # of a prefetch: None: it waits

@@ -33,13 +33,13 @@ class DiskExpertMemory(DeviceExpertMemory):
     """As DeviceExpertMemory. Records that are on their way into slots keep their places in RAM.
 
     Attributes:
-        disk: the store. reads_ram: whether kernels may.
+        reads_ram: whether kernels may.
     """
 
     def __init__(self, store: DiskStore, *arguments: Any, **options: Any) -> None:
         """As DeviceExpertMemory's."""
         super().__init__(store, *arguments, **options)
-        self.disk, self.reads_ram = store, False
+        self._disk, self.reads_ram = store, False
         shape = store.num_layers, store.num_experts
         self._nowhere = store.device_addresses()
         self._no_landing = np.zeros((shape[0], LANDING_SLOTS), dtype=np.int64)
@@ -52,16 +52,16 @@ class DiskExpertMemory(DeviceExpertMemory):
     def begin_answer(self) -> None:
         """As SlotTable's; nobody fills RAM any more."""
         super().begin_answer()
-        self.disk.begin_answer()
+        self._disk.begin_answer()
 
     def prefetch(self, key: ExpertKey, deadline: float) -> None:
         """Ask for a copy ahead of need, or, of what is not in RAM, have it read."""
         if self._slot_of[key] != FREE:
             return
-        if self.disk.addresses[key]:
+        if self._disk.addresses[key]:
             super().prefetch(key, deadline)
         else:
-            self.disk.prefetch(key)
+            self._disk.prefetch(key)
 
     def pump(self) -> None:
         """As DeviceExpertMemory's, of what is in RAM still, and of what is worth a slot."""
@@ -71,24 +71,24 @@ class DiskExpertMemory(DeviceExpertMemory):
             super().prefetch(key, SOON)
         wanted = [key for key, _ in self._queue.in_order()]
         room = max(0, self._most_lent - sum(len(keys) for _, keys in self._lent))
-        here = self.disk.lend(wanted[:room])  # or the next read may take its place
+        here = self._disk.lend(wanted[:room])  # or the next read may take its place
         try:
             for key in set(wanted).difference(here):
                 self._queue.remove(key)
             super().pump()
         finally:
-            self.disk.take_back(here)
+            self._disk.take_back(here)
 
     def unprepare(self) -> None:
         """As DeviceExpertMemory's."""
         super().unprepare()
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.withdrawn()
 
     def open_pass(self) -> None:
         """As DeviceExpertMemory's."""
         super().open_pass()
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.opened()
 
     def open_behind(self) -> None:
@@ -99,7 +99,7 @@ class DiskExpertMemory(DeviceExpertMemory):
             self.transfers.copies_wait_for(self.transfers.mark_compute())
             self.pump()
         self._upload()
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.opened()
 
     def _upload(self) -> None:
@@ -111,43 +111,43 @@ class DiskExpertMemory(DeviceExpertMemory):
         at = np.where(here, self._slot_address[self._slot_of], self._nowhere)
         tickets = np.where(here, self._ticket, ON_DISK)
         if self.reads_ram:
-            in_ram = self.disk.prepare_reach(here)
+            in_ram = self._disk.prepare_reach(here)
             at, tickets = np.where(in_ram, in_ram, at), np.where(in_ram, ON_HOST, tickets)
         self.block.upload(self._all, at, tickets, self._no_landing, self._nobody_goes)
 
     def at_hand(self) -> NDArray[np.bool_]:
         """As SlotTable's."""
-        return np.not_equal(self.disk.addresses, 0)
+        return np.not_equal(self._disk.addresses, 0)
 
     def likely(self) -> NDArray[np.float64]:
         """As SlotTable's."""
-        return self.disk.worth()
+        return self._disk.worth()
 
     def filled(self) -> bool:
         """As SlotTable's: what is in slots gives way in RAM to what is nowhere yet."""
         self._take_back(most=0)
-        self.disk.in_slots(self._slot_of != FREE)
-        self.disk.fill()
-        return self.disk.fills(_LOOK_S)
+        self._disk.in_slots(self._slot_of != FREE)
+        self._disk.fill()
+        return self._disk.fills(_LOOK_S)
 
     def _load(self, keys: Sequence[ExpertKey], slots: Sequence[int]) -> None:
         with ExitStack() as stack:
             try:
-                demand = self.disk.held(keys[0].layer, [key.expert for key in keys], counts=False)
+                demand = self._disk.held(keys[0].layer, [key.expert for key in keys], counts=False)
                 for _ in stack.enter_context(demand)[1]:  # of a stream, what is not in RAM yet
                     pass
             except BaseException:
                 self._free.extend(slots)
                 raise
             self._take_back(most=max(0, self._most_lent - len(keys)))
-            lent = self.disk.lend(keys)
+            lent = self._disk.lend(keys)
             try:
                 super()._load(keys, slots)
             finally:  # also where not all were copied
                 self._lent.append((self.transfers.time_mark(), lent))
 
     def _record(self, key: ExpertKey) -> Tensor:
-        return self.disk.lent(key)
+        return self._disk.lent(key)
 
     def _take_back(self, most: int | None = None) -> None:
         """Let go of those that are copied, and wait for others while there are more than `most`."""
@@ -158,44 +158,44 @@ class DiskExpertMemory(DeviceExpertMemory):
                     break
                 mark.synchronize()
             self._lent.popleft()
-            self.disk.take_back(keys)
+            self._disk.take_back(keys)
 
     def close_pass(self, log: NDArray[np.int32]) -> PassReport:
         """As DeviceExpertMemory's; then what is worth a slot is known, for the next copies."""
         report = super().close_pass(log)
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.closed()
-        self.disk.note_pass(report.demanded)
+        self._disk.note_pass(report.demanded)
         in_slots = self._slot_of != FREE
-        self.disk.in_slots(in_slots)
-        self._may_leave = self.disk.may_leave(in_slots)
+        self._disk.in_slots(in_slots)
+        self._may_leave = self._disk.may_leave(in_slots)
         asked = report.computed | report.misses
-        self._worthy = worth_a_slot(self.disk.worth(), asked, self._may_leave, len(self._free))
+        self._worthy = worth_a_slot(self._disk.worth(), asked, self._may_leave, len(self._free))
         return report
 
     def note_prompt(self, experts: NDArray[np.int32]) -> None:
         """As DeviceExpertMemory's: RAM keeps what is used most, and of late, of what it asked for."""
         for layer, chosen in enumerate(experts):
-            self.disk.note_tokens(layer, chosen)
+            self._disk.note_tokens(layer, chosen)
 
     def _room(self) -> tuple[NDArray[np.float32], bool]:
         """By what was asked for of late, whatever the policy: within a pass nothing makes room."""
-        scores = self.disk.worth().astype(np.float32)
+        scores = self._disk.worth().astype(np.float32)
         scores[(self._slot_of == FREE) | self._guarded | ~self._may_leave] = np.inf
         return scores, False
 
     def _empty(self) -> None:
         super()._empty()
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.clear()
         self._worthy = []
         self._take_back(most=0)
-        self.disk.in_slots(self._slot_of != FREE)
+        self._disk.in_slots(self._slot_of != FREE)
 
     def close(self) -> None:
         """As DeviceExpertMemory's."""
         super().close()
-        with self.disk.reach() as reach:
+        with self._disk.reach() as reach:
             reach.clear()
         self._take_back(most=0)
-        self.disk.in_slots(np.zeros_like(self._slot_of, dtype=np.bool_))
+        self._disk.in_slots(np.zeros_like(self._slot_of, dtype=np.bool_))

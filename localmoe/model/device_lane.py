@@ -73,9 +73,8 @@ class DeviceLane:
         self.waited = 0
         self.open_passes = 0
         self._posted = 0
-        self._again = self._behind = (
-            0  # passes that failed, one after the other; that run behind the last one
-        )
+        self._again = 0  # passes that failed, one after the other,
+        self._behind = 0  # and those that run behind the last of them
         self._prepared: int | None = None  # last copy issued before `prepare_pass`; None: nothing is prepared
         of_prompts = of_prompts or {LanePass.PROMPT: rates}
         self.prompt_kinds = tuple(of_prompts)
@@ -104,7 +103,7 @@ class DeviceLane:
         memory.may_prefetch = self.link or self.needed
         if isinstance(memory, DiskExpertMemory):
             memory.reads_ram = self.link
-            self._disk = memory.disk
+        self._disk = memory.store if isinstance(memory.store, DiskStore) else None
 
     def settle(self, memory: DeviceExpertMemory) -> None:
         """Take the lane where an expert may be missing and all is well."""
@@ -237,9 +236,8 @@ class DeviceLane:
         self._wait()  # if it does not, the kernel that waits then will say so
 
     def _why_late(self, report: LaneReport) -> str:
-        return why_late(
-            self.lane.mailbox, report.posted, None if self._disk is None else self._disk.addresses
-        )
+        addresses = None if self._disk is None else self._disk.addresses
+        return why_late(self.lane.mailbox, report.posted, addresses)
 
     def counters(self) -> LaneCounters:
         """Totals since the lane was made."""
@@ -261,6 +259,6 @@ class DeviceLane:
 
 def _lost(reason: str) -> HardwareError:
     return HardwareError(
-        f"Experts on the disk come by the CPU's threads, which have ended ({reason.rstrip('.')}): load the "
-        "model again."
+        f"Experts on the disk come by the CPU's threads, which do not answer ({reason.rstrip('.')}): load "
+        "the model again."
     )

@@ -124,8 +124,9 @@ class RoutedExperts:
         """How the experts were found, and each pair's output (T, K, H), as they come."""
         out = x.new_zeros(x.shape[0], top_k, x.shape[1])
         flat = out.view(-1, x.shape[1])
-        memory.store.note_demand(self._layer, sorted(rows))
-        with memory.demand(self._layer, sorted(rows)) as (report, views):
+        wanted = sorted(rows)
+        memory.store.note_demand(self._layer, wanted)
+        with memory.demand(self._layer, wanted) as (report, views):
             self._guess_next(x)
             for view in views:
                 positions = rows[view.expert]

@@ -167,6 +167,18 @@ def test_few_slots_are_filled_from_few_experts_in_ram(folder: Path) -> None:
         assert texts(engine, 0) == expected
 
 
+@pytest.mark.parametrize("policy", ["on-demand", "moe-speq"])
+def test_what_slots_and_ram_have_room_for_together_is_read_once(policy: str, folder: Path) -> None:
+    budget = budget_for_slots(str(folder), 12, device="cpu", context=CONTEXT)
+    with load_from_disk(folder, 18, vram_budget_bytes=budget, draft_length=0) as engine:
+        store = store_of(engine)
+        for _ in range(4):
+            read = store.read_bytes
+            texts(engine, 0, policy=policy)
+        assert store.read_bytes == read > 0
+        assert (store.worth() > 0).sum() > store.ram_experts, "RAM hears of what slots were asked for"
+
+
 def test_in_place_there_are_no_slots_to_divide(folder: Path) -> None:
     with load_from_disk(folder, draft_length=0) as engine:
         before = engine.plan

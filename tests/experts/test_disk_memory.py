@@ -24,7 +24,7 @@ def check(memory: DiskExpertMemory, whole: object) -> None:
         held = memory.slots._arena[int(memory._slot_of[key])]
         wanted = whole.record(key)  # type: ignore[attr-defined]
         assert torch.equal(held[: len(wanted)], wanted), key
-    assert not memory.disk._places.held.any() or memory._lent
+    assert not memory._disk._places.held.any() or memory._lent
 
 
 @pytest.mark.parametrize("behind", [False, True])

@@ -26,13 +26,7 @@ class Runner:
         self.capture_s, self.now, self.took = 0.0, 0.0, took
         self.done: list[str] = []
         self.lane = SimpleNamespace(
-            rows=1024,
-            link=True,
-            needed=False,
-            may_be_on=True,
-            on=True,
-            prompt_kinds=kinds,
-            brief=False,
+            rows=1024, link=True, needed=False, brief=False, may_be_on=True, on=True, prompt_kinds=kinds
         )
         self.lane.settle = lambda memory: None
         self.opened = 0
