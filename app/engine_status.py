@@ -116,7 +116,7 @@ class EngineStatus:
     improvement: Progress | None = None  # of the better draft that is being built
     improvement_note: str = ""  # why building it failed
     notice: str = ""  # what did not work beside a load that did
-    drafter: DrafterName = "self"  # that was asked for
+    drafter: DrafterName = "auto"  # that was asked for
     revision: int = 0
 
     @property

@@ -46,10 +46,11 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     if loaded is not None and status.info is not None and (same_draft or kept is None):
         loaded = loaded.in_16_bits()
         bits_before = DRAFT_BITS if loaded.draft_model_bytes else before.draft_bits
-        if config.drafter != "mtp":
+        unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
+        unasked = config.drafter == "auto" and status.info.drafter == "mtp" and not unsuited
+        if config.drafter != "mtp" and (kept is not None or not unasked):
             loaded = replace(loaded, draft_model_bytes=0, draft_model_kv_bytes_per_token=0)
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))
-        unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
         facts = ModelFacts(
             loaded, weight_bytes, loaded.total_params * weight_bytes, unsuited,
             has_draft=kept is not None and kept.has_draft, mtp=mtp,
@@ -147,7 +148,7 @@ def _consequence(fit: Fit, facts: ModelFacts, config: EngineConfig, t: Texts) ->
     draft = t("no draft")
     if plan.drafting:
         bits = t("ready-made draft") if config.draft_dir is not None else ""
-        if config.drafter == "mtp" and _has_mtp(facts):
+        if fit.by_mtp:
             bits = t("its MTP layer")
         bits = bits or t("draft of {bits} bits", bits=config.draft_bits)
         draft = f"{bits} ({format_bytes(plan.draft_bytes)})"

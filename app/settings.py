@@ -27,11 +27,11 @@ from localmoe.core.errors import ConfigError, LocalMoeError
 from localmoe.core.units import parse_bytes, parse_speed
 from localmoe.prefetch.registry import check_policy
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_CONTEXT = 10_000_000
 MAX_NEW_TOKENS = 1_000_000
 MAX_SYSTEM_PROMPT = 20_000
-DRAFTERS: tuple[DrafterName, ...] = ("self", "mtp")  # that the page offers
+DRAFTERS: tuple[DrafterName, ...] = ("auto", "self", "mtp")  # that the page offers
 SAMPLING_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _USUAL_LENGTH_BEFORE = 1024  # tokens of an answer, before there was own_sampling
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -50,7 +50,7 @@ class LoadSettings:
     draft_bits: str = "4"  # of the model's own
     lanes: str = "auto"  # where experts outside VRAM come from
     cpu_threads: str = "auto"  # of the CPU lane
-    drafter: str = "self"  # the model in low bits; or "mtp": its MTP layer, where it has one
+    drafter: str = "auto"  # or "self": the model in low bits, "mtp": its MTP layer, where it has one
     experts_on: str = "ram"  # or "disk": in a file there, of which RAM holds what it has room for
     ram_budget: str = "auto"  # of RAM for experts that lie on the disk
 
@@ -70,7 +70,7 @@ class LoadSettings:
         if not self.model.strip():
             raise ConfigError("No model is chosen: choose one from the list, or give a folder.")
         drafter = one_of(DRAFTERS, self.drafter, "Drafter '{}' is not known")
-        if drafter != "self" and self.draft.strip():
+        if drafter == "mtp" and self.draft.strip():
             raise ConfigError("A ready-made draft and the MTP layer cannot both draft: choose one of them.")
         experts_on = one_of(EXPERTS_ON, self.experts_on, "Experts on '{}' are not known")
         ram_budget = parse_budget(self.ram_budget)
@@ -253,6 +253,8 @@ class SettingsStore:
         self._file = unknown_fields(data, ("schema", "load", "answers"))
         self._load = unknown_fields(kept_load, asdict(self.load))
         self._answers = unknown_fields(kept_answers, asdict(self.answers))
+        if data.get("schema") == 1 and kept_load.get("drafter") == "self":
+            del kept_load["drafter"]  # which left it to the engine then
         self.answers, bad = _sound_answers(kept_answers)
         self.load, bad_load = _sound_load(kept_load, self.answers)
         if bad or bad_load:

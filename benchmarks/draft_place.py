@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     args = parser.parse_args()
     config = EngineConfig(
-        device=args.device, context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), draft_length="auto"
+        device=args.device, context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), drafter="self"
     )
     settings = SyntheticSettings(parse_routing("uniform"), 0.9, MATCH)
     with Engine.load_shape(args.shape, config, settings) as engine:

@@ -37,7 +37,7 @@ def run_shape(
     name: str, budgets: list[int], acceptances: list[float], link: float, prompts: int, answer: int
 ) -> None:
     """All settings of one shape."""
-    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=max(budgets) << 30)
+    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=max(budgets) << 30, drafter="self")
     with Engine.load_shape(name, config, SyntheticSettings(parse_routing(ROUTING), 0.9, 0.9)) as engine:
         for gib in budgets:
             plan = engine.resize(gib << 30)

@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     args = parser.parse_args()
     settings = SyntheticSettings(parse_routing(args.routing), 0.9, 0.97)
-    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=int(args.budget * 2**30))
+    config = EngineConfig(
+        device="cuda", context=2048, vram_budget_bytes=int(args.budget * 2**30), drafter="self"
+    )
     lengths: tuple[DraftLength, ...] = (4, 8, "auto")
     with Engine.load_shape(args.shape, config, settings) as engine:
         print(f"synthetic: {args.shape}, {args.routing}; {engine.info().lanes}")

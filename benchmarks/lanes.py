@@ -227,7 +227,7 @@ def main() -> None:
     settings = SyntheticSettings(parse_routing("uniform"), args.acceptance, 0.9)
     config = EngineConfig(
         device="cuda", context=args.context, vram_budget_bytes=int(args.budgets[0] * 2**30), lanes=args.lanes,
-        cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0,
+        cpu_threads=args.threads, draft_length="auto" if any(lengths) else 0, drafter="self",
         pack_experts=not args.no_packing,
     )  # fmt: skip
     started = time.perf_counter()

@@ -46,7 +46,7 @@ def measure(shape: str, gib: float, prompts: list[int], link: float, draft: str)
     """One budget."""
     config = EngineConfig(
         device="cuda", context=max(prompts) + 64, vram_budget_bytes=int(gib * 2**30),
-        draft_length="auto" if draft == "auto" else 0, strict=True,
+        draft_length="auto" if draft == "auto" else 0, drafter="self", strict=True,
     )  # fmt: skip
     chance = np.random.default_rng(0)
     with Engine.load_shape(shape, config, SyntheticSettings()) as engine:

@@ -73,7 +73,9 @@ def main() -> None:
         for line in kernel_times(151_936):
             print(line, flush=True)
     settings = SyntheticSettings(parse_routing(args.routing), 0.97, 0.9)
-    config = EngineConfig(device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30))
+    config = EngineConfig(
+        device="cuda", context=2048, vram_budget_bytes=int(args.budgets[0] * 2**30), drafter="self"
+    )
     with Engine.load_shape(args.shape, config, settings) as engine:
         print(f"synthetic: {args.shape}, {args.routing}; {engine.info().lanes}")
         for gib in args.budgets:

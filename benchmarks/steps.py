@@ -151,7 +151,7 @@ def main() -> None:
     link = gpu.h2d_bytes_per_s or 1.0
     started = time.perf_counter()
     config = EngineConfig(
-        device="cuda", context=args.context, vram_budget_bytes=parse_bytes(args.budget), policy="moe-speq"
+        device="cuda", context=args.context, vram_budget_bytes=parse_bytes(args.budget), drafter="self"
     )
     settings = SyntheticSettings(parse_routing("uniform"), 0.9, 0.9)
     with Engine.load_shape(args.shape, config, settings) as engine:

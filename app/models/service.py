@@ -123,7 +123,7 @@ class ModelsService:
         if from_disk:
             kept = replace(kept, experts_on="disk")
         load = replace(
-            kept, draft=ready_made, drafter="self" if ready_made else kept.drafter,
+            kept, draft=ready_made, drafter="auto" if ready_made else kept.drafter,
             better_draft="on" if draft == BACKGROUND else "off",
         )  # fmt: skip
         status = self.chats.holder.status()

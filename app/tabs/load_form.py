@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from app.screen import Screen
 
 _EXPERTS_ON = [("in RAM", "ram"), ("on the disk", "disk")]
-_DRAFTERS = [("the model itself, in low bits", "self"), ("its MTP layer, where it has one", "mtp")]
+_DRAFTERS = [
+    ("automatic", "auto"), ("the model itself, in low bits", "self"),
+    ("its MTP layer, where it has one", "mtp"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,10 @@ def create_load_form() -> LoadForm:
                 "takes all that is free but a reserve.",
             )  # fmt: skip
         drafter = gr.Radio(
-            _DRAFTERS, value="self", label="Drafted by", elem_id="lm-drafter",
+            _DRAFTERS, value="auto", label="Drafted by", elem_id="lm-drafter",
             info="An MTP layer, which some models are published with (Qwen3.5, GLM 4.7, ...), takes some 0.5 "
-            "GiB, a small part of what a draft in INT4 takes, and drafts on a GPU anyway where there is no "
-            "room for that; models without one draft by themselves.",
+            "GiB, a small part of what a draft in low bits takes. Automatic: that layer on a GPU, if the "
+            "model has one and the draft length is automatic too, else the model itself.",
         )  # fmt: skip
         draft_bits = gr.Radio(
             [(f"{bits} bits", f"{bits}") for bits in ALLOWED_DRAFT_BITS], value="4",
@@ -161,7 +164,7 @@ def chosen_settings(
     draft = before.draft if model == before.model and drafter != "mtp" else ""
     return LoadSettings(
         str(model or ""), budget or "auto", context or "auto", link or "", "on" if better else "off", draft,
-        str(bits or "4"), str(lanes or "auto"), threads or "auto", str(drafter or "self"),
+        str(bits or "4"), str(lanes or "auto"), threads or "auto", str(drafter or "auto"),
         str(experts_on or "ram"), ram_budget or "auto",
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     add_target_options(parser)
     # the target alone is recorded
     parser.set_defaults(
-        draft_length=0, draft=None, drafter="self", draft_model=None, emulated_link=None, lanes="vram+link",
+        draft_length=0, draft=None, drafter="auto", draft_model=None, emulated_link=None, lanes="vram+link",
         strict=True, cpu_threads=None, draft_bits=None, prompt_cache=0,
     )  # fmt: skip
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from localmoe.cli.draft_options import draft_settings
 from localmoe.cli.output import ProgressBars
 from localmoe.engine import build_draft
+from localmoe.engine.sources import CheckpointSource
+
+_BY_LAYER = (
+    "localmoe: the model has an MTP layer, which drafts on a GPU where the drafter is left to localmoe: with "
+    "--drafter self this draft does."
+)
 
 
 def run_draft(args: argparse.Namespace) -> None:
@@ -23,3 +30,5 @@ def run_draft(args: argparse.Namespace) -> None:
             progress=progress,
         )
     print(folder)
+    if args.out is None and CheckpointSource.open(args.model).has_mtp():
+        print(_BY_LAYER, file=sys.stderr)

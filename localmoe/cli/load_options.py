@@ -84,9 +84,10 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         help=f"of the default draft; default: {DEFAULTS.draft_bits}",
     )
     parser.add_argument(
-        "--drafter", choices=["self", "prompt-lookup", "mtp"], default="self",
-        help="who proposes: the model in INT4, a look into the text so far, or the model's own layer for it "
-        "(multi-token prediction), where its files have one",
+        "--drafter", choices=["auto", "self", "prompt-lookup", "mtp"], default=DEFAULTS.drafter,
+        help="who proposes: the model in INT4 (self), a look into the text so far, or the model's own layer "
+        "for it (multi-token prediction, mtp), where its files have one; auto: that layer on a GPU, where "
+        "there is one and the draft length is auto, else self",
     )  # fmt: skip
     parser.add_argument(
         "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"
@@ -167,7 +168,7 @@ def engine_config(args: argparse.Namespace, *, policy: str = DEFAULTS.policy) ->
 
 
 def _drafter(args: argparse.Namespace) -> DrafterName:
-    if args.draft_model is not None and args.drafter != "self":
+    if args.draft_model is not None and args.drafter != "auto":
         raise ConfigError(f"--draft-model and --drafter {args.drafter} exclude each other: leave one out.")
     drafter: DrafterName = args.drafter if args.draft_model is None else "model"
     return drafter

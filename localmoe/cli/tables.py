@@ -115,7 +115,8 @@ def _loaded(
     link = args.emulated_link
     if device == "cpu" and link is None and shape is None:
         link = EMULATED_LINK
-    config = EngineConfig(device=device, emulated_link_bytes_per_s=link if device == "cpu" else None)
+    emulated = link if device == "cpu" else None
+    config = EngineConfig(device=device, emulated_link_bytes_per_s=emulated, drafter="self")  # the papers'
     model = (args.model or "demo") if shape is None else find_shape(shape)
     try:
         with ProgressBars() as progress:

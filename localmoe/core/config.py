@@ -29,7 +29,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 ALLOWED_DRAFT_BITS = (2, 3, 4, 8)
 LANES: tuple[Lanes, ...] = get_args(Lanes)
-DrafterName = Literal["self", "prompt-lookup", "mtp", "model"]
+DrafterName = Literal["auto", "self", "prompt-lookup", "mtp", "model"]
 ExpertsOn = Literal["ram", "disk"]
 EXPERTS_ON: tuple[ExpertsOn, ...] = get_args(ExpertsOn)
 
@@ -77,8 +77,9 @@ class EngineConfig:
             the CPU lane, whose sums run in another order.
         cpu_threads: of the CPU lane; None: one for each core but one or two. Without a GPU, those that
             compute experts in place; None: as many as PyTorch has.
-        drafter: who proposes tokens: the model's own low-bit draft, a look into the text so far, the layer
-            that it was trained with to predict one token more (MTP), or another, smaller model.
+        drafter: who proposes tokens: the model's own low-bit draft ("self"), a look into the text so far, the
+            layer that it was trained with to predict one token more (MTP), or another, smaller model. "auto":
+            that layer where it has one, a GPU's steps run whole and the length is "auto", else the first.
         draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
         draft_bits: of the draft in the default place, which is built by rounding where there is none.
@@ -102,7 +103,7 @@ class EngineConfig:
     lanes: Lanes = "auto"
     strict: bool = False
     cpu_threads: int | None = None
-    drafter: DrafterName = "self"
+    drafter: DrafterName = "auto"
     draft_model: str | None = None
     draft_dir: Path | None = None
     draft_bits: int = 4
@@ -133,7 +134,7 @@ class EngineConfig:
             raise ConfigError(f"There is no drafter '{self.drafter}': choose one of {names}.")
         if (self.drafter == "model") != (self.draft_model is not None):
             raise ConfigError("A draft model and the drafter 'model' go together: give both, or neither.")
-        if self.drafter != "self" and self.draft_dir is not None:
+        if self.drafter not in ("auto", "self") and self.draft_dir is not None:
             raise ConfigError(f"Drafter {self.drafter} reads no draft: leave the draft folder out.")
         if self.draft_bits not in ALLOWED_DRAFT_BITS:
             known = ", ".join(map(str, ALLOWED_DRAFT_BITS))

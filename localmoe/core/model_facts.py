@@ -82,6 +82,7 @@ class Fit:
         vram_bytes: of GPU memory that the plan takes; 0 without a GPU.
         ram_bytes: of host RAM, the experts' records and, without a GPU, the rest.
         drafting: whether the draft fits too.
+        by_mtp: whether it is the model's MTP layer.
         tokens_per_s: predicted upper limit; None where the rates were not measured, and where experts lie on
             the disk, whose rate is not.
         context: tokens.
@@ -99,6 +100,7 @@ class Fit:
     vram_bytes: int = 0
     ram_bytes: int = 0
     drafting: bool = False
+    by_mtp: bool = False
     tokens_per_s: float | None = None
     context: int = 0
     budget_bytes: int | None = None

@@ -19,7 +19,7 @@ from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
 from localmoe.engine.lanes import why_not_from_disk
-from localmoe.engine.mtp_drafts import MTP, may_stand_in, with_mtp, with_stand_in
+from localmoe.engine.mtp_drafts import MTP, drafting_unasked, may_draft_unasked, with_mtp
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
@@ -75,8 +75,8 @@ def fit_model(
             has_draft=facts.has_draft,
         )  # fmt: skip
         plan = divide(facts.footprint)
-        if facts.mtp is not None and may_stand_in(config, plan, whole_passes=compute.whole_passes):
-            found = with_stand_in(facts.footprint, plan, facts.mtp, compute, divide)
+        if facts.mtp is not None and may_draft_unasked(config, whole_passes=compute.whole_passes):
+            found = drafting_unasked(facts.footprint, plan, facts.mtp, compute, divide)
             if found is not None:
                 facts, plan = replace(facts, footprint=found[0]), found[1]
     except BudgetError as error:
@@ -100,6 +100,7 @@ def fit_model(
         vram_bytes=plan.total_bytes if device == "cuda" else 0,
         ram_bytes=plan.host_bytes + (0 if device == "cuda" else plan.total_bytes),
         drafting=plan.drafting,
+        by_mtp=plan.drafting and facts.footprint.draft_model_bytes > 0,
         tokens_per_s=None if plan.disk_bytes else _speed(facts, plan, rates, compute),
         context=plan.context,
         missing_disk_bytes=missing,

@@ -32,7 +32,7 @@ class EngineInfo:
         looks_up: tokens are proposed by looking up in the text (speculative.prompt_lookup).
         own_sampling: how the model's makers recommend to choose tokens; None: they do not.
         thinking: what one may choose of how it thinks before it answers; () if nothing.
-        drafter: with which it was loaded, whether or not there is memory for a draft.
+        drafter: with which it was loaded, whether or not there is memory for a draft; never "auto".
     """
 
     name: str

@@ -23,7 +23,7 @@ from localmoe.engine.drafts import DraftInfo
 from localmoe.engine.failed_load import giving_back
 from localmoe.engine.host_parts import make_host_memory
 from localmoe.engine.log_lines import log_no_draft
-from localmoe.engine.mtp_drafts import MTP, MtpShape
+from localmoe.engine.mtp_drafts import MTP, MtpShape, UnaskedLayerError
 from localmoe.engine.planning import MAX_WINDOW, PreparedModel, is_asked_for
 from localmoe.engine.rehearsal import Rehearsal, rehearsing
 from localmoe.engine.row_padding import row_padding
@@ -66,7 +66,7 @@ class EngineParts:
     draft_bytes: int  # of the low-bit draft; 0 while it is laid aside
     shared_bytes: int
     row_padding: RowPadding | None  # None: no padding makes rows independent on this machine
-    drafter: DrafterName = "self"
+    drafter: DrafterName = "self"  # never "auto"
     other: OtherDraft | None = None  # another model that drafts
     fused_draft: bool = True  # see core.switches
 
@@ -127,6 +127,7 @@ def assemble(
 
     Raises:
         LocalMoeError: damaged files, a foreign draft, a refused device, or a cancelled load; nothing is left.
+        UnaskedLayerError: of a plan that has it.
     """
     shape, device = prepared.draft_model, prepared.compute.device
     own = [shape.made.skeleton] if isinstance(shape, MtpShape) else []
@@ -152,7 +153,7 @@ def _assemble(
     except (CheckpointError, DraftError) as error:
         if config.drafter == MTP:
             raise
-        prepared = _going_on_without(prepared, str(error))  # nobody asked for it
+        raise UnaskedLayerError(str(error)) from error
     store = source.load_weights(
         skeleton, device, ram_experts=prepared.plan.ram_experts, progress=progress, cancel=cancel
     )
@@ -218,7 +219,7 @@ def _assemble(
         draft_bytes=draft_bytes(draft),
         shared_bytes=sum(t.numel() * t.element_size() for t in shared.values()),
         row_padding=padding,
-        drafter=config.drafter if own is None or other is None else MTP,
+        drafter=MTP if own is not None and other is not None else _named(config.drafter),
         other=other,
     )
 
@@ -231,6 +232,10 @@ def out_of_memory(budget_bytes: int, doing: str = "loading") -> BudgetError:
         f"programs use it too: close them, or give a budget of at most {smaller}.",
         budget_bytes=parse_bytes(smaller),
     )
+
+
+def _named(drafter: DrafterName) -> DrafterName:
+    return "self" if drafter == "auto" else drafter
 
 
 def _going_on_without(prepared: PreparedModel, reason: str) -> PreparedModel:

@@ -55,6 +55,11 @@ def log_no_draft(reason: str) -> None:
     _LOG.warning("no drafting: %s", reason)
 
 
+def log_no_layer(model: str, reason: str) -> None:
+    """A model is loaded without the MTP layer that would have drafted."""
+    _LOG.warning("%s is loaded without its MTP layer, which cannot be read: %s", model, reason)
+
+
 def log_not_captured() -> None:
     """Passes are captured when answers need them, if there is memory then."""
     _LOG.warning("the GPU's memory does not suffice to capture passes ahead, as other programs use it too")

@@ -37,6 +37,10 @@ MTP: Final = "mtp"  # the drafter
 _SLOT_SHARE = 1 / 8  # of the slots, that the layer may take by itself
 
 
+class UnaskedLayerError(Exception):
+    """The layer that nobody asked for cannot be read; before anything else is."""
+
+
 @dataclass(frozen=True, slots=True)
 class MtpShape:
     """What is known of the layer before its weights are read."""
@@ -87,23 +91,25 @@ def with_mtp(footprint: ModelFootprint, sizes: MtpSizes, compute: ComputeSetting
     )
 
 
-def may_stand_in(config: EngineConfig, plan: MemoryPlan, *, whole_passes: bool) -> bool:
-    """Whether the layer may draft unasked: nothing else does by this plan, though somebody who left all to
-    the engine would have it. In whole steps it costs next to nothing while it is of no use."""
-    left_to_us = config.draft_length == "auto" and config.drafter == "self" and config.draft_dir is None
-    return left_to_us and whole_passes and not plan.drafting
+def may_draft_unasked(config: EngineConfig, *, whole_passes: bool) -> bool:
+    """Whether the layer may draft though nobody asked for it: all is left to the engine, and in whole steps
+    it costs next to nothing while it is of no use. Experts have the memory then that a draft of all layers
+    would take."""
+    as_usual = config.draft_dir is None and config.draft_bits == DRAFT_BITS
+    return whole_passes and config.drafter == "auto" and config.draft_length == "auto" and as_usual
 
 
-def with_stand_in(
+def drafting_unasked(
     footprint: ModelFootprint,
     plan: MemoryPlan,
     sizes: MtpSizes,
     compute: ComputeSettings,
     divide: Callable[[ModelFootprint], MemoryPlan],
 ) -> tuple[ModelFootprint, MemoryPlan] | None:
-    """The same with the layer, where it may stand in; None if experts would lose too many slots by it.
+    """The same with the layer; None if experts would lose too many slots by it.
 
     Args:
+        plan: with the draft of all layers that there is room for, or with none.
         divide: makes the plan of a footprint.
     """
     with_layer = with_mtp(footprint, sizes, compute)

@@ -21,7 +21,14 @@ from localmoe.engine.draft_models import DraftShape, read_draft_model, with_draf
 from localmoe.engine.drafts import DRAFT_BITS
 from localmoe.engine.lanes import why_not_from_disk
 from localmoe.engine.model_source import ModelSource
-from localmoe.engine.mtp_drafts import MTP, MtpShape, may_stand_in, mtp_sizes, read_mtp, with_stand_in
+from localmoe.engine.mtp_drafts import (
+    MTP,
+    MtpShape,
+    drafting_unasked,
+    may_draft_unasked,
+    mtp_sizes,
+    read_mtp,
+)
 from localmoe.engine.random_source import RandomSource
 from localmoe.engine.settings import (
     SWITCHED_OFF,
@@ -153,10 +160,10 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         has_draft=source.has_draft(),
     )  # fmt: skip
     plan = divide(footprint)
-    if source.has_mtp() and may_stand_in(config, plan, whole_passes=compute.whole_passes):
+    if source.has_mtp() and may_draft_unasked(config, whole_passes=compute.whole_passes):
         with suppress(NoMtpLayerError):
             layer = read_mtp(source, skeleton, compute)
-            found = with_stand_in(footprint, plan, mtp_sizes(layer.made), compute, divide)
+            found = drafting_unasked(footprint, plan, mtp_sizes(layer.made), compute, divide)
             if found is not None:
                 (footprint, plan), draft_model = found, layer
     return PreparedModel(

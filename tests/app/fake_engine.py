@@ -214,7 +214,7 @@ class FakeEngine:
             has_chat_template=True, exactness="every token is the 16-bit model's own choice",
             passes="layer by layer through the host (there is no GPU)", lanes=self._lanes(),
             cpu_bytes_per_s=self.cpu_bytes_per_s, own_sampling=RECOMMENDED.get(self.model),
-            drafter=self.config.drafter,
+            drafter="self" if self.config.drafter == "auto" else self.config.drafter,
         )  # fmt: skip
 
     def _lanes(self) -> str:

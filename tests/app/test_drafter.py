@@ -91,7 +91,7 @@ def test_a_ready_made_draft_takes_the_layers_place(models: ModelsService, tmp_pa
     load(models.chats, BY_LAYER)
     models.chat_with("demo", str(tmp_path))
     config = models.chats.holder.config
-    assert (config.drafter, config.draft_dir) == ("self", tmp_path)
+    assert (config.drafter, config.draft_dir) == ("auto", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,13 @@ def test_a_model_that_is_loaded_with_its_layer_is_counted_without_it_where_that_
         wanted = replace(BY_LAYER, drafter="self", draft_bits=bits, vram_budget="100MiB")
         said = preview_html(models, wanted, ENGLISH)
         assert f"draft of {bits} bits ({size})" in said and "MTP" not in said
+    layer_by_layer = replace(BY_LAYER, drafter="auto", vram_budget="100MiB")
+    assert "draft of 4 bits (" in preview_html(models, layer_by_layer, ENGLISH)
+    status = models.chats.holder.status()
+    whole = replace(status, info=replace(status.info, passes="whole steps on the GPU"))  # type: ignore[type-var]
+    with monkeypatch.context() as patch:
+        patch.setattr(models.chats.holder, "status", lambda: whole)
+        assert "its MTP layer (" in preview_html(models, layer_by_layer, ENGLISH)
     load(models.chats, replace(BY_LAYER, drafter="self"))
     assert "once the model has been looked at" in preview_html(models, BY_LAYER, ENGLISH)
     monkeypatch.setattr("app.models.shelf.ShelfView.revision", 1)

@@ -29,7 +29,7 @@ CHANGES = st.fixed_dictionaries(
         "context": st.sampled_from(("auto", "256", "512")), "lanes": st.sampled_from(("auto", "all")),
         "better_draft": st.sampled_from(("on", "off")), "draft_bits": st.sampled_from(("4", "8")),
         "cpu_threads": st.sampled_from(("auto", "2")), "emulated_link": st.sampled_from(("", "2GB/s")),
-        "drafter": st.sampled_from(("self", "mtp")), "experts_on": st.sampled_from(("ram", "disk")),
+        "drafter": st.sampled_from(("auto", "self", "mtp")), "experts_on": st.sampled_from(("ram", "disk")),
         "ram_budget": st.sampled_from(("auto", "32MiB")),
     },
 )  # fmt: skip

@@ -246,7 +246,7 @@ def test_what_no_file_can_hold_keeps_no_settings_from_being_saved(value: Any, tm
     path.write_text(json.dumps({"schema": "x", "load": {"odd": value}, "answers": {}, "other": value}))
     SettingsStore(path).save(answers=AnswerSettings(seed=8))
     data = json.loads(path.read_text())
-    assert data == {"schema": 1, "load": asdict(LoadSettings()), "answers": asdict(AnswerSettings(seed=8))}
+    assert data == {"schema": 2, "load": asdict(LoadSettings()), "answers": asdict(AnswerSettings(seed=8))}
 
 
 class Killed(BaseException):
@@ -325,7 +325,7 @@ def test_drafts_lanes_and_threads_out_of_range_are_refused(settings: LoadSetting
 
 def test_a_drafter_is_one_that_the_page_offers_and_reads_no_folder(tmp_path: Path) -> None:
     for text in ("prompt-lookup", "model", "", "both"):
-        with pytest.raises(ConfigError, match="is not known: use one of self, mtp"):
+        with pytest.raises(ConfigError, match="is not known: use one of auto, self, mtp"):
             LoadSettings(drafter=text).engine_config(AnswerSettings())
     assert LoadSettings(drafter=" MTP ").engine_config(AnswerSettings()).drafter == "mtp"
     with pytest.raises(ConfigError, match="choose one of them"):
@@ -335,6 +335,16 @@ def test_a_drafter_is_one_that_the_page_offers_and_reads_no_folder(tmp_path: Pat
     path.write_text(json.dumps({"schema": 1, "load": load, "answers": {}}))
     store = SettingsStore(path)
     assert store.load == LoadSettings("m", draft="/drafts/gptq") and "for drafter" in store.report
+
+
+@pytest.mark.parametrize(("schema", "meant"), [(1, "auto"), (2, "self")])
+def test_what_left_the_drafter_to_the_engine_still_does(schema: int, meant: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"schema": schema, "load": {"model": "m", "drafter": "self"}, "answers": {}}))
+    store = SettingsStore(path)
+    assert (store.load, store.report) == (LoadSettings("m", drafter=meant), "")
+    store.save()
+    assert SettingsStore(path).load == store.load
 
 
 def test_two_threads_that_save_at_once_undo_nothing_of_each_other(

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.mtp_models import mtp_model
+from support.tiny_models import tiny_model, write_model
 
 from localmoe.cli import draft
 from localmoe.cli.main import main
@@ -43,6 +45,20 @@ def test_draft_builds_by_gptq_into_the_named_folder_and_generate_uses_it(
         "--max-new-tokens", "8", "--device", "cpu",
     )  # fmt: skip
     assert code == 0 and json.loads(text)["stats"]["drafted"] > 0
+
+
+def test_where_a_layer_would_draft_unasked_it_says_how_the_draft_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALMOE_HOME", str(tmp_path / "home"))
+    for folder, has_layer in ((mtp_model(tmp_path / "layer", "glm4_moe"), True), (tmp_path / "plain", False)):
+        if not has_layer:
+            write_model(folder, tiny_model("qwen2_moe"))
+        code, text, err = run(capsys, "draft", str(folder), "--method", "rtn", "--device", "cpu")
+        assert code == 0 and Path(text.strip()).is_dir() and ("--drafter self" in err) == has_layer
+    named = str(tmp_path / "named")
+    code, _, err = run(capsys, "draft", str(tmp_path / "layer"), "--method", "rtn", "--out", named)
+    assert code == 0 and "--drafter" not in err, "it is used by its name"
 
 
 def test_a_draft_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def test_every_error_of_the_package_has_one_root() -> None:
 
 
 def test_a_drafter_is_one_of_those_there_are_and_reads_a_draft_only_if_it_is_the_model_itself() -> None:
-    with pytest.raises(ConfigError, match="There is no drafter 'eagle': choose one of self, prompt-lookup"):
+    with pytest.raises(ConfigError, match="There is no drafter 'eagle': choose one of auto, self, prompt-"):
         EngineConfig(drafter="eagle")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave the draft folder out"):
         EngineConfig(drafter="prompt-lookup", draft_dir=Path("somewhere"))

@@ -3,8 +3,10 @@ fails."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine.planning import prepare_shape
 from localmoe.experts.disk_memory import DiskExpertMemory
+from localmoe.experts.disk_reader import DiskReader
 from localmoe.experts.disk_store import DiskStore
 from localmoe.experts.pass_report import PassReport
 from localmoe.model.device_runner import DeviceRunner
@@ -213,6 +216,33 @@ def test_a_strict_model_goes_layer_by_layer_and_a_strict_answer_is_refused() -> 
     with Engine.load("demo", from_disk(6 << 20, strict=True)) as engine:
         assert isinstance(engine._loaded.runner, ModelRunner) and "strict" in engine.info().passes
         assert len(ask(engine, question, 8, strict=True).tokens) == 8
+
+
+def test_a_pass_that_the_disk_made_late_is_run_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    questions = [prompt.text for prompt in read_prompts(BUNDLED_PROMPTS, 8)]
+    monkeypatch.setattr("localmoe.engine.lanes.PATIENCE", 6_000)  # the GPU waits some 0.2 s
+    pieces, fill = itertools.count(), DiskReader._fill
+
+    def slow_fill(reader: DiskReader, file: FileIO, offset: int, memory: torch.Tensor) -> None:
+        if next(pieces) % 150 == 10:  # more than a pass reads: it is late twice in a row at most
+            time.sleep(0.8)
+        fill(reader, file, offset, memory)
+
+    with Engine.load("demo", from_disk(6 << 20)) as engine:
+        leave_slots(engine, 20)
+        wanted = [ask(engine, [Message("user", q)], 24).tokens for q in questions]
+        assert "run again" not in caplog.text
+        monkeypatch.setattr(DiskReader, "_fill", slow_fill)
+        answers = [ask(engine, [Message("user", q)], 24).tokens for q in questions]
+        monkeypatch.setattr(DiskReader, "_fill", fill)
+        assert caplog.text.count("a pass is run again") >= 2
+        same = sum(answer == tokens for answer, tokens in zip(answers, wanted, strict=True))
+        assert same >= 3 * len(questions) // 4  # the CPU's sums run in another order
+        passes = device_runner_of(engine).passes
+        assert passes.lane is not None and not passes.lane.failure
+        check_slots(passes.memory)
 
 
 def test_a_disk_that_fails_is_one_sentence_and_the_gpu_goes_on() -> None:

@@ -3,6 +3,7 @@ and where the layer agrees with the target all that it drafts is kept, whatever 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,23 @@ def test_drafts_change_no_token(architecture: str, agrees: bool, tmp_path: Path)
         assert len(texts) == 1
     with load_with_slots(folder, 12, device="cuda", context=512, strict=True, draft_length=0) as engine:
         assert ask(engine, LONG, 40).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_next"])
+def test_left_to_the_engine_it_drafts_also_where_all_layers_in_int4_would_fit(
+    architecture: str, tmp_path: Path
+) -> None:
+    folder = str(mtp_model(tmp_path / "m", architecture, dtype=torch.bfloat16, agrees=True))
+    config = EngineConfig(device="cuda", context=512, strict=True)
+    with Engine.load(folder, config) as engine:
+        assert engine.info().drafter == "mtp" and engine.plan.drafting and engine._loaded.draft is None
+        answer = ask(engine, LONG, 40)
+        assert answer.stats.accepted > 0
+        plain = ask(engine, LONG, 40, draft_length=0)
+    with Engine.load(folder, replace(config, drafter="self")) as engine:
+        assert engine.info().drafter == "self" and engine._loaded.draft is not None
+        whole = ask(engine, LONG, 40)
+    assert answer.tokens == plain.tokens == whole.tokens
 
 
 def test_a_chat_goes_on_and_comes_back(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from support.tiny_models import tiny_model, write_model
 from localmoe.core.config import EXPERTS_ON, EngineConfig, ExpertsOn
 from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, DownloadError, HubUnreachableError, UnsupportedModelError
-from localmoe.core.model_facts import Fit, ModelFacts
+from localmoe.core.model_facts import Fit, ModelFacts, MtpSizes
 from localmoe.engine.facts import local_facts, published_dtype, repo_facts
 from localmoe.engine.fit import budget_range, fit_model, with_draft_bits, with_given_back
 from localmoe.engine.loading import out_of_memory
@@ -146,6 +146,23 @@ def test_the_tiers_of_a_card_and_what_does_not_fit_it() -> None:
     no_disk = fit_model(QWEN, COMPUTER, RATES, download_bytes=501 * GIB)
     assert not no_disk.fits and "1.1 GiB too little" in no_disk.reason and no_disk.missing_disk_bytes > GIB
     assert fit_model(QWEN, COMPUTER, None, EngineConfig(context=10_000)).context == 8192  # all that it has
+
+
+def test_an_mtp_layer_drafts_in_the_place_of_all_layers_in_low_bits_where_all_is_left_to_us() -> None:
+    sizes = MtpSizes(shared_params=20_000_000, buffer_bytes=0, kv_elements_per_token=4096, inner_size=1408)
+    facts = replace(QWEN, mtp=sizes)
+    whole = fit_model(facts, COMPUTER, RATES, EngineConfig(drafter="self"))
+    layer = fit_model(facts, COMPUTER, RATES)
+    assert whole.drafting and not whole.by_mtp and layer.drafting and layer.by_mtp
+    assert whole.plan is not None and layer.plan is not None
+    assert layer.plan.draft_bytes < whole.plan.draft_bytes / 10
+    assert layer.plan.num_slots > whole.plan.num_slots
+    for config in (
+        EngineConfig(draft_length=4), EngineConfig(draft_bits=8), EngineConfig(draft_length=0),
+        EngineConfig(strict=True, drafter="self"),
+    ):  # fmt: skip
+        assert not fit_model(facts, COMPUTER, RATES, config).by_mtp
+    assert not fit_model(facts, WITHOUT_GPU, RATES).by_mtp
 
 
 @settings(max_examples=60)

@@ -21,7 +21,8 @@ from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import BudgetError, DraftError, UnsupportedModelError
 from localmoe.engine import mtp_drafts, planning
 from localmoe.engine.loading import EngineParts, assemble
-from localmoe.engine.mtp_drafts import MtpShape
+from localmoe.engine.mtp_drafts import MtpShape, UnaskedLayerError
+from localmoe.engine.packing import load_parts
 from localmoe.engine.planning import PreparedModel, prepare_model
 from localmoe.engine.settings import ComputeSettings
 from localmoe.kernels.gpu import lowbit_experts
@@ -112,7 +113,7 @@ def test_a_closed_model_lets_go_of_it_whoever_still_refers_to_it(parts: EnginePa
     assert mtp._final._rows is None
 
 
-def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
+def test_it_drafts_unasked_where_experts_keep_their_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mtp_drafts, "PREFILL_CHUNK", 1)  # what 256 need is much beside so small experts
@@ -130,10 +131,14 @@ def test_it_drafts_unasked_where_nothing_else_does_and_experts_keep_their_slots(
     assert 0 < plain.plan.num_slots - prepared.plan.num_slots <= 11
     assert prepare(20).draft_model is None, "a quarter of the slots would be gone"
     assert prepare(90, drafter="prompt-lookup").draft_model is None
-    roomy = as_on_a_gpu(folder, monkeypatch)
-    assert roomy.plan.drafting and roomy.draft_model is None, "there is room for the model in INT4"
+    roomy, asked = as_on_a_gpu(folder, monkeypatch), as_on_a_gpu(folder, monkeypatch, drafter="self")
+    assert asked.plan.drafting and asked.draft_model is None, "there is room for the model in INT4"
+    assert isinstance(roomy.draft_model, MtpShape) and roomy.plan.draft_bytes < asked.plan.draft_bytes / 10
+    for own in ({"draft_length": 3}, {"draft_bits": 8}, {"drafter": "self"}):  # all are of the latter
+        assert as_on_a_gpu(folder, monkeypatch, **own).draft_model is None
+    assert not prepare(90, drafter="self").plan.drafting
     with pytest.raises(BudgetError):
-        prepare(90, draft_length=3)  # that is of the latter
+        prepare(90, draft_length=3)
 
 
 @pytest.mark.slow
@@ -143,7 +148,7 @@ def test_one_that_nobody_asked_for_is_done_without_where_it_fails(
     parts: EngineParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared = prepare_model(str(tmp_path / "m"), CONFIG)
-    unasked = replace(CONFIG, drafter="self", draft_length="auto")
+    unasked = replace(CONFIG, drafter="auto", draft_length="auto")
 
     def broken(self: DeviceRunner) -> None:
         self.passes.memory.open_pass()
@@ -164,8 +169,18 @@ def test_one_that_nobody_asked_for_is_done_without_where_it_fails(
     caplog.clear()
     damaged = prepare_model(str(tmp_path / "m"), CONFIG)
     monkeypatch.setattr(mtp_drafts, "rounded_experts", nothing_finite)
-    made = assemble(damaged, unasked, progress=None, cancel=None)
-    assert made.other is None and "no numbers" in caplog.text
+    with pytest.raises(UnaskedLayerError, match="no numbers"):
+        assemble(damaged, unasked, progress=None, cancel=None)
+    asked: list[str] = []
+
+    def prepare(config: EngineConfig) -> PreparedModel:
+        asked.append(config.drafter)
+        by_layer = config.drafter == "auto"
+        return prepare_model(str(tmp_path / "m"), CONFIG if by_layer else replace(config, draft_length=0))
+
+    made, config, _ = load_parts(prepare, unasked, progress=None, cancel=None)
+    assert asked == ["auto", "self"] and config.drafter == "self" and made.other is None
+    assert "without its MTP layer" in caplog.text
     made.close()
 
 
