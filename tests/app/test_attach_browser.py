@@ -62,6 +62,7 @@ def test_chosen_files_come_behind_what_is_typed_and_are_sent_with_it(
     assert any(text.strip() in json.dumps(chat, ensure_ascii=False).replace("\\n", "\n") for chat in chats)
 
 
+@pytest.mark.slow
 def test_files_can_be_dropped_in_any_of_unicodes_forms(page: PageDriver) -> None:
     dropped = [["a.txt", [*"\ufeffä".encode("utf-16-le")]], ["b.txt", [*"\ufeffö".encode()]]]
     assert page.page.evaluate(DROP, dropped) == [True, True, False]
@@ -83,6 +84,7 @@ PASTE = """([text, name]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_files_can_be_pasted_but_not_what_is_a_text_as_well(page: PageDriver) -> None:
     assert page.page.evaluate(PASTE, ["", "a.txt"])
     wait_message(page, "`a.txt`:\n```txt\nok\n```\n\n")
@@ -107,6 +109,7 @@ def held(page: PageDriver) -> Iterator[None]:
     page.evaluate("window.readAtOnce()")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_who_goes_on_typing_is_not_disturbed_by_a_file_that_comes_late(page: PageDriver) -> None:
     write(page, "hello world")
@@ -148,6 +151,7 @@ def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageD
     page.page.click("#lm-turn button[aria-label=Cancel]")
 
 
+@pytest.mark.slow
 def test_names_are_shown_as_they_are(page: PageDriver) -> None:
     names = ["__init__.py", "a*b*.txt", "<b>`x`.txt", "a$&$'.txt"]
     attach(page, *(given(name, b"ok") for name in names), given("$'b$&.png", b"\0"))
@@ -173,6 +177,7 @@ def test_files_are_taken_as_long_as_a_message_has_room(page: PageDriver) -> None
     page.page.keyboard.press("Delete")
 
 
+@pytest.mark.slow
 def test_marks_in_a_text_do_not_end_it(page: PageDriver) -> None:
     attach(page, given("x.md", b"```py\n1\n```\n````\n"))
     wait_message(page, "`x.md`:\n`````md\n```py\n1\n```\n````\n`````\n\n")

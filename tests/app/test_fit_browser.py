@@ -10,7 +10,7 @@ import pytest
 from app_process import AppStart, wait_for
 from browser import PageDriver
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 HEAD = "| expectations | satisfaction | communication | documentation |"
 TABLE = f"{HEAD}\n|---|---|---|---|\n{HEAD}"
 FORMULA = "$$" + " + ".join(f"x_{{{n}}}^{{{n}}}" for n in range(60)) + "$$"
@@ -64,7 +64,6 @@ def resize(page: PageDriver, width: int, height: int) -> None:
     page.page.wait_for_timeout(300)
 
 
-@pytest.mark.slow
 def test_tables_and_formulas_that_are_too_wide_are_scrolled(page: PageDriver) -> None:
     page.send(f"{TABLE}\n\n{FORMULA}")
     page.wait_idle()
@@ -73,7 +72,6 @@ def test_tables_and_formulas_that_are_too_wide_are_scrolled(page: PageDriver) ->
     assert page.page.evaluate(CUT, "table") == page.page.evaluate(CUT, ".katex-display") == 1
 
 
-@pytest.mark.slow
 def test_arabic_runs_from_the_right(page: PageDriver) -> None:
     page.send(f"{ARABIC}\n\n{'a line in English ' * 10}")
     page.wait_idle()

@@ -10,7 +10,7 @@ from app_process import wait_for
 from browser import PageDriver
 from fake_engine import EXPERTS, LAYERS
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PIXEL = """([layer, expert]) => [...document.querySelector('[data-map]').getContext('2d')
     .getImageData(expert, layer, 1, 1).data]"""
 CELL = "[data-map-cell]"
@@ -73,7 +73,6 @@ def test_nothing_is_asked_while_the_panel_is_out_of_sight(page: PageDriver) -> N
     page.page.click("[data-timeline] summary")
 
 
-@pytest.mark.slow
 def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
     def panel_told() -> int:
         page.evaluate("0")
@@ -102,7 +101,6 @@ def test_the_panel_of_a_wide_screen_can_be_put_away(page: PageDriver) -> None:
     wait_for(lambda: asked(page) > maps and page.figure("new_tokens") not in ("", "—"), 5, "what it shows")
 
 
-@pytest.mark.slow
 def test_questions_stay_in_one_row_however_often_one_is_wanted_at_once(page: PageDriver) -> None:
     page.evaluate("""() => {
         const usual = window.fetch;
@@ -154,7 +152,6 @@ def test_the_log_is_shown_filtered_copied_and_saved_and_says_nothing_of_the_chat
     page.page.click("#lm-tab-chat-button")
 
 
-@pytest.mark.slow
 def test_the_map_is_empty_where_no_model_is_loaded(page: PageDriver) -> None:
     page.settings()
     wait_for(lambda: page.page.evaluate(PIXEL, [3, 0])[3] == 255, 20, "the map")

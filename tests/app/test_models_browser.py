@@ -195,6 +195,7 @@ def part_bytes(home: Path) -> int:
     return sum(path.stat().st_size for path in home.glob("models/.*/model.safetensors.*"))
 
 
+@pytest.mark.slow
 def test_get_cancel_and_delete_with_what_that_frees(page: PageDriver, server: Server, hub: HubServer) -> None:
     hub.rate = 1e5  # so that it is far from its end whatever clicks take
     search(page, MOE)

@@ -17,7 +17,7 @@ from fake_engine import answer_to
 
 from app.models_screen import STILL_S
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MARK = "document.querySelector('#lm-mark [data-epoch]').dataset"
 PREDICT = "**/gradio_api/run/predict*"
 
@@ -47,7 +47,6 @@ def cpu_s(server: Server) -> float:
     return float(times.user + times.system)
 
 
-@pytest.mark.slow
 def test_a_page_costs_the_server_little_while_an_answer_is_written_and_less_while_none_is(
     page: PageDriver, server: Server
 ) -> None:
@@ -88,7 +87,6 @@ FRAMES = """(() => {
 })()"""
 
 
-@pytest.mark.slow
 def test_no_use_of_the_page_leaves_work_behind_that_goes_on_with_every_frame(
     server: Server, browser: Any
 ) -> None:
@@ -132,7 +130,6 @@ CHAINS = """(length) => new Promise((done) => {
 })"""
 
 
-@pytest.mark.slow
 def test_an_animation_gets_every_frame_and_a_clock_a_few_a_second(page: PageDriver) -> None:
     times, wrong, late = page.page.evaluate(CHAINS, 124)
     steps = [later - earlier for earlier, later in pairwise(times)]
@@ -213,7 +210,6 @@ LATE = """() => {
 }"""
 
 
-@pytest.mark.slow
 def test_text_that_is_painted_too_late_does_not_stay(page: PageDriver) -> None:
     """Each painting takes so long that the answer's last ones come into the finished turn."""
     page.start_again()
@@ -237,7 +233,6 @@ def test_a_page_that_the_server_does_not_know_opens_its_chat_again(page: PageDri
     assert page.questions() == ["hello"] and page.answer() == answer_to("hello")
 
 
-@pytest.mark.slow
 def test_a_change_of_the_buttons_that_was_lost_is_made_again(page: PageDriver) -> None:
     """As Gradio loses one of a button that it is just putting in."""
     shown, hidden = ({"visible": visible, "__type__": "update"} for visible in (True, False))

@@ -14,7 +14,7 @@ from browser import PageDriver
 from fake_engine import answer_to
 from support.hub_server import HubServer, files_of, hub_server
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MOE = "org/tiny-moe"
 QUEUED = f"#lm-queue [data-model='{MOE}']"
 
@@ -92,7 +92,6 @@ def cancel_model(page: PageDriver) -> None:
     wait_for(gone, 30, "the row to go")
 
 
-@pytest.mark.slow
 def test_a_download_that_was_just_paused_is_resumed(page: PageDriver) -> None:
     get_model(page)
     with answer_held(page, "#lm-queue"):
@@ -159,7 +158,6 @@ def ask_and_turn_away(page: PageDriver, asks: str, other: str) -> list[str]:
     )
 
 
-@pytest.mark.slow
 def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: PageDriver) -> None:
     get_model(page)
     cancel, pause = (f"{QUEUED} [data-act={act}]" for act in ("cancel", "pause"))
@@ -175,7 +173,6 @@ def test_a_question_that_is_asked_again_stands_as_long_as_the_first_time(page: P
     assert ask_and_turn_away(page, delete.format("away from"), delete.format("to")) == ["Delete?", "✕"]
 
 
-@pytest.mark.slow
 def test_a_question_in_other_words_is_asked_anew(page: PageDriver) -> None:
     """As of a model of which more lies on the disk than when its question was read."""
     get_model(page)
@@ -197,7 +194,6 @@ def test_a_question_in_other_words_is_asked_anew(page: PageDriver) -> None:
     cancel_model(page)
 
 
-@pytest.mark.slow
 def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) -> None:
     get_model(page)
     page.page.click(f"{QUEUED} [data-act=cancel]")
@@ -208,7 +204,6 @@ def test_who_clicks_beside_a_list_is_not_brought_back_into_it(page: PageDriver) 
     cancel_model(page)
 
 
-@pytest.mark.slow
 def test_the_chat_that_was_pressed_last_is_open(page: PageDriver) -> None:
     page.chat()
     for title in ("the first chat", "the second chat"):
@@ -297,7 +292,6 @@ def test_what_is_typed_while_a_message_is_on_its_way_stays(page: PageDriver) -> 
     assert page.value("lm-message") == ""
 
 
-@pytest.mark.slow
 def test_a_form_shows_what_holds_whichever_answer_comes_first(page: PageDriver, server: Server) -> None:
     def kept() -> str:
         path = server.home / "settings.json"
@@ -343,7 +337,6 @@ def test_a_press_counts_for_the_button_that_moves_from_under_the_pointer(page: P
     page.wait_text("#lm-applied", "Applied")
 
 
-@pytest.mark.slow
 def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: HubServer) -> None:
     page.start_again()
     page.send("drawn anew")
@@ -361,7 +354,6 @@ def test_a_press_counts_for_the_row_that_is_drawn_anew(page: PageDriver, hub: Hu
     cancel_model(page)
 
 
-@pytest.mark.slow
 def test_a_press_counts_for_the_row_on_which_it_began(page: PageDriver) -> None:
     """Gradio draws the new list into the rows that are there, so that each becomes another one's."""
     page.start_again()
@@ -384,7 +376,6 @@ def test_a_press_counts_for_the_row_on_which_it_began(page: PageDriver) -> None:
     cancel_model(page)
 
 
-@pytest.mark.slow
 def test_a_second_preset_is_saved_while_the_answer_to_the_first_is_on_its_way(
     page: PageDriver, server: Server
 ) -> None:

@@ -166,6 +166,7 @@ def test_it_ends_in_order_with_the_page_open_and_an_answer_running(page: PageDri
     assert '"cancelled"' in new.read_text()
 
 
+@pytest.mark.slow
 def test_a_kill_costs_two_seconds_of_text_at_most(browser: Any, tmp_path: Path) -> None:
     """On the fake engine, whose text is known and long."""
     home, question = tmp_path / "home", "tell me a long story"

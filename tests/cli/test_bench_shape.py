@@ -156,6 +156,7 @@ def test_a_draft_length_that_is_given_is_measured(
     assert code == 0 and [row["draft_length"] for row in json.loads(out)["rows"]] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_model_of_words_has_no_synthetic_settings(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("demo", "--limit", "1", "--max-new-tokens", "4", "--draft-lengths", "2", "--device", "cpu")
     code, out, err = run(capsys, *argv, "--json")

@@ -31,6 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_draft_builds_by_gptq_into_the_named_folder_and_generate_uses_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

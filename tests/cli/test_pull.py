@@ -126,6 +126,7 @@ def test_killed_in_the_middle_it_goes_on_and_only_the_missing_bytes_are_sent(
     assert all((Path(out.strip()) / shard).read_bytes() == files[shard] for shard in SHARDS)
 
 
+@pytest.mark.slow
 def test_interrupted_it_ends_with_130_and_a_second_one_meanwhile_with_1_and_nobody_else_is_asked(
     hub: HubServer, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_pass_that_asks_has_the_bits_of_one_past_which_experts_are_streamed(
             assert torch.equal(one, other)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
 def test_with_the_cpu_it_is_nearly_the_same_and_every_slot_is_whole(

@@ -51,6 +51,7 @@ def with_lane(parts: EngineParts, tokens: int = 72) -> Iterator[DeviceLane]:
         lane.close()
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 def test_what_both_had_a_part_in_is_whole_when_the_pass_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

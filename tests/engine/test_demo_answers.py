@@ -32,6 +32,7 @@ def test_greedy_answers_of_the_embedded_model_are_those_of_transformers(engine: 
         check_stats(answer)
 
 
+@pytest.mark.slow
 def test_bfloat16_answers_are_the_same_with_and_without_drafts() -> None:
     with load_with_slots("demo", 32, dtype="bfloat16") as engine:
         assert engine.info().exactness.startswith("exact")

@@ -415,6 +415,7 @@ def test_a_ram_budget_that_is_too_small_names_one_that_fits(folder: Path) -> Non
         assert engine.plan.ram_experts == 8
 
 
+@pytest.mark.slow
 def test_slots_in_the_same_ram_leave_room_for_a_layers_experts(
     tiny: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +613,7 @@ def test_what_killed_processes_left_of_any_model_goes_with_the_next_load(folder:
             assert left == 2 * [f".experts-plain-bfloat16.records.{marks[0]}-0.part"]
 
 
+@pytest.mark.slow
 def test_two_of_one_shape_have_a_file_each(home: Path) -> None:
     settings = EngineConfig(device="cpu", cpu_threads=2, draft_length=0, experts_on="disk")
     shape, prompt = tiny_shape("qwen2_moe"), tuple(range(7, 60, 3))

@@ -108,6 +108,7 @@ def test_a_draft_of_another_revision_or_of_other_weights_is_refused(tmp_path: Pa
         assert ask(engine, PROMPT).stats.accepted > 0
 
 
+@pytest.mark.slow
 def test_the_settings_change_the_draft(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny("qwen2_moe")[0]
     changes: list[dict[str, Any]] = [

@@ -54,6 +54,7 @@ def only_draft_in(folder: Path) -> bool:
     return [path.name for path in folder.iterdir()] == ["draft"]
 
 
+@pytest.mark.slow
 def test_a_killed_build_goes_on_with_its_finished_layers(
     model: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -203,6 +203,7 @@ def test_without_a_draft_the_text_is_looked_up_and_answers_stay(architecture: st
         assert ask(engine, "one two three. " * 6, 30, draft_length="auto").stats.drafted == 0
 
 
+@pytest.mark.slow
 def test_no_draft_is_built_that_nobody_asked_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "undrafted", tiny_model("qwen3_moe", dtype=torch.bfloat16))
     with load(folder) as engine:
@@ -221,6 +222,7 @@ def test_no_draft_is_built_that_nobody_asked_for(tmp_path: Path) -> None:
         assert engine.plan.drafting, "its draft comes with it"
 
 
+@pytest.mark.slow
 def test_published_codes_stay_what_they_are(tmp_path: Path) -> None:
     model = tiny_model("gpt_oss", dtype=torch.bfloat16, hidden_size=128, intermediate_size=128)
     folder = write_mxfp4_model(tmp_path / "gpt-oss", model)

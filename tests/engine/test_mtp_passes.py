@@ -77,18 +77,18 @@ def write(parts: EngineParts, text: list[int], kept: int, length: int, tokens: i
 
 @pytest.mark.slow(but=1)
 @pytest.mark.interpreted
-@pytest.mark.parametrize("parts", ["qwen3_next", "glm4_moe", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize("parts", ["glm4_moe", "qwen3_next", "deepseek_v3"], indirect=True)
 def test_it_drafts_what_the_target_chooses(parts: EngineParts) -> None:
     assert str(parts.other).startswith("its MTP layer")
-    plain, _ = write(parts, TEXT, 0, 0, 9)
-    answer, drafted = write(parts, TEXT, 0, 3, 9)
+    plain, _ = write(parts, TEXT, 0, 0, 7)
+    answer, drafted = write(parts, TEXT, 0, 2, 7)
     assert answer == plain
-    assert drafted == 6  # in two steps behind the prompt's own token, each with one of the target's
+    assert drafted == 4  # in two steps behind the prompt's own token, each with one of the target's
     # a turn later: a short prompt behind what is there
     text = [*TEXT, *answer, 77, 30]
-    again, drafted = write(parts, text, len(TEXT) + len(answer) - 1, 3, 5)
-    assert drafted == 3
-    assert again == write(parts, text, 0, 0, 5)[0]
+    again, drafted = write(parts, text, len(TEXT) + len(answer) - 1, 2, 4)
+    assert drafted == 2
+    assert again == write(parts, text, 0, 0, 4)[0]
 
 
 @pytest.mark.interpreted

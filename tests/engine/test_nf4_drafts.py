@@ -67,6 +67,7 @@ def test_answers_drafted_by_nf4_are_those_of_plain_decoding(
     assert [path.name for path in home.rglob("*-g*")] == ["nf4-g64"], "nothing else was built"
 
 
+@pytest.mark.slow
 def test_nf4_ranks_between_gptq_and_rounding_and_is_planned_for(tiny: Tiny, home: Path) -> None:
     folder = tiny("olmoe")[0]
 

@@ -188,6 +188,7 @@ def test_shared_weights_are_not_read_again_from_files_that_were_replaced(hub: Hu
     store.close()
 
 
+@pytest.mark.slow
 def test_a_draft_command_says_which_weights_it_read_or_builds_nothing(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_draft_command_says_which_weights_it_read_or_builds_nothing(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_replaced_while_it_is_read_is_not_read_on(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

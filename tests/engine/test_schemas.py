@@ -71,6 +71,7 @@ def test_greedy_answers_are_the_likeliest_allowed_tokens_whatever_is_drafted(eng
         check_stats(answer)
 
 
+@pytest.mark.slow
 def test_what_a_schema_forces_is_drafted_where_no_draft_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with load_with_slots("demo", 32, drafter="prompt-lookup") as engine:
         plain = ask(engine, ASKED, 120, draft_length=0, json_schema=SCHEMA)

@@ -188,6 +188,7 @@ except DownloadError as error:
 """
 
 
+@pytest.mark.slow
 def test_of_processes_that_start_together_one_holds_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path), str(time.time() + 1.5)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

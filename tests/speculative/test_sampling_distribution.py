@@ -206,6 +206,7 @@ def test_what_a_gate_makes_of_later_margins_changes_no_distribution(ends: frozen
     assert 0.2 < verified / drafted <= 1.0
 
 
+@pytest.mark.slow
 def test_leaving_out_tokens_by_what_was_drawn_would() -> None:
     counts, drafted, verified, _ = loop_counts(StopsWhereUnsure(2), LooksAtDraws, 3_000, 2)
     assert chi_square_p(counts) < 1e-6 and 0.2 < verified / drafted < 0.8

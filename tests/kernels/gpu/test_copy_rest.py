@@ -57,6 +57,7 @@ def missing(experts: int) -> Tensor:
 @pytest.mark.parametrize("activation", [SILU, OAI], ids=["separate", "interleaved"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(but=1)
 def test_a_split_expert_is_whole_once_its_rest_is_copied(
     dtype: torch.dtype, transposed: bool, activation: Activation
 ) -> None:

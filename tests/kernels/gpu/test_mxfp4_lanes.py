@@ -74,7 +74,7 @@ def mlp(made: Both, x: Tensor, expert: int) -> Tensor:
     return out
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [SILU, OAI], ids=lambda activation: activation.kind)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 192), (128, 256)])
 def test_each_lane_computes_its_columns_and_no_others(
