@@ -12,7 +12,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
 from localmoe.engine.planning import prepare_model
-from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Limits, measured_rates, predict_limits
+from localmoe.hardware.limits import Limits, assumed_acceptance, measured_rates, predict_limits
 from localmoe.hardware.probe import probe_hardware
 
 
@@ -37,7 +37,7 @@ def run_plan(args: argparse.Namespace) -> None:
             prepared.plan,
             rates,
             compute_bytes=prepared.compute.dtype.itemsize,
-            acceptance=ASSUMED_ACCEPTANCE,
+            acceptance=assumed_acceptance(prepared.footprint),
         )
     footprint, plan = prepared.footprint, prepared.plan
     if args.json:
@@ -123,5 +123,5 @@ def _predictions(limits: Limits | None) -> list[tuple[str, object]]:
     if limits.speculative is not None:
         best = limits.speculative
         text = f"{best.tokens_per_s:.1f} tok/s at draft length {best.draft_length}"
-        rows.append((f"Predicted limit, drafting ({ASSUMED_ACCEPTANCE:.0%} accepted)", text))
+        rows.append((f"Predicted limit, drafting ({limits.acceptance:.0%} accepted)", text))
     return rows

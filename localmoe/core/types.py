@@ -58,6 +58,7 @@ class ModelFootprint:
         draft_model_bytes, draft_model_kv_bytes_per_token: another model that drafts in the place of INT4
             experts, on the device; 0 where there is none.
         draft_model_called: what people call it.
+        draft_model_foretells: whether it may say which experts the target's tokens will want.
         text_alone: whether it is the text part of a model that sees or hears too.
         angles_per_token: numbers of 16 bits a position in its rotary tables, where steps run whole on a GPU.
         trained_context: of a model whose angles depend on the text's length, the longest context with which
@@ -91,6 +92,7 @@ class ModelFootprint:
     draft_model_bytes: int = 0
     draft_model_kv_bytes_per_token: int = 0
     draft_model_called: str = "the draft model"
+    draft_model_foretells: bool = True
     own_inner_size: int = 0
     text_alone: bool = False
     angles_per_token: int = 0

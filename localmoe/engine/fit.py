@@ -23,7 +23,7 @@ from localmoe.engine.mtp_drafts import MTP, drafting_unasked, may_draft_unasked,
 from localmoe.engine.planning import divide_memory
 from localmoe.engine.settings import ComputeSettings, check_emulation, check_lanes, may_compute_in_place
 from localmoe.hardware.facts import Hardware
-from localmoe.hardware.limits import ASSUMED_ACCEPTANCE, Rates, predict_limits
+from localmoe.hardware.limits import Rates, assumed_acceptance, predict_limits
 from localmoe.hardware.ram_experts import ram_bytes
 from localmoe.model.footprint import group_bytes
 
@@ -232,8 +232,9 @@ def _speed(
 ) -> float | None:
     if rates is None:
         return None
+    acceptance = assumed_acceptance(facts.footprint)
     limits = predict_limits(
-        facts.footprint, plan, rates, compute_bytes=compute.dtype.itemsize, acceptance=ASSUMED_ACCEPTANCE
+        facts.footprint, plan, rates, compute_bytes=compute.dtype.itemsize, acceptance=acceptance
     )
     speeds = [limits.on_demand.tokens_per_s]
     if limits.speculative is not None:

@@ -88,6 +88,7 @@ def with_mtp(footprint: ModelFootprint, sizes: MtpSizes, compute: ComputeSetting
         draft_model_bytes=held + sizes.buffer_bytes + PREFILL_CHUNK * row * size,
         draft_model_kv_bytes_per_token=sizes.kv_elements_per_token * size,
         draft_model_called="the MTP layer",
+        draft_model_foretells=False,
     )
 
 

@@ -11,7 +11,8 @@ Assumptions:
 - A step emits A(g) = 1 + a + ... + a^g tokens on average: acceptances are independent.
 - Shared weights are read once a pass, less an input embedding that nothing else uses, of which one row
   is read. Reading the KV cache, arithmetic, kernel launches and the host cost nothing.
-- Overlapped copies hide behind all other work of the step; copies on demand hide behind nothing.
+- Overlapped copies hide behind all other work of the step; copies on demand hide behind nothing. Where a
+  draft foretells no experts (an MTP layer), all are on demand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from localmoe.core.types import ModelFootprint
 from localmoe.hardware.facts import Hardware
 
 MAX_PREDICTED_DRAFT = 16
-ASSUMED_ACCEPTANCE = 0.9  # of a GPTQ draft, where nothing was measured
+_ACCEPTANCE = 0.9  # of a GPTQ draft, where nothing was measured
+_LAYER_ACCEPTANCE = 0.85  # of an MTP layer's first token, the least that DeepSeek-V3's report has (5.4.3)
 Resource = Literal["link", "device memory"]
 
 
@@ -102,6 +104,12 @@ def tokens_per_step(acceptance: float, draft_length: int) -> float:
     return sum(acceptance**accepted for accepted in range(draft_length + 1))
 
 
+def assumed_acceptance(footprint: ModelFootprint) -> float:
+    """Of what drafts for this model, where nothing was measured."""
+    by_layer = footprint.draft_model_bytes and not footprint.draft_model_foretells
+    return _LAYER_ACCEPTANCE if by_layer else _ACCEPTANCE
+
+
 def predict_limits(
     footprint: ModelFootprint,
     plan: MemoryPlan,
@@ -115,7 +123,9 @@ def predict_limits(
     assert 0.0 <= acceptance <= 1.0, acceptance
     hits = plan.resident_share if hit_rate is None else hit_rate
     step = _StepModel(footprint, plan, rates, compute_bytes, acceptance, hits)
-    drafted = [step.limit(length) for length in range(1, MAX_PREDICTED_DRAFT + 1)] if plan.drafting else []
+    overlap = footprint.draft_model_foretells or not footprint.draft_model_bytes
+    lengths = range(1, MAX_PREDICTED_DRAFT + 1) if plan.drafting else ()
+    drafted = [step.limit(length, overlap=overlap) for length in lengths]
     return Limits(
         on_demand=step.limit(0, overlap=False),
         overlapped=step.limit(0),

@@ -14,6 +14,7 @@ from localmoe.kernels.experts import combine
 from localmoe.kernels.lowbit import LowBitExperts
 from localmoe.kernels.lowbit_linear import LowBitLinear
 from localmoe.model.expert_module import expert_biases
+from localmoe.model.pair_rows import pair_rows, rows_by_expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,6 @@ class DraftExpert:
         return self.gate_up.num_bytes + self.down.num_bytes
 
 
-def rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[int]]:
-    """expert -> flat (token, k) positions that chose it; indices outside the experts mean "none" and are
-    skipped."""
-    rows: dict[int, list[int]] = {}
-    top_k = len(chosen[0])
-    for token, experts in enumerate(chosen):
-        for k, expert in enumerate(experts):
-            if 0 <= expert < num_experts:
-                rows.setdefault(expert, []).append(token * top_k + k)
-    return rows
-
-
 def run_experts(
     experts: Sequence[DraftExpert],
     x: Tensor,
@@ -54,11 +43,12 @@ def run_experts(
     out = x.new_zeros(len(chosen), len(chosen[0]), x.shape[1])
     flat = out.view(-1, x.shape[1])
     gate_up_bias, down_bias = biases
-    for expert, positions in rows_by_expert(chosen, len(experts)).items():
-        hidden = experts[expert].gate_up(x[[p // len(chosen[0]) for p in positions]])
+    by_expert = rows_by_expert(chosen, len(experts))
+    for expert, rows in pair_rows(by_expert, len(chosen[0]), x.device).items():
+        hidden = experts[expert].gate_up(x.index_select(0, rows.tokens))
         hidden = hidden if gate_up_bias is None else hidden + gate_up_bias[expert]
         y = experts[expert].down(inner(hidden))
-        flat[positions] = y if down_bias is None else y + down_bias[expert]
+        flat.index_copy_(0, rows.places, y if down_bias is None else y + down_bias[expert])
     return out
 
 

@@ -24,11 +24,12 @@ from localmoe.experts.memory import DemandReport, ExpertMemory
 from localmoe.kernels.activations import inner_function
 from localmoe.kernels.experts import ExpertWeights, combine, expert_mlp
 from localmoe.kernels.rows import RowPadding
-from localmoe.model.draft_experts import DraftExpert, rows_by_expert, run_experts
+from localmoe.model.draft_experts import DraftExpert, run_experts
 from localmoe.model.expert_module import expert_biases
 from localmoe.model.foretold import LayerwiseForetold
 from localmoe.model.host_linear import HostLinears
 from localmoe.model.next_gate import Gate, guess
+from localmoe.model.pair_rows import pair_rows, rows_by_expert
 from localmoe.model.routing_trace import RoutingRecorder
 from localmoe.model.synthetic import SyntheticModel
 from localmoe.prefetch.scheduler import Scheduler
@@ -124,15 +125,16 @@ class RoutedExperts:
         """How the experts were found, and each pair's output (T, K, H), as they come."""
         out = x.new_zeros(x.shape[0], top_k, x.shape[1])
         flat = out.view(-1, x.shape[1])
-        wanted = sorted(rows)
+        wanted, multiple = sorted(rows), self._state.rows.multiple
+        pairs = pair_rows(rows, top_k, x.device, multiple)
         memory.store.note_demand(self._layer, wanted)
         with memory.demand(self._layer, wanted) as (report, views):
             self._guess_next(x)
             for view in views:
-                positions = rows[view.expert]
+                mine = pairs[view.expert]
                 weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
-                tokens = x[[p // top_k for p in positions]]
-                flat[positions] = expert_mlp(tokens, weights, self._gate, self._state.rows.multiple)
+                y = expert_mlp(x.index_select(0, mine.tokens), weights, self._gate, multiple)
+                flat.index_copy_(0, mine.places, y[: len(mine.places)])
         return report, out
 
     def _guess_next(self, x: Tensor) -> None:

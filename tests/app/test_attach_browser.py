@@ -11,7 +11,7 @@ import pytest
 from app_process import Server, wait_for
 from browser import PageDriver
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("on_a_new_chat")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.usefixtures("on_a_new_chat")]
 CODE = "def f(a):\n    return a\n"
 DROP = """(files) => {
     const data = new DataTransfer();
@@ -62,7 +62,6 @@ def test_chosen_files_come_behind_what_is_typed_and_are_sent_with_it(
     assert any(text.strip() in json.dumps(chat, ensure_ascii=False).replace("\\n", "\n") for chat in chats)
 
 
-@pytest.mark.slow
 def test_files_can_be_dropped_in_any_of_unicodes_forms(page: PageDriver) -> None:
     dropped = [["a.txt", [*"\ufeffä".encode("utf-16-le")]], ["b.txt", [*"\ufeffö".encode()]]]
     assert page.page.evaluate(DROP, dropped) == [True, True, False]
@@ -84,7 +83,6 @@ PASTE = """([text, name]) => {
 }"""
 
 
-@pytest.mark.slow
 def test_files_can_be_pasted_but_not_what_is_a_text_as_well(page: PageDriver) -> None:
     assert page.page.evaluate(PASTE, ["", "a.txt"])
     wait_message(page, "`a.txt`:\n```txt\nok\n```\n\n")
@@ -109,7 +107,6 @@ def held(page: PageDriver) -> Iterator[None]:
     page.evaluate("window.readAtOnce()")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_who_goes_on_typing_is_not_disturbed_by_a_file_that_comes_late(page: PageDriver) -> None:
     write(page, "hello world")
@@ -138,7 +135,6 @@ def test_what_was_meant_for_one_chat_does_not_come_into_another(page: PageDriver
     assert page.value("lm-message") == ""
 
 
-@pytest.mark.slow
 def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageDriver) -> None:
     page.send("one chat")
     wait_for(lambda: page.line() != "", 30, "the end of the answer, which draws its buttons anew")
@@ -151,7 +147,6 @@ def test_a_file_that_is_dropped_on_an_open_edit_becomes_part_of_that(page: PageD
     page.page.click("#lm-turn button[aria-label=Cancel]")
 
 
-@pytest.mark.slow
 def test_names_are_shown_as_they_are(page: PageDriver) -> None:
     names = ["__init__.py", "a*b*.txt", "<b>`x`.txt", "a$&$'.txt"]
     attach(page, *(given(name, b"ok") for name in names), given("$'b$&.png", b"\0"))
@@ -162,7 +157,6 @@ def test_names_are_shown_as_they_are(page: PageDriver) -> None:
     assert all(name in shown for name in names), shown
 
 
-@pytest.mark.slow
 def test_files_are_taken_as_long_as_a_message_has_room(page: PageDriver) -> None:
     attach(
         page,
@@ -177,7 +171,6 @@ def test_files_are_taken_as_long_as_a_message_has_room(page: PageDriver) -> None
     page.page.keyboard.press("Delete")
 
 
-@pytest.mark.slow
 def test_marks_in_a_text_do_not_end_it(page: PageDriver) -> None:
     attach(page, given("x.md", b"```py\n1\n```\n````\n"))
     wait_message(page, "`x.md`:\n`````md\n```py\n1\n```\n````\n`````\n\n")

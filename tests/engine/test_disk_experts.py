@@ -113,26 +113,33 @@ FORMS = {
 
 
 @pytest.mark.slow(but=1)
+@pytest.mark.parametrize("budget", [{}, {"vram_budget_bytes": ROOMY}], ids=["in place", "through slots"])
 @pytest.mark.parametrize("form", FORMS)
 def test_answers_are_those_from_ram_for_every_length_and_policy(
-    form: str, tmp_path: Path, home: Path
+    form: str, budget: dict[str, int], tmp_path: Path
 ) -> None:
     folder = FORMS[form](tmp_path / form)
-    for budget in ({}, {"vram_budget_bytes": ROOMY}):  # in place, and through slots
-        asked: DraftLength = 0 if form == "recurrent" else 4  # which nobody can roll back on a CPU
-        with load(folder, draft_length=asked, **budget) as engine:
-            in_place = engine.plan.in_place
-            lengths: tuple[DraftLength, ...] = (0, 4, "auto") if engine.plan.drafting else (0,)
-            expected = {length: texts(engine, length) for length in lengths}
-        # the file is made by the first
-        for ram_experts, policies in ((0, ("on-demand", "next-gate")), (11, ("next-gate",))):
-            with load_from_disk(folder, ram_experts, draft_length=asked, **budget) as engine:
-                assert engine.plan.in_place == in_place and engine.plan.drafting == (asked == 4)
-                for policy in policies:
-                    for length in lengths:
-                        found = texts(engine, length, policy=policy)
-                        assert found == expected[length], (budget, ram_experts, policy, length)
-    assert len(files_in(home)) <= 2, "slots hold decoded weights"
+    asked: DraftLength = 0 if form == "recurrent" else 4  # which nobody can roll back on a CPU
+    with load(folder, draft_length=asked, **budget) as engine:
+        in_place = engine.plan.in_place
+        lengths: tuple[DraftLength, ...] = (0, 4, "auto") if engine.plan.drafting else (0,)
+        expected = {length: texts(engine, length) for length in lengths}
+    # the file is made by the first
+    for ram_experts, policies in ((0, ("on-demand", "next-gate")), (11, ("next-gate",))):
+        with load_from_disk(folder, ram_experts, draft_length=asked, **budget) as engine:
+            assert engine.plan.in_place == in_place and engine.plan.drafting == (asked == 4)
+            for policy in policies:
+                for length in lengths:
+                    found = texts(engine, length, policy=policy)
+                    assert found == expected[length], (ram_experts, policy, length)
+
+
+def test_slots_have_a_file_of_decoded_weights(tmp_path: Path, home: Path) -> None:
+    folder = FORMS["packed"](tmp_path / "packed")
+    for files, budget in ((1, {}), (2, {"vram_budget_bytes": ROOMY})):
+        for _ in range(2):
+            with load_from_disk(folder, draft_length=0, **budget):
+                assert len(files_in(home)) == files
 
 
 def texts(engine: Engine, length: DraftLength, **request: Any) -> list[list[int]]:

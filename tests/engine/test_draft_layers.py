@@ -41,6 +41,7 @@ class PeakMemory(TorchDispatchMode):
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.slow(but=4)
 def test_what_is_unpacked_takes_less_than_two_slots_beside_the_draft(
     tiny16: Any, tmp_path: Path, bits: int, act_order: bool
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_killed_build_goes_on_with_its_finished_layers(
 
 
 @pytest.mark.parametrize(("experts", "kept"), [(1, 0), (8, 1), (13, 1), (24, 3)])
+@pytest.mark.slow(but=2)
 def test_a_cancelled_build_ends_at_once_and_goes_on_from_its_last_whole_layer(
     experts: int, kept: int, model: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_greedy_answers_are_those_of_the_whole_model(architecture: str, written:
 
 
 @pytest.mark.parametrize("architecture", MULTIMODAL)
+@pytest.mark.slow(but=3)
 def test_what_sees_is_neither_planned_nor_loaded(architecture: str, written: Write) -> None:
     folder, model = written(architecture)
     footprint, _ = plan_model(str(folder), EngineConfig(vram_budget_bytes=ROOMY))

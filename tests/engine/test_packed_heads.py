@@ -186,6 +186,7 @@ def prepared_for_kernels(
 @pytest.mark.interpreted
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.slow(but=1)
 def test_its_kernels_are_compiled_on_a_twin_and_its_memory_goes_with_the_model(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

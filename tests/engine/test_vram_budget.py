@@ -83,6 +83,7 @@ def test_device_memory_never_exceeds_a_budget_and_the_answer_stays_the_same(
 @pytest.mark.parametrize(
     ("architecture", "draft_length"), [*product(ARCHITECTURES, (0, 4)), (RECURRENT_ARCHITECTURE, 0)]
 )
+@pytest.mark.slow(but=6)
 def test_every_architecture_keeps_the_smallest_budget_that_it_accepts(
     architecture: str, draft_length: int, tiny: Tiny
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_resize_that_does_not_fit_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("context", [None, 4096])
 @pytest.mark.parametrize("draft_length", ["auto", 0, 2])
+@pytest.mark.slow(but=3)
 def test_a_budget_is_taken_as_it_is_or_by_a_load_or_not_at_all(
     context: int | None, draft_length: Any, tmp_path: Path
 ) -> None:

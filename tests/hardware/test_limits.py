@@ -16,6 +16,7 @@ from localmoe.core.plan_types import MemoryPlan
 from localmoe.hardware.limits import (
     Limits,
     Rates,
+    assumed_acceptance,
     distinct_experts,
     measured_rates,
     predict_limits,
@@ -134,6 +135,16 @@ def test_drafting_pays_where_the_link_binds_and_the_draft_is_good() -> None:
     useless = predict(plan(), acceptance=0.0).speculative
     assert useless is not None and useless.draft_length == 1
     assert useless.tokens_per_s < limits.overlapped.tokens_per_s
+
+
+def test_what_foretells_no_experts_hides_no_copies() -> None:
+    made = plan()
+    layer = replace(QWEN, draft_model_bytes=500 << 20, draft_model_foretells=False)
+    knows = replace(layer, draft_model_foretells=True)
+    options = {"compute_bytes": 2, "acceptance": 0.85}
+    blind, seeing = (predict_limits(one, made, RATES, **options).speculative for one in (layer, knows))  # type: ignore[arg-type]
+    assert blind is not None and seeing is not None and blind.tokens_per_s < seeing.tokens_per_s
+    assert assumed_acceptance(layer) < assumed_acceptance(knows) == assumed_acceptance(QWEN)
 
 
 def test_without_a_draft_there_is_no_speculative_bound() -> None:

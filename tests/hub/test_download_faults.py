@@ -110,6 +110,7 @@ def test_a_busy_api_is_asked_again_a_few_times(hub: HubServer) -> None:
     ["<html>Log in to this network first.</html>", "", "[]", "{}", "[" * 100_000, '{"id": "org/moe", "sha',
      '{"id": "org/moe", "siblings": [{}]}', '{"id": "org/moe", "siblings": [], "lastModified": "yesterday"}'],
 )  # fmt: skip
+@pytest.mark.slow(but=4)
 def test_an_answer_of_the_api_that_makes_no_sense_is_asked_for_again(hub: HubServer, answer: str) -> None:
     hub.api_faults.extend([answer.encode()] * 3)
     assert is_whole(download_model(REPO, options=QUICK))

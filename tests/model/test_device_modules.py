@@ -150,6 +150,7 @@ def last_name(path: str) -> str:
 @pytest.mark.parametrize(
     "architecture", [name for name in REPLACED if name not in BY_CHANNEL or name in STATEFUL_ARCHITECTURES]
 )
+@pytest.mark.slow(but=6)
 def test_what_is_replaced_computes_what_it_did_before(architecture: str) -> None:
     model = tiny(architecture)
     ids = torch.randint(6, 48, (1, TOKENS), generator=torch.Generator().manual_seed(1)).to(DEVICE)

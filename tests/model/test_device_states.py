@@ -152,6 +152,7 @@ def test_a_text_that_was_left_goes_on_as_if_nobody_had_left(runner: DeviceRunner
     assert torch.equal(ends[0], ends[2]) and torch.equal(ends[1], ends[3])
 
 
+@pytest.mark.slow(but=2)
 def test_the_planner_knows_what_the_state_takes(runner: DeviceRunner) -> None:
     states = runner.sequence.states
     assert states is not None

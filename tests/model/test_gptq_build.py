@@ -76,6 +76,7 @@ def test_gate_and_up_are_told_apart_and_put_together_again(architecture: str, ti
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, UNGATED_ARCHITECTURE])
+@pytest.mark.slow(but=4)
 def test_each_layer_is_calibrated_on_what_the_quantised_layers_before_it_give(
     architecture: str, tiny: Tiny, tmp_path: Path, seen: Seen
 ) -> None:

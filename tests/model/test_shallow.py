@@ -35,6 +35,7 @@ def skeleton_of(config: Any) -> Skeleton:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.slow(but=6)
 def test_real_shapes_keep_every_kind_of_layer_and_little_memory(name: str) -> None:
     whole = skeleton_of(shape_config(name))
     whole = replace(  # as a GPU has it

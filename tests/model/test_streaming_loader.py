@@ -104,6 +104,7 @@ def test_a_checkpoint_in_many_files_loads_as_by_transformers(
 @pytest.mark.parametrize(
     "architecture", ["qwen2_moe", "deepseek_v2", "gpt_oss", RECURRENT_ARCHITECTURE, UNGATED_ARCHITECTURE]
 )
+@pytest.mark.slow(but=5)
 def test_a_16_bit_checkpoint_loads_exactly_in_its_own_dtype_and_in_float32(
     architecture: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
