@@ -57,8 +57,10 @@ MODELS = {
     "Nothing was found: try other words.": "什么也没找到：请换别的词。",
     "The draft": "草稿",
     "What drafts": "由什么来写草稿",
-    "A low-bit copy of the experts writes ahead. It changes the speed, never the answer.": (
-        "专家的低位副本提前书写。它只影响速度，从不影响回答。"
+    "A low-bit copy of the experts writes ahead, or, on a GPU, the layer that a model was trained with for "
+    "it (MTP), if it has one. It changes the speed, never the answer.": (
+        "专家的低位副本提前书写；在 GPU 上，若模型有为此训练的层（MTP），则由该层书写。"
+        "它只影响速度，从不影响回答。"
     ),
     "Instant, then a better one in the background": "即时生成，随后在后台生成更好的",
     "Instant only": "仅即时生成",

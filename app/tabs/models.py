@@ -75,7 +75,8 @@ def create_models_tab() -> ModelsWidgets:
         with gr.Accordion("The draft", open=False, elem_id="lm-draft-choice", elem_classes=["lm-fold"]):
             draft = gr.Radio(
                 _DRAFTS, value=BACKGROUND, label="What drafts", elem_id="lm-draft-kind",
-                info="A low-bit copy of the experts writes ahead. It changes the speed, never the answer.",
+                info="A low-bit copy of the experts writes ahead, or, on a GPU, the layer that a model was "
+                "trained with for it (MTP), if it has one. It changes the speed, never the answer.",
             )  # fmt: skip
             ready_made = gr.Textbox(
                 "", label="Ready-made GPTQ checkpoint of the same model", elem_id="lm-ready-made",

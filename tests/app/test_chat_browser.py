@@ -111,6 +111,7 @@ def copied(page: PageDriver) -> str:
     return str(page.evaluate("navigator.clipboard.readText()"))
 
 
+@pytest.mark.slow
 def test_thoughts_are_folded_and_stay_open_when_opened(page: PageDriver) -> None:
     page.send("think about it")
     page.wait_text("#lm-turn .lm-think summary", "Thinking …")
@@ -219,6 +220,7 @@ def test_code_is_copied_formulas_are_set_and_hostile_markup_stays_inert(page: Pa
 TAGS = "Put List<String> into a <div>, or `<b>` into a <textarea> or <!-- what --> is left"
 
 
+@pytest.mark.slow
 def test_tags_are_shown_copied_and_edited_as_they_were_written(page: PageDriver) -> None:
     page.send(TAGS)
     page.wait_idle()

@@ -249,6 +249,7 @@ def test_the_page_speaks_chinese_by_the_browser_or_by_choice(
     context.close()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_is_said_with_a_way_on(page: PageDriver, hub: HubServer) -> None:
     hub.commit(HUGE, next(iter(hub.repos[MOE].commits.values())))
     hub.sizes, hub.requests[:] = {WEIGHTS: 10**15}, []

@@ -72,6 +72,7 @@ def draft(status: EngineStatus) -> str:
     return status.info.draft
 
 
+@pytest.mark.slow
 def test_a_cancelled_build_leaves_the_engine_alone_until_an_answer_has_ended(
     holder: EngineHolder, model: Path
 ) -> None:

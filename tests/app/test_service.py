@@ -461,6 +461,7 @@ def test_a_budget_too_small_changes_nothing(service: ChatService, tmp_path: Path
     assert not (tmp_path / "settings.json").exists()
 
 
+@pytest.mark.slow
 def test_a_budget_is_changed_while_a_stopped_answer_s_last_step_runs(service: ChatService) -> None:
     service.send(None, "slow step")
     wait_for(lambda: service.holder.engine().answering)  # type: ignore[attr-defined]

@@ -206,6 +206,7 @@ def read_until(terminal: int, wanted: str, seconds: float = 60.0) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_in_a_terminal_ctrl_c_ends_an_answer_and_the_conversation_goes_on() -> None:
     ours, theirs = pytest.importorskip("pty").openpty()
     process = subprocess.Popen(

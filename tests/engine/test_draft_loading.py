@@ -90,6 +90,7 @@ def test_a_named_draft_of_the_right_model_is_used(tiny: Tiny, home: Path, tmp_pa
     assert not files_below(home)
 
 
+@pytest.mark.slow
 def test_drafts_of_two_models_of_one_name_lie_side_by_side(tiny: Tiny, home: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
         folder = write_model(tmp_path / str(seed) / "twin", tiny_model("olmoe", seed=seed))

@@ -62,6 +62,7 @@ def test_answers_drafted_by_gptq_are_those_of_plain_decoding(
     assert not list(home.rglob("*.safetensors")), "nothing else was built"
 
 
+@pytest.mark.slow
 def test_of_two_seeds_the_same_gives_the_same_bytes_and_another_others(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny("qwen3_moe")[0]
     drafts = [build(folder, tmp_path / str(i), small(seed=seed))[0] for i, seed in enumerate((0, 0, 1))]

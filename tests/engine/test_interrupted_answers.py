@@ -97,7 +97,7 @@ def interrupt(engine: Engine, request: GenerationRequest, interruption: Interrup
     return answer
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     interruption=INTERRUPTIONS,
     prompts=st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PROMPTS)),

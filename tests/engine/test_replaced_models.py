@@ -142,6 +142,7 @@ def test_weights_that_were_replaced_have_the_draft_that_they_had_and_get_no_new_
     store.close()
 
 
+@pytest.mark.slow
 def test_a_load_whose_files_are_replaced_before_its_draft_is_built_answers_without_one(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

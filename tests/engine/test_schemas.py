@@ -95,6 +95,7 @@ def test_sampled_answers_are_json_of_it_too(engine: Engine, draft_length: int, s
     assert is_fox(answer.text) and answer.events[-1].finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_one_that_is_cut_is_what_a_longer_one_begins_with_and_a_chat_goes_on(engine: Engine) -> None:
     whole = ask(engine, ASKED, 120, draft_length=3, json_schema=SCHEMA)
     cut = ask(engine, ASKED, 9, draft_length=3, json_schema=SCHEMA)

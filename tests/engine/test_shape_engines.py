@@ -115,6 +115,7 @@ def test_answers_after_the_first_are_routed_differently_and_a_reset_starts_over(
 
 
 @pytest.mark.parametrize("match", [0.0, 0.7, 1.0])
+@pytest.mark.slow(but=1)
 def test_the_match_rate_is_the_simulated_one(match: float) -> None:
     settings = SyntheticSettings(STICKY, acceptance=0.8, match=match)
     with shape_engine(tiny_shape("qwen2_moe"), 8, settings) as engine:
@@ -123,6 +124,7 @@ def test_the_match_rate_is_the_simulated_one(match: float) -> None:
 
 
 @pytest.mark.parametrize(("acceptance", "temperature"), [(0.0, 0), (0.6, 0), (0.6, 0.9), (1.0, 0)])
+@pytest.mark.slow(but=2)
 def test_drafted_tokens_are_accepted_as_simulated(acceptance: float, temperature: float) -> None:
     settings = SyntheticSettings(acceptance=acceptance)
     sampling = SamplingConfig(temperature=temperature, seed=1)

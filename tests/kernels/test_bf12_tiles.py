@@ -41,7 +41,7 @@ def strays_of(weights: Tensor) -> list[int]:
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 3.3e38, 1.2e-38)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(-126, 100), st.integers(0, 10**6), st.integers(0, 9))
 @example(1, 1, 0, 0, 0)
 @example(2, 1, -126, 1, 9)  # where exponents end

@@ -55,6 +55,7 @@ def test_a_second_start_is_on_the_page_within_five_seconds_without_pip(ready: Ch
 
 
 @pytest.mark.parametrize("streams", [">&-", ">&- 2>&- <&-", ">/dev/full"])
+@pytest.mark.slow(but=1)
 def test_a_start_needs_nobody_who_reads_what_it_prints(streams: str, ready: Checkout) -> None:
     if "full" in streams and not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")

@@ -170,6 +170,7 @@ def test_without_a_network_one_sentence_says_so_and_the_next_try_goes_on(ready: 
     assert "-m venv" not in (ready.home / "logs" / "setup.log").read_text(), "the good .venv is kept"
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_gives_one_sentence_and_leaves_no_whole_set_up(ready: Checkout) -> None:
     run = ready.run("test", FAKE_DISK_FULL="1")
     assert run.exit_code() == 1
@@ -248,6 +249,7 @@ def test_a_machine_without_a_gpu_takes_the_cpu_build_from_pytorchs_index_rather_
     assert taken == ["torch-2.13.0+cpu.dist-info"]
 
 
+@pytest.mark.slow
 def test_when_pytorchs_index_does_not_answer_the_standard_build_is_taken_with_a_notice(
     ready: Checkout,
     launch: ModuleType,
@@ -270,6 +272,7 @@ def test_a_machine_with_a_gpu_does_not_take_the_cpu_build(
     assert install_torch(launch, ready, monkeypatch, "cuda", **sources) == ["torch-2.13.0.dist-info"]
 
 
+@pytest.mark.slow
 def test_a_system_without_a_build_is_told_so(
     ready: Checkout, launch: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

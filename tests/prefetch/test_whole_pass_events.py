@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -82,6 +82,7 @@ steps = st.lists(st.tuples(st.lists(routed_tokens(), max_size=4), some_keys), mi
 
 
 @pytest.mark.parametrize("make", POLICIES)
+@settings(max_examples=50)
 @given(steps)
 def test_the_same_is_asked_for_and_kept_however_it_is_told(
     make: type[Policy], story: list[tuple[list[TokenRouted], set[tuple[int, int]]]]

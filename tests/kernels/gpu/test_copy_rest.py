@@ -84,6 +84,7 @@ def test_a_split_expert_is_whole_once_its_rest_is_copied(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.slow(but=1)
 def test_of_a_window_one_expert_is_completed_and_those_that_the_link_reads_stay(transposed: bool) -> None:
     """Of some experts more tokens than a tile has rows: what is read twice is read from the slot."""
     made = bench(experts=6, slots=6, transposed=transposed)

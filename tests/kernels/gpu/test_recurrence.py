@@ -65,7 +65,7 @@ def _token_by_token(kind: str) -> tuple[Tensor, Tensor]:
     return rows, torch.cat([layer.run(rows[i : i + 1], i, 1, WINDOW) for i in range(10)])
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 9999))
 def test_bits_do_not_depend_on_how_a_text_was_cut_and_what_was_dropped(seed: int) -> None:
     """Windows with padding rows, of which some tokens are kept, drafts before them, and prompts; and the text
