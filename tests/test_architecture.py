@@ -58,8 +58,9 @@ def imports_of(tree: ast.Module, name: str) -> Iterator[str]:
                 yield from (f"localmoe.{alias.name}" for alias in node.names)
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    return imports_of(tree_of(path), name_of(path))
+@cache
+def imported_modules(path: Path) -> tuple[str, ...]:
+    return tuple(imports_of(tree_of(path), name_of(path)))
 
 
 def layer_of(module: str) -> str | None:

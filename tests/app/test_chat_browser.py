@@ -262,6 +262,7 @@ def test_names_in_the_html_of_a_message_are_not_taken_for_the_page_s_own(page: P
     page.page.wait_for_function(idle, timeout=5000)
 
 
+@pytest.mark.slow
 def test_chats_are_searched_exported_and_imported_with_the_keyboard_at_hand(
     page: PageDriver, server: Server, tmp_path: Path
 ) -> None:

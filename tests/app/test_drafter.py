@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from app_process import wait_for
 from fake_engine import FakeLoader
 from safetensors.torch import load as tensors_of
@@ -34,6 +35,7 @@ from localmoe.core.errors import DraftError, NoMtpLayerError
 from localmoe.core.model_facts import ModelFacts
 from localmoe.engine.engine import Engine
 from localmoe.engine.facts import local_facts, repo_facts
+from localmoe.hardware.facts import Gpu
 from localmoe.hardware.probe import probe_hardware
 
 NO_LAYER = "this model has no MTP layer that can draft"
@@ -128,6 +130,24 @@ def test_the_preview_is_what_the_engine_plans(
     assert "draft of 8 bits (" in said and "no MTP layer" in said
     models.chats.load_settings = replace(wanted, drafter="self", draft="/drafts/gptq")
     assert "ready-made draft is not used" in preview_html(models, wanted, ENGLISH)
+
+
+def test_on_a_gpu_the_preview_says_that_the_layer_drafts_unasked(
+    models: ModelsService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16))
+    facts = local_facts(model)
+    assert facts.mtp is not None and not facts.unsuited
+    monkeypatch.setattr("app.models.shelf.ShelfView.facts_of", lambda self, name: facts)
+    machine = models.fits.hardware()
+    assert machine is not None
+    card = Gpu(0, "a card", 12 << 30, 11 << 30, None, (8, 9), 4, 16, 25e9, 400e9)
+    monkeypatch.setattr(models.fits, "hardware", lambda: replace(machine, gpus=(card,)))
+    unasked = LoadSettings(model=model)
+    assert "its MTP layer (" in preview_html(models, unasked, ENGLISH)
+    for own in ({"drafter": "self"}, {"draft_bits": "8"}):
+        said = preview_html(models, replace(unasked, **own), ENGLISH)
+        assert "draft of" in said and "MTP" not in said
 
 
 def test_the_layer_of_a_model_on_the_hub_is_known_by_its_index(with_layer: Path, tmp_path: Path) -> None:

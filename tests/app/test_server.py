@@ -27,6 +27,7 @@ def start(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_running_app_says_where_it_is_and_tidies_up(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with running_app(home, FAKE, FAKE_LOAD_S="3") as server:
