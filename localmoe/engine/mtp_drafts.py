@@ -34,7 +34,7 @@ from localmoe.model.takeover import take_over
 from localmoe.quant.builder import rounded_experts
 
 MTP: Final = "mtp"  # the drafter
-_SLOT_SHARE = 1 / 8  # of the slots, that the layer may take by itself
+_SLOT_SHARE = 1 / 4  # of the slots, that the layer may take by itself: an eighth fewer cost 2 % of the speed
 
 
 class UnaskedLayerError(Exception):

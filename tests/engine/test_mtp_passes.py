@@ -129,7 +129,9 @@ def test_it_drafts_unasked_where_experts_keep_their_slots(
     assert plain.plan.num_slots == 90 and plain.draft_model is None and not plain.plan.drafting
     assert isinstance(prepared.draft_model, MtpShape) and prepared.plan.drafting
     assert 0 < plain.plan.num_slots - prepared.plan.num_slots <= 11
-    assert prepare(20).draft_model is None, "a quarter of the slots would be gone"
+    tight = prepare(60)
+    assert isinstance(tight.draft_model, MtpShape) and 45 <= tight.plan.num_slots < 53
+    assert prepare(20).draft_model is None, "more than a quarter of the slots would be gone"
     assert prepare(90, drafter="prompt-lookup").draft_model is None
     roomy, asked = as_on_a_gpu(folder, monkeypatch), as_on_a_gpu(folder, monkeypatch, drafter="self")
     assert asked.plan.drafting and asked.draft_model is None, "there is room for the model in INT4"
