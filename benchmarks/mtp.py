@@ -1,6 +1,6 @@
-"""What drafting by a model's own MTP layer is worth where there is no room for its INT4 draft: the same model
-in the same VRAM without a draft, and with that layer, by drafted tokens a step and the share of them that is
-accepted; and what the layer adds to a prompt.
+"""What drafting by a model's own MTP layer is worth: the same model in the same VRAM without a draft, and
+with that layer, by drafted tokens a step and the share of them that is accepted; and what the layer adds to
+a prompt. (With the INT4 draft of all layers in the same VRAM: draft_place.py.)
 
     python benchmarks/mtp.py [--shapes qwen3.5-35b-a3b] [--budgets 8 12 16] [--routing sticky:0.66]
         [--lengths 1 2 3 auto] [--acceptances 0.6 0.85] [--tokens 128]

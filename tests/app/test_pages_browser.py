@@ -146,16 +146,23 @@ AXE = """async ([source, theme, rules]) => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def with_markdown(page: PageDriver) -> PageDriver:
+    """An answer in its chat."""
+    page.chat()
+    page.send("show me markdown")
+    page.wait_idle()
+    return page
+
+
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_nothing_serious_on_any_tab_in_any_theme_and_width(
-    width: int, theme: str, page: PageDriver
+    width: int, theme: str, with_markdown: PageDriver
 ) -> None:
+    page = with_markdown
     source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    page.chat()
-    page.send("show me markdown")
-    page.wait_idle()
     found: list[str] = []
     page.page.set_viewport_size({"width": width, "height": 900})
     page.theme(theme)
