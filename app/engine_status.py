@@ -119,6 +119,14 @@ class EngineStatus:
     drafter: DrafterName = "auto"  # that was asked for
     revision: int = 0
 
+    def drafts_alike(self, drafter: DrafterName) -> bool:
+        """Whether what is loaded would be the same with this drafter: by itself a model drafts with its MTP
+        layer, if it has one, in whole steps alone."""
+        if self.info is None or self.info.drafter != "self" or self.drafter not in ("auto", "self"):
+            return False
+        by_layers = not self.info.passes.startswith("whole steps")
+        return drafter in ("self", self.drafter) or (drafter == "auto" and by_layers)
+
     @property
     def lacks_mtp(self) -> bool:
         """Whether the MTP layer was asked for, and the loaded model has none that can draft."""

@@ -229,14 +229,14 @@ class ChatService:
         Raises:
             ConfigError: one is out of range.
         """
-        config, before = wanted.engine_config(self.answers), self.holder.config
+        config, before, status = wanted.engine_config(self.answers), self.holder.config, self.holder.status()
+        drafter = before.drafter if status.drafts_alike(config.drafter) else config.drafter
         live = replace(
             config, vram_budget_bytes=before.vram_budget_bytes, improve_draft=before.improve_draft,
-            draft_length=before.draft_length, policy=before.policy,
+            draft_length=before.draft_length, policy=before.policy, drafter=drafter,
         )  # fmt: skip
         has_draft = config.draft_length == 0 or before.draft_length != 0
         same = wanted.model.strip() == self.load_settings.model and live == before
-        status = self.holder.status()
         if status.info is not None and status.info.may_be_in_place and status.plan is not None:
             same = same and status.plan.in_place == (config.vram_budget_bytes is None)
         if not same or not has_draft or status.phase != "ready":

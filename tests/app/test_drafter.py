@@ -63,6 +63,28 @@ def test_the_choice_takes_a_load_and_is_kept(service: ChatService, loader: FakeL
     )
 
 
+def test_a_choice_that_would_load_the_same_loads_nothing(
+    service: ChatService, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: service.holder.status().phase == "ready", what="the fake model")
+    loads = len(loader.engines)
+    for drafter in ("self", "auto", "self"):  # layer by layer no MTP layer drafts by itself
+        wanted = replace(service.load_settings, drafter=drafter)
+        assert service.apply_load(wanted).startswith("Applied") and service.store.load == wanted
+    assert len(loader.engines) == loads
+    info = service.holder.status().info
+    assert info is not None
+    whole = replace(info, passes="whole steps on the GPU")  # type: ignore[type-var]
+    for drafter, asked, alike in (
+        ("self", "auto", True), ("auto", "self", False), ("mtp", "auto", False), ("auto", "mtp", False),
+    ):  # fmt: skip
+        status = EngineStatus("ready", "m", info=whole, drafter=asked)  # type: ignore[arg-type]
+        assert status.drafts_alike(drafter) == alike, (drafter, asked)  # type: ignore[arg-type]
+    by_layer = EngineStatus("ready", "m", info=replace(whole, drafter="mtp"), drafter="auto")  # type: ignore[type-var]
+    assert not by_layer.drafts_alike("self")
+    assert not EngineStatus("loading", "m").drafts_alike("self")
+
+
 def test_a_model_without_the_layer_is_loaded_and_the_page_says_so(
     service: ChatService, loader: FakeLoader
 ) -> None:
