@@ -150,6 +150,8 @@ def _assemble(
     own, other = None, None
     try:
         own = load_own_layer(prepared, progress=progress, cancel=cancel)
+    except torch.OutOfMemoryError:
+        raise out_of_memory(prepared.plan.budget_bytes) from None
     except (CheckpointError, DraftError) as error:
         if config.drafter == MTP:
             raise

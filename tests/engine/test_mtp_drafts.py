@@ -103,6 +103,18 @@ def test_a_damaged_layer_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         assert len(ask(engine, PROMPTS[0], 4).tokens) == 4
 
 
+def test_memory_that_runs_out_while_it_is_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*given: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("localmoe.engine.draft_models.load_mtp", no_room)
+    folder = str(mtp_model(tmp_path / "m", "glm4_moe"))
+    with pytest.raises(BudgetError, match="memory ran out while loading"):
+        Engine.load(folder, EngineConfig(drafter="mtp", vram_budget_bytes=ROOMY))
+
+
 def test_it_counts_in_the_plan_and_a_budget_without_room_for_it_is_refused(tmp_path: Path) -> None:
     folder = str(mtp_model(tmp_path / "m", "glm4_moe"))
     _, with_layer = plan_model(folder, EngineConfig(drafter="mtp", vram_budget_bytes=ROOMY, draft_length=2))
