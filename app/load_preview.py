@@ -31,6 +31,7 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
     import_all()  # the thread that looked at the machine has
     from localmoe.engine.drafts import DRAFT_BITS
     from localmoe.engine.fit import with_draft_bits
+    from localmoe.engine.mtp_drafts import may_draft_unasked
 
     status, before = models.chats.holder.status(), models.chats.holder.config
     device: Literal["cpu", "cuda"] = "cuda" if hardware.gpus else "cpu"
@@ -47,7 +48,7 @@ def facts_for(models: ModelsService, wanted: LoadSettings, config: EngineConfig)
         loaded = loaded.in_16_bits()
         bits_before = DRAFT_BITS if loaded.draft_model_bytes else before.draft_bits
         unsuited = "" if status.info.passes.startswith("whole steps") else status.info.passes
-        unasked = config.drafter == "auto" and status.info.drafter == "mtp" and not unsuited
+        unasked = status.info.drafter == "mtp" and may_draft_unasked(config, whole_passes=not unsuited)
         if config.drafter != "mtp" and (kept is not None or not unasked):
             loaded = replace(loaded, draft_model_bytes=0, draft_model_kv_bytes_per_token=0)
         weight_bytes = max(1, loaded.expert_bytes // max(1, loaded.expert_params))

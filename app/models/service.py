@@ -122,8 +122,9 @@ class ModelsService:
         kept = self.chats.load_settings.of_model(model)
         if from_disk:
             kept = replace(kept, experts_on="disk")
+        by_layer = kept.drafter == "mtp"  # which a ready-made draft excludes
         load = replace(
-            kept, draft=ready_made, drafter="auto" if ready_made else kept.drafter,
+            kept, draft=ready_made, drafter="auto" if ready_made and by_layer else kept.drafter,
             better_draft="on" if draft == BACKGROUND else "off",
         )  # fmt: skip
         status = self.chats.holder.status()

@@ -106,8 +106,12 @@ def tokens_per_step(acceptance: float, draft_length: int) -> float:
 
 def assumed_acceptance(footprint: ModelFootprint) -> float:
     """Of what drafts for this model, where nothing was measured."""
-    by_layer = footprint.draft_model_bytes and not footprint.draft_model_foretells
-    return _LAYER_ACCEPTANCE if by_layer else _ACCEPTANCE
+    return _ACCEPTANCE if _foretells(footprint) else _LAYER_ACCEPTANCE
+
+
+def _foretells(footprint: ModelFootprint) -> bool:
+    """Whether its draft may say which experts are needed next."""
+    return footprint.draft_model_foretells or not footprint.draft_model_bytes
 
 
 def predict_limits(
@@ -123,9 +127,8 @@ def predict_limits(
     assert 0.0 <= acceptance <= 1.0, acceptance
     hits = plan.resident_share if hit_rate is None else hit_rate
     step = _StepModel(footprint, plan, rates, compute_bytes, acceptance, hits)
-    overlap = footprint.draft_model_foretells or not footprint.draft_model_bytes
     lengths = range(1, MAX_PREDICTED_DRAFT + 1) if plan.drafting else ()
-    drafted = [step.limit(length, overlap=overlap) for length in lengths]
+    drafted = [step.limit(length, overlap=_foretells(footprint)) for length in lengths]
     return Limits(
         on_demand=step.limit(0, overlap=False),
         overlapped=step.limit(0),

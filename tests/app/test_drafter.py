@@ -116,6 +116,9 @@ def test_a_ready_made_draft_takes_the_layers_place(models: ModelsService, tmp_pa
     models.chat_with("demo", str(tmp_path))
     config = models.chats.holder.config
     assert (config.drafter, config.draft_dir) == ("auto", tmp_path)
+    load(models.chats, LoadSettings(drafter="self"))
+    models.chat_with("demo", str(tmp_path))
+    assert models.chats.load_settings.drafter == "self", "which reads it as well"
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +205,9 @@ def test_a_model_that_is_loaded_with_its_layer_is_counted_without_it_where_that_
     with monkeypatch.context() as patch:
         patch.setattr(models.chats.holder, "status", lambda: whole)
         assert "its MTP layer (" in preview_html(models, layer_by_layer, ENGLISH)
+        for own in ({"drafter": "self"}, {"draft_bits": "8"}):  # with which a load would not have it
+            said = preview_html(models, replace(layer_by_layer, **own), ENGLISH)
+            assert "draft of" in said and "MTP" not in said
     load(models.chats, replace(BY_LAYER, drafter="self"))
     assert "once the model has been looked at" in preview_html(models, BY_LAYER, ENGLISH)
     monkeypatch.setattr("app.models.shelf.ShelfView.revision", 1)

@@ -57,6 +57,8 @@ def test_where_a_layer_would_draft_unasked_it_says_how_the_draft_does(
             write_model(folder, tiny_model("qwen2_moe"))
         code, text, err = run(capsys, "draft", str(folder), "--method", "rtn", "--device", "cpu")
         assert code == 0 and Path(text.strip()).is_dir() and ("--drafter self" in err) == has_layer
+    code, _, err = run(capsys, "draft", str(tmp_path / "layer"), "--method", "rtn", "--bits", "3")
+    assert code == 0 and "--drafter" not in err, "--draft-bits 3 asks for it"
     named = str(tmp_path / "named")
     code, _, err = run(capsys, "draft", str(tmp_path / "layer"), "--method", "rtn", "--out", named)
     assert code == 0 and "--drafter" not in err, "it is used by its name"
