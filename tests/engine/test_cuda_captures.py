@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -32,9 +33,9 @@ def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
     return [token for event in engine.stream(request) for token in event.token_ids]
 
 
-def load(name: str, slots_gib: int = 20, *, strict: bool = True) -> Engine:
+def load(name: str, slots_gib: int = 20, *, strict: bool = True, length: int | Literal["auto"] = 4) -> Engine:
     config = EngineConfig(
-        device="cuda", vram_budget_bytes=slots_gib * GIB, context=2048, strict=strict, draft_length=4
+        device="cuda", vram_budget_bytes=slots_gib * GIB, context=2048, strict=strict, draft_length=length
     )
     return Engine.load_shape(shallow(name, 3), config, SyntheticSettings())
 
@@ -58,6 +59,30 @@ def test_answers_wait_for_no_pass_that_was_captured_ahead_and_say_the_same(name:
                     if strict:
                         assert tokens == tokens_of(plain, asked)
             assert runner.capture_s == 0.0
+        assert not strict or runner_of(plain).capture_s > 0
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "glm-4.7-flash"])
+def test_so_do_those_of_a_models_own_mtp_layer(name: str, strict: bool) -> None:
+    with (
+        load(name, strict=strict, length="auto") as plain,
+        load(name, strict=strict, length="auto") as engine,
+    ):
+        assert engine.info().drafter == plain.info().drafter == "mtp"
+        keep_slots(engine, 40)
+        runner = device_runner_of(engine)
+        for sampling in SAMPLINGS:
+            while engine.captures.ahead(sampling):
+                pass
+            assert runner.capture_s == 0.0
+            for request in random_prompts(engine, 2, 30):
+                for length in ("auto", 2, 1, 0):
+                    asked = replace(request, sampling=sampling, draft_length=length, max_new_tokens=24)
+                    tokens = tokens_of(engine, asked)
+                    if strict:
+                        assert tokens == tokens_of(plain, asked), length
+                    assert runner.capture_s == 0.0, length
         assert not strict or runner_of(plain).capture_s > 0
 
 
