@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localmoe.kernels.rows import pad_rows
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
@@ -33,19 +31,15 @@ class ExpertWeights:
     transposed: bool
 
 
-def expert_mlp(
-    x: Tensor, weights: ExpertWeights, gate: Callable[[Tensor], Tensor], row_multiple: int
-) -> Tensor:
+def expert_mlp(x: Tensor, weights: ExpertWeights, gate: Callable[[Tensor], Tensor]) -> Tensor:
     """down(gate(gate_up(x))) for the tokens routed to one expert.
 
     Args:
-        x: (n, H). gate: (n, 2I) -> (n, I). row_multiple: see kernels.rows.
+        x: (n, H), padded rows among them (see kernels.rows). gate: (n, 2I) -> (n, I).
 
     Returns:
         (n, H) in x.dtype.
     """
-    rows = x.shape[0]
-    x = pad_rows(x, row_multiple)
     if weights.transposed:
         hidden = x @ weights.gate_up
         hidden = hidden if weights.gate_up_bias is None else hidden + weights.gate_up_bias
@@ -54,8 +48,7 @@ def expert_mlp(
         hidden = F.linear(x, weights.gate_up)
         hidden = hidden if weights.gate_up_bias is None else hidden + weights.gate_up_bias
         out = F.linear(gate(hidden), weights.down)
-    out = out if weights.down_bias is None else out + weights.down_bias
-    return out[:rows]
+    return out if weights.down_bias is None else out + weights.down_bias
 
 
 def combine(expert_out: Tensor, top_k_index: Tensor, top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:

@@ -88,9 +88,3 @@ def _comes_out_alike(weight: Tensor, x: Tensor, multiple: int, transposed: bool)
     return all(
         torch.equal(product(x[:n]), whole[:n]) and torch.equal(product(x[-n:]), whole[-n:]) for n in counts
     )
-
-
-def pad_rows(x: Tensor, multiple: int) -> Tensor:
-    """(n, K) -> (ceil(n / multiple) * multiple, K), padded with zero rows."""
-    extra = -x.shape[0] % multiple
-    return x if extra == 0 else F.pad(x, (0, 0, 0, extra))

@@ -125,16 +125,16 @@ class RoutedExperts:
         """How the experts were found, and each pair's output (T, K, H), as they come."""
         out = x.new_zeros(x.shape[0], top_k, x.shape[1])
         flat = out.view(-1, x.shape[1])
-        wanted, pairs = sorted(rows), pair_rows(rows, top_k, x.device)
+        wanted = sorted(rows)
+        pairs = pair_rows(rows, top_k, x.device, self._state.rows.multiple)
         memory.store.note_demand(self._layer, wanted)
         with memory.demand(self._layer, wanted) as (report, views):
             self._guess_next(x)
             for view in views:
                 mine = pairs[view.expert]
                 weights = ExpertWeights(view.gate_up, view.down, *self._bias(view.expert), self._transposed)
-                tokens = x.index_select(0, mine.tokens)
-                y = expert_mlp(tokens, weights, self._gate, self._state.rows.multiple)
-                flat.index_copy_(0, mine.places, y)
+                y = expert_mlp(x.index_select(0, mine.tokens), weights, self._gate)
+                flat.index_copy_(0, mine.places, y[: len(mine.places)])
         return report, out
 
     def _guess_next(self, x: Tensor) -> None:

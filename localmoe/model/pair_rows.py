@@ -17,7 +17,7 @@ class PairRows:
     """Of one expert, on the device.
 
     Attributes:
-        tokens: (n,) int64, rows of the layer's input.
+        tokens: (n padded,) int64, rows of the layer's input; the first one again, up to a whole multiple.
         places: (n,) int64, of its pairs among all (token, k), one after the other.
     """
 
@@ -37,11 +37,18 @@ def rows_by_expert(chosen: list[list[int]], num_experts: int) -> dict[int, list[
     return rows
 
 
-def pair_rows(rows: Mapping[int, Sequence[int]], top_k: int, device: torch.device) -> dict[int, PairRows]:
-    """Upload what `rows_by_expert` says."""
-    places = [place for found in rows.values() for place in found]
-    numbers = torch.tensor(
-        [[place // top_k for place in places], places], dtype=torch.int64, pin_memory=device.type == "cuda"
-    )
-    parts = numbers.to(device, non_blocking=True).split([len(found) for found in rows.values()], dim=1)
-    return {expert: PairRows(*part) for expert, part in zip(rows, parts, strict=True)}
+def pair_rows(
+    rows: Mapping[int, Sequence[int]], top_k: int, device: torch.device, row_multiple: int = 1
+) -> dict[int, PairRows]:
+    """Upload what `rows_by_expert` says. row_multiple: see kernels.rows; padding the numbers costs the device
+    nothing, where padding each expert's rows would be a kernel or two more."""
+    numbers: list[int] = []
+    sizes: list[int] = []
+    for places in rows.values():
+        tokens = [place // top_k for place in places]
+        tokens += tokens[:1] * (-len(tokens) % row_multiple)
+        numbers += [*tokens, *places]
+        sizes += [len(tokens), len(places)]
+    uploaded = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    parts = uploaded.to(device, non_blocking=True).split(sizes)
+    return {expert: PairRows(parts[2 * i], parts[2 * i + 1]) for i, expert in enumerate(rows)}

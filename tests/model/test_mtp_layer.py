@@ -47,7 +47,7 @@ class ExactExperts:
             for place, expert in enumerate(experts):
                 gate_up, down = self._store.weights(ExpertKey(0, expert))
                 weight = ExpertWeights(gate_up, down, None, None, False)
-                y = expert_mlp(hidden[token : token + 1], weight, self._inner, 1)
+                y = expert_mlp(hidden[token : token + 1], weight, self._inner)
                 out[token] += weights[token, place] * y[0]
         return out
 

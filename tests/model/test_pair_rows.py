@@ -12,10 +12,15 @@ EXPERTS, TOP_K = 5, 3
 
 
 @given(
-    st.lists(st.permutations(range(-1, EXPERTS + 1)).map(lambda order: order[:TOP_K]), min_size=1, max_size=9)
+    st.lists(
+        st.permutations(range(-1, EXPERTS + 1)).map(lambda order: order[:TOP_K]), min_size=1, max_size=9
+    ),
+    st.sampled_from([1, 2, 16]),
 )
-def test_each_expert_gets_the_rows_that_chose_it(chosen: list[list[int]]) -> None:
-    found = pair_rows(rows_by_expert(chosen, EXPERTS), TOP_K, torch.device("cpu"))
+def test_each_expert_gets_the_rows_that_chose_it_padded_by_some_of_them(
+    chosen: list[list[int]], multiple: int
+) -> None:
+    found = pair_rows(rows_by_expert(chosen, EXPERTS), TOP_K, torch.device("cpu"), multiple)
     pairs = {
         expert: [(token, row.index(expert)) for token, row in enumerate(chosen) if expert in row]
         for expert in range(EXPERTS)
@@ -24,8 +29,7 @@ def test_each_expert_gets_the_rows_that_chose_it(chosen: list[list[int]]) -> Non
     for expert, rows in found.items():
         wanted = pairs[expert]
         assert rows.places.tolist() == [token * TOP_K + k for token, k in wanted]
-        assert rows.tokens.tolist() == [token for token, _ in wanted]
-
-
-def test_where_nobody_was_chosen_there_are_none() -> None:
-    assert pair_rows(rows_by_expert([[-1, EXPERTS]], EXPERTS), 2, torch.device("cpu")) == {}
+        tokens = rows.tokens.tolist()
+        assert tokens[: len(wanted)] == [token for token, _ in wanted]
+        assert len(tokens) % multiple == 0 and len(tokens) - len(wanted) < multiple
+        assert set(tokens[len(wanted) :]) <= set(tokens[: len(wanted)])
