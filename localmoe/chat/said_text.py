@@ -93,7 +93,7 @@ class SaidText:
             )
             return Message(
                 message.role, write(message.content, names), calls, plain(message.tool_name),
-                plain(message.tool_call_id),
+                plain(message.tool_call_id), plain(message.thoughts),
             )  # fmt: skip
 
         answer = write(said.answer, self._names_in_answers)

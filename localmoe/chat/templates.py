@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from localmoe.chat.harmony import harmony_marks
 from localmoe.chat.marked_calls import kimi_id
 from localmoe.chat.python_calls import write_python
 from localmoe.chat.tool_formats import find_format, format_of, template_text
@@ -73,12 +74,21 @@ def as_turns(
 
 def in_own_form(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
     """With calls as the model wrote them, where its template would not show them so."""
+    if harmony_marks(tokenizer):
+        return [_in_one(message) for message in messages]
     match find_format(tokenizer):
         case "kimi":
             return _with_ids(messages)
         case "python" if "tool_calls" not in template_text(tokenizer):
             return [_with_calls(message) for message in messages]
     return messages
+
+
+def _in_one(message: Message) -> Message:
+    """gpt-oss's template takes thoughts before a call or a text, which it shows as thoughts, but not both."""
+    if not (message.tool_calls and message.thoughts and message.content):
+        return message
+    return replace(message, content="", thoughts=f"{message.thoughts}\n\n{message.content}")
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
@@ -111,6 +121,8 @@ def _with_calls(message: Message) -> Message:
 
 def _turn(message: Message, form: Callable[[str], object], parsed: bool) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": form(message.content)}
+    if message.thoughts:  # under all names that templates have for them
+        turn |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message.thoughts)
     if message.tool_calls:
         turn["tool_calls"] = [
             {

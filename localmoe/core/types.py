@@ -196,6 +196,7 @@ class Message:
     Attributes:
         tool_calls: of the assistant, after what it says.
         tool_name, tool_call_id: whose result a tool's message is.
+        thoughts: of the assistant, before what it says; many a template shows them between calls of tools.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -203,3 +204,4 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_name: str = ""
     tool_call_id: str = ""
+    thoughts: str = ""

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from localmoe.server.deltas import Delta
 from localmoe.server.desk import AnswerDesk
-from localmoe.server.errors import as_api_error
-from localmoe.server.requests import Order
-from localmoe.server.wire import DONE, event, new_form
+from localmoe.server.errors import as_api_error, error_response
+from localmoe.server.forms import Form
+from localmoe.server.order import Order
 
 
 async def deltas_of(desk: AnswerDesk, order: Order) -> AsyncGenerator[Delta]:
@@ -46,10 +46,9 @@ async def deltas_of(desk: AnswerDesk, order: Order) -> AsyncGenerator[Delta]:
 class AnswerResponse(Response):
     """Answers an order; an error before the first text is an HTTP status, a later one an event."""
 
-    def __init__(self, desk: AnswerDesk, order: Order, model: str) -> None:
+    def __init__(self, desk: AnswerDesk, order: Order, form: Form) -> None:
         super().__init__()
-        self._desk, self._order = desk, order
-        self._form = new_form(order.kind, model)
+        self._desk, self._order, self._form = desk, order, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client goes away before it is whole."""
@@ -71,7 +70,7 @@ class AnswerResponse(Response):
                 if not self._order.streamed:
                     whole = self._form.whole([first, *[delta async for delta in deltas]])
             except Exception as error:
-                await as_api_error(error).response()(scope, receive, send)
+                await error_response(as_api_error(error), scope["path"])(scope, receive, send)
                 return
             if self._order.streamed:
                 await self._stream(first, deltas, send)
@@ -81,18 +80,15 @@ class AnswerResponse(Response):
     async def _stream(self, first: Delta, deltas: AsyncGenerator[Delta], send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _write(
-            send, b"".join(event(chunk) for chunk in [*self._form.opening(), *self._form.chunks(first)])
-        )
+        await _write(send, self._form.opening(first) + self._form.piece(first))
         last = first
         try:
             async for last in deltas:
-                await _write(send, b"".join(event(chunk) for chunk in self._form.chunks(last)))
-            if self._order.usage_asked:
-                await _write(send, event(self._form.usage_chunk(last)))
+                await _write(send, self._form.piece(last))
+            end = self._form.closing(last)
         except Exception as error:
-            await _write(send, event(as_api_error(error).body()))
-        await _write(send, DONE, more=False)
+            end = self._form.failure(as_api_error(error))
+        await _write(send, end, more=False)
 
 
 async def _write(send: Send, data: bytes, *, more: bool = True) -> None:

@@ -30,6 +30,7 @@ class Delta:
         num_tokens: of the answer so far, up to the one that completes a stop string; statistics count all
             that the step brought.
         calls: of tools. calls_before: how many there were before them.
+        stopped_by: the stop string that ended the answer, if one did.
     """
 
     thoughts: str
@@ -39,6 +40,7 @@ class Delta:
     num_tokens: int
     calls: tuple[ToolCall, ...] = ()
     calls_before: int = 0
+    stopped_by: str = ""
 
 
 def write_deltas(
@@ -92,7 +94,9 @@ class _Reader:
         if finish == "stop" and self._called:
             finish = "tool_calls"
         num_tokens = event.stats.new_tokens - behind
-        return Delta(thoughts, text, finish, event.stats, num_tokens, tuple(calls), called)
+        return Delta(
+            thoughts, text, finish, event.stats, num_tokens, tuple(calls), called, self._cutter.found
+        )  # fmt: skip
 
     def _apart(self, text: str, finish: FinishReason | None) -> tuple[Parts, Found]:
         """Thoughts and answer; and the answer as text and calls. finish: of the last text."""

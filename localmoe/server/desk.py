@@ -15,7 +15,7 @@ from localmoe.core.config import GenerationRequest
 from localmoe.core.stream import StreamEvent
 from localmoe.server.deltas import Delta, write_deltas
 from localmoe.server.errors import ApiError
-from localmoe.server.requests import Order
+from localmoe.server.order import Order
 
 Deliver = Callable[[Delta | Exception], None]
 _FIRST_GUESS_S = 10.0  # how long an answer takes, before any was written
@@ -124,8 +124,8 @@ class AnswerDesk:
         events = cast(Generator[StreamEvent], self._engine.stream(order.generation, ticket.stop))
         try:
             with contextlib.closing(events):  # a stop string leaves it unfinished
-                tools, chat = order.generation.tools, order.kind == "chat"
-                for delta in write_deltas(events, order.stops, split_thoughts=chat, tools=tools):
+                tools, splits = order.generation.tools, order.splits_thoughts
+                for delta in write_deltas(events, order.stops, split_thoughts=splits, tools=tools):
                     if delta.finish is not None:
                         return _ending() if delta.finish == "cancelled" else delta
                     ticket.deliver(delta)

@@ -1,5 +1,6 @@
-"""Errors as OpenAI's API words them: a status and `{"error": {"message", "type", "param", "code"}}`. Decides
-nothing about what is allowed."""
+"""Errors as the APIs word them: a status, and OpenAI's `{"error": {"message", "type", "param", "code"}}` or,
+of the Messages API, Anthropic's `{"type": "error", "error": {"type", "message"}}`. Decides nothing about what
+is allowed."""
 
 from __future__ import annotations
 
@@ -18,6 +19,11 @@ from localmoe.core.errors import (
     LocalMoeError,
 )
 
+MESSAGES_PATH = "/v1/messages"
+_TYPES = {  # Anthropic's, by status
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    503: "overloaded_error",
+}  # fmt: skip
 _LOG = logging.getLogger(__name__)
 _OF_REQUEST = (ConfigError, DraftError, DraftingRefusedError)
 _FOR_NOW = (BudgetError, EngineBusyError, EngineClosedError)
@@ -45,14 +51,21 @@ class ApiError(LocalMoeError):
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> JSONResponse:
-        """The whole HTTP answer."""
-        headers = {"Connection": "close"} if self.status == 413 else {}  # the rest of the body is not read
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if self.retry_after_s is not None:
-            headers["Retry-After"] = str(self.retry_after_s)
-        return JSONResponse(self.body(), self.status, headers)
+    def message_body(self) -> dict[str, object]:
+        """Anthropic's error object."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+
+
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """The whole HTTP answer to who asked at this path."""
+    headers = {"Connection": "close"} if error.status == 413 else {}  # the rest of the body is not read
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    in_messages = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+    return JSONResponse(error.message_body() if in_messages else error.body(), error.status, headers)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from localmoe.server.errors import ApiError
+from localmoe.server.errors import ApiError, error_response
 from localmoe.server.settings import is_origin
 
 OPEN_PATH = "/health"
@@ -28,7 +28,9 @@ class AddressGuard:
         """Refuse, or pass on."""
         refusal = self._refusal(scope) if scope["type"] == "http" else ""
         if refusal:
-            await ApiError(403, refusal, code="forbidden").response()(scope, receive, send)
+            await error_response(ApiError(403, refusal, code="forbidden"), scope["path"])(
+                scope, receive, send
+            )
         else:
             await self._app(scope, receive, send)
 
@@ -47,7 +49,8 @@ class AddressGuard:
 
 
 class KeyGuard:
-    """ASGI middleware: a request has to bring the key, or it is refused."""
+    """ASGI middleware: a request has to bring the key, as OpenAI's clients do or as Anthropic's, or it is
+    refused."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -58,22 +61,27 @@ class KeyGuard:
         if (
             scope["type"] != "http"
             or scope["path"] == OPEN_PATH
-            or self._knows(_headers(scope, b"authorization"))
+            or self._knows(_headers(scope, b"authorization"), _headers(scope, b"x-api-key"))
         ):
             await self._app(scope, receive, send)
             return
         refusal = ApiError(
-            401, "The API key is missing or wrong: send 'Authorization: Bearer KEY'.", code="invalid_api_key"
-        )
-        await refusal.response()(scope, receive, send)
+            401, "The API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+            code="invalid_api_key",
+        )  # fmt: skip
+        await error_response(refusal, scope["path"])(scope, receive, send)
 
-    def _knows(self, given: Iterable[str]) -> bool:
-        """Takes the same time for every wrong key: digests of the same length are compared."""
-        words = [value.split(maxsplit=1) for value in given]
-        if len(words) != 1 or len(words[0]) != 2 or words[0][0].lower() != "bearer":
-            return False
-        digest = hashlib.sha256(words[0][1].strip().encode("latin-1")).digest()
-        return hmac.compare_digest(digest, self._digest)
+    def _knows(self, bearers: Iterable[str], keys: Sequence[str]) -> bool:
+        """Takes the same time for every wrong key: digests of the same length are compared. Of two kinds one
+        may be another server's."""
+        words = [value.split(maxsplit=1) for value in bearers]
+        given = []
+        if len(words) == 1 and len(words[0]) == 2 and words[0][0].lower() == "bearer":
+            given.append(words[0][1])
+        if len(keys) == 1:
+            given.append(keys[0])
+        digests = [hashlib.sha256(key.strip().encode("latin-1")).digest() for key in given]
+        return any(hmac.compare_digest(digest, self._digest) for digest in digests)
 
 
 def _letting_in(origin: str) -> str:

@@ -14,11 +14,13 @@ from starlette.responses import JSONResponse, Response
 
 from localmoe import __version__
 from localmoe.server.answers import AnswerResponse
+from localmoe.server.completions_form import completions_form
+from localmoe.server.completions_requests import chat_order, completion_order, usage_asked
+from localmoe.server.completions_schema import ChatRequest, CompletionRequest
 from localmoe.server.desk import AnswerDesk
-from localmoe.server.errors import ApiError, as_api_error
+from localmoe.server.errors import ApiError, as_api_error, error_response
+from localmoe.server.fields import parse
 from localmoe.server.guard import OPEN_PATH, AddressGuard, KeyGuard
-from localmoe.server.requests import chat_order, completion_order
-from localmoe.server.schema import ChatRequest, CompletionRequest, parse
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 _READ = ["GET", "HEAD"]  # HEAD is what health checks ask
@@ -51,12 +53,14 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = parse(ChatRequest, await _body(request))
-        return AnswerResponse(desk, chat_order(body, model.name, settings), model.name)
+        form = completions_form("chat", model.name, usage_asked=usage_asked(body))
+        return AnswerResponse(desk, chat_order(body, model.name, settings), form)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
         body = parse(CompletionRequest, await _body(request))
-        return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), model.name)
+        form = completions_form("text", model.name, usage_asked=usage_asked(body))
+        return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), form)
 
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(HTTPException, _no_route)
@@ -122,8 +126,8 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    return as_api_error(error).response()
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    return error_response(as_api_error(error), request.url.path)
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:
@@ -132,7 +136,7 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
         f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
         "POST /v1/chat/completions and POST /v1/completions."
     )
-    answer = ApiError(error.status_code, text, code="not_found").response()
+    answer = error_response(ApiError(error.status_code, text, code="not_found"), request.url.path)
     answer.headers.update(error.headers or {})  # Allow, of 405
     return answer
 

@@ -12,22 +12,26 @@ class StopCutter:
 
     Of two that are complete at the same character the longer one counts. What may still become a stop string
     is held back.
+
+    Attributes:
+        found: the stop string that was; "": none yet.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.found = ""
 
     def add(self, text: str) -> str:
         """Text that is certain to come before a stop string; nothing once one was found."""
         if self.found:
             return ""
         text = self._held + text
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.found, self._held = True, ""
-            return text[: min(ends)[1]]
+            _, at, self.found = min(ends)
+            self._held = ""
+            return text[:at]
         length = len(text) - max((held_back(text, stop) for stop in self._stops), default=0)
         self._held = text[length:]
         return text[:length]

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from small_tokenizers import DEMO, copy_tokenizer
+from small_tokenizers import DEMO, channels, copy_tokenizer
 
 from localmoe.chat import prompt
 from localmoe.chat.prompt import PromptEncoder, TokenEncoder
 from localmoe.chat.python_calls import read_python
+from localmoe.chat.templates import as_turns, in_own_form
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import CheckpointError, ConfigError, ContextLengthError, LocalMoeError
 from localmoe.core.tools import Tool, ToolCall
@@ -44,6 +45,34 @@ OBJECTS = (
     "{% endfor %}"
 )
 JOINED = OBJECTS.replace("c.function.arguments.zone", "c.function.arguments + ' '")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_before_a_call_are_told_by_the_name_that_the_template_has(name: str, tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m." + name + " %}({{ m." + name + " }}){% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    encoder = with_template(tmp_path, template)
+    (special, *_) = encoder.tokenizer.all_special_tokens
+    first, called, result = CALLED
+    thought = Message("assistant", "So.", called.tool_calls, thoughts=f"Hm, {special}")
+    ids = encoder.encode(GenerationRequest(messages=(first, thought, result)), 4096)
+    assert encoder.tokenizer.decode(ids) == f"[user]when?[assistant](Hm, {special})So.[tool]12:00"
+    assert encoder.tokenizer.convert_tokens_to_ids(special) not in ids, "a thought ends no turn"
+    plain = encoder.encode(GenerationRequest(messages=CALLED), 4096)
+    assert encoder.tokenizer.decode(plain) == "[user]when?[assistant][tool]12:00"
+
+
+def test_gpt_oss_is_told_thoughts_and_text_before_a_call_in_one() -> None:
+    """Its template refuses both, and shows a text there as thoughts."""
+    first, called, _ = CALLED
+    both = Message("assistant", "I look.", called.tool_calls, thoughts="When?")
+    answer = Message("assistant", "Noon.", thoughts="Said.")
+    turns = as_turns(in_own_form(channels(), (first, both, answer)), str)
+    assert [(turn["content"], turn.get("thinking")) for turn in turns] == [
+        ("when?", None), ("", "When?\n\nI look."), ("Noon.", "Said."),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("template", "shown"), [(OBJECTS, "CET"), (JOINED, '{"zone": "CET"} ')])

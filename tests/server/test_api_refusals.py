@@ -12,9 +12,10 @@ import pytest
 from api_rig import CHAT, HELLO, TEXT, Api, ScriptedEngine, refusal, running
 
 from localmoe.core.errors import ConfigError
+from localmoe.server.completions_requests import chat_order
+from localmoe.server.completions_schema import ChatRequest
 from localmoe.server.errors import ApiError
-from localmoe.server.requests import chat_order
-from localmoe.server.schema import MAX_PARTS, ChatRequest, parse
+from localmoe.server.fields import MAX_PARTS, parse
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 

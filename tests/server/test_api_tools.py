@@ -150,21 +150,24 @@ def test_a_call_without_arguments_may_have_an_empty_text(
     assert engine.last is not None and engine.last.messages[0].tool_calls == (ToolCall("now", "{}", "a"),)
 
 
-def test_results_go_back_with_the_names_of_what_was_called(
-    client: openai.OpenAI, engine: ScriptedEngine
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_results_go_back_with_the_names_of_what_was_called_and_the_thoughts_before_it(
+    name: str, client: openai.OpenAI, engine: ScriptedEngine
 ) -> None:
-    (choice,) = ask(client, CALL).choices
+    (choice,) = ask(client, f"<think>Use it.</think>{CALL}").choices
     call = choice.message.tool_calls[0]
+    answer = choice.message.model_dump(exclude_none=True)
+    answer[name] = answer.pop("reasoning_content")
     messages: Any = [
         {"role": "user", "content": "How is Paris?"},
-        choice.message.model_dump(exclude_none=True),
+        answer,
         {"role": "tool", "tool_call_id": call.id, "content": "Sunny."},
     ]
     client.chat.completions.create(model="scripted", messages=messages, tools=[WEATHER])
     assert engine.last is not None
     assert engine.last.messages == (
         Message("user", "How is Paris?"),
-        Message("assistant", "", (ToolCall("weather", '{"city": "Paris"}', call.id),)),
+        Message("assistant", "", (ToolCall("weather", '{"city": "Paris"}', call.id),), thoughts="Use it."),
         Message("tool", "Sunny.", tool_name="weather", tool_call_id=call.id),
     )
 

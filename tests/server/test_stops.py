@@ -19,13 +19,13 @@ TAGGED = st.lists(
 )
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, bool]:
+def cut(text: str, stops: list[str]) -> tuple[str, str]:
     """Character by character: up to the first stop string that is complete, the longest if there are more."""
     for end in range(len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
-                return text[: end - len(stop)], True
-    return text, False
+                return text[: end - len(stop)], stop
+    return text, ""
 
 
 @given(PIECES, STOPS)

@@ -1,29 +1,34 @@
-"""What is sent of an answer, in the form of OpenAI's API: whole objects and chunks of them. Writes to no
-socket."""
+"""An answer in the form of OpenAI's API of completions: whole objects and chunks of them."""
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from localmoe.server.deltas import Delta
-from localmoe.server.requests import Kind
+from localmoe.server.errors import ApiError
+from localmoe.server.forms import Json, event
 
-DONE = b"data: [DONE]\n\n"
-Json = dict[str, object]
+_DONE = b"data: [DONE]\n\n"
+Kind = Literal["chat", "text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One answer's name, kind and date; `new_form` makes them."""
+class CompletionsForm:
+    """One answer's name, kind and date; `completions_form` makes them.
+
+    Attributes:
+        usage_asked: a stream has a last event with the numbers of tokens.
+    """
 
     id: str
     kind: Kind
     model: str
     created: int
+    usage_asked: bool
 
     def whole(self, deltas: Sequence[Delta]) -> Json:
         """The answer as one object."""
@@ -49,14 +54,26 @@ class Form:
             "localmoe": last.stats.as_dict(),
         }
 
-    def opening(self) -> list[Json]:
-        """Chunks before the first text: who speaks."""
+    def opening(self, first: Delta) -> bytes:
+        """Who speaks."""
         if self.kind == "text":
-            return []
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}}, None)]
+            return b""
+        return event(self._chunk({"delta": {"role": "assistant", "content": ""}}, None))
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def piece(self, delta: Delta) -> bytes:
         """Chunks of new text; then, of the last delta, one with the finish reason and the statistics."""
+        return b"".join(map(event, self._chunks(delta)))
+
+    def closing(self, last: Delta) -> bytes:
+        """Numbers of tokens, for those who asked for them, and the end."""
+        usage = {**self._head(streamed=True), "choices": [], "usage": _usage(last)}
+        return (event(usage) if self.usage_asked else b"") + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error, and the end."""
+        return event(error.body()) + _DONE
+
+    def _chunks(self, delta: Delta) -> list[Json]:
         found = []
         if self.kind == "text":
             if delta.text:
@@ -70,10 +87,6 @@ class Form:
             empty: Json = {"text": ""} if self.kind == "text" else {"delta": {}}
             found.append({**self._chunk(empty, delta.finish), "localmoe": delta.stats.as_dict()})
         return found
-
-    def usage_chunk(self, last: Delta) -> Json:
-        """The chunk after the last one, for those who asked for numbers of tokens."""
-        return {**self._head(streamed=True), "choices": [], "usage": _usage(last)}
 
     def _chunk(self, content: Json, finish: str | None) -> Json:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
@@ -97,10 +110,10 @@ def _calls(delta: Delta) -> list[Json]:
     ]  # fmt: skip
 
 
-def new_form(kind: Kind, model: str) -> Form:
+def completions_form(kind: Kind, model: str, *, usage_asked: bool) -> CompletionsForm:
     """The form of an answer that begins now."""
     prefix = "cmpl" if kind == "text" else "chatcmpl"
-    return Form(f"{prefix}-{uuid.uuid4().hex}", kind, model, int(time.time()))
+    return CompletionsForm(f"{prefix}-{uuid.uuid4().hex}", kind, model, int(time.time()), usage_asked)
 
 
 def _usage(last: Delta) -> Json:
@@ -112,8 +125,3 @@ def _usage(last: Delta) -> Json:
         "total_tokens": stats.prompt_tokens + last.num_tokens,
         "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
     }
-
-
-def event(data: Json) -> bytes:
-    """A server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
