@@ -56,7 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate = _add(commands, "generate", "answer prompts")
     _add_model(generate)
     _add_generate_options(generate)
-    serve = _add(commands, "serve", "answer programs: an OpenAI-compatible API without the page", json=False)
+    serve = _add(
+        commands, "serve", "answer programs: OpenAI's and Anthropic's APIs without the page", json=False
+    )
     _add_model(serve)
     add_serve_options(serve)
     _add_answer_options(serve)

@@ -1,4 +1,4 @@
-"""`localmoe serve`: the OpenAI-compatible API on a loaded model. Answers nothing itself."""
+"""`localmoe serve`: OpenAI's and Anthropic's APIs on a loaded model. Answers nothing itself."""
 
 from __future__ import annotations
 

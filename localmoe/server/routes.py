@@ -1,10 +1,13 @@
-"""The routes: models, health, chat and text completions. Hands orders to the desk and decides nothing about
-them."""
+"""The routes: models, health, OpenAI's chat and text completions, and Anthropic's messages. Hands orders to
+the desk and decides nothing about them."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -13,14 +16,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from localmoe import __version__
+from localmoe.core.config import GenerationRequest
+from localmoe.core.errors import LocalMoeError
 from localmoe.server.answers import AnswerResponse
 from localmoe.server.completions_form import completions_form
 from localmoe.server.completions_requests import chat_order, completion_order, usage_asked
 from localmoe.server.completions_schema import ChatRequest, CompletionRequest
 from localmoe.server.desk import AnswerDesk
-from localmoe.server.errors import ApiError, as_api_error, error_response
+from localmoe.server.errors import MESSAGES_PATH, ApiError, as_api_error, error_response
 from localmoe.server.fields import parse
 from localmoe.server.guard import OPEN_PATH, AddressGuard, KeyGuard
+from localmoe.server.messages_form import MessagesForm
+from localmoe.server.messages_requests import messages_order
+from localmoe.server.messages_schema import MessagesRequest
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 _READ = ["GET", "HEAD"]  # HEAD is what health checks ask
@@ -36,17 +44,22 @@ class ServedModel:
     created: int
 
     def as_dict(self) -> dict[str, object]:
-        """OpenAI's model object, with the context as others name it."""
+        """OpenAI's model object, with the context as others name it, and what Anthropic's has besides."""
         return {
             "id": self.name, "object": "model", "created": self.created, "owned_by": "localmoe",
-            "max_model_len": self.context,
+            "max_model_len": self.context, "type": "model", "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
         }  # fmt: skip
 
 
 def make_app(
-    desk: AnswerDesk, model: ServedModel, settings: ServerSettings, hosts: frozenset[str] | None
+    desk: AnswerDesk,
+    model: ServedModel,
+    settings: ServerSettings,
+    hosts: frozenset[str] | None,
+    count: Callable[[GenerationRequest], int],
 ) -> FastAPI:
-    """The guarded application. hosts: see `AddressGuard`."""
+    """The guarded application. hosts: see `AddressGuard`. count: tokens of a request's prompt."""
     app = FastAPI(title="localmoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_reports(app, desk, model)
 
@@ -62,7 +75,18 @@ def make_app(
         form = completions_form("text", model.name, usage_asked=usage_asked(body))
         return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), form)
 
-    app.add_exception_handler(ApiError, _refuse)
+    @app.post(MESSAGES_PATH)
+    async def messages(request: Request) -> Response:
+        body = parse(MessagesRequest, await _body(request))
+        return AnswerResponse(desk, messages_order(body, model.name, settings), MessagesForm(model.name))
+
+    @app.post(f"{MESSAGES_PATH}/count_tokens")
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = parse(MessagesRequest, await _body(request))
+        order = messages_order(body, model.name, settings)
+        return {"input_tokens": await asyncio.to_thread(count, order.generation)}
+
+    app.add_exception_handler(LocalMoeError, _refuse)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _gone)
     if settings.api_key is not None:  # the last one that is added comes first
@@ -97,7 +121,8 @@ def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
     @app.api_route("/v1/models", methods=_READ)
     @app.api_route("/v1/models/", methods=_READ)  # else it would be the model of no name
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": [model.as_dict()]}
+        page = {"has_more": False, "first_id": model.name, "last_id": model.name}
+        return {"object": "list", "data": [model.as_dict()], **page}
 
     @app.api_route("/v1/models/{name:path}", methods=_READ)
     async def one_model(name: str) -> dict[str, object]:
@@ -134,7 +159,7 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     text = (
         f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
-        "POST /v1/chat/completions and POST /v1/completions."
+        "POST /v1/chat/completions, POST /v1/completions and POST /v1/messages."
     )
     answer = error_response(ApiError(error.status_code, text, code="not_found"), request.url.path)
     answer.headers.update(error.headers or {})  # Allow, of 405

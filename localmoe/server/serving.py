@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
 
+from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
 from localmoe.engine import Engine
 from localmoe.server.address import is_loopback, own_hosts, port_taken
@@ -73,7 +75,11 @@ def make_server(
     desk = AnswerDesk(engine, settings.max_waiting, engine.captures.begin)
     model = ServedModel(info.name, info.context, int(time.time()))
     hosts = own_hosts(host, port) if is_loopback(sock) else None
-    return ApiServer(make_app(desk, model, settings, hosts), desk, on_started), desk
+
+    def count(request: GenerationRequest) -> int:
+        return len(engine.encode(request, sys.maxsize))  # also what the context has no room for
+
+    return ApiServer(make_app(desk, model, settings, hosts, count), desk, on_started), desk
 
 
 def serve(

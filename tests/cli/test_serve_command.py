@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -98,6 +100,16 @@ def test_a_process_serves_with_a_key_and_ends_an_answer_on_ctrl_c(
         headers = dict(header.split(": ") for header in (os.path.expandvars(key), kind))
         answer = httpx.post(url, headers=headers, content=body, timeout=60)
         assert curl == "curl" and answer.json()["choices"][0]["message"]["content"].startswith("Hello")
+        with anthropic.Anthropic(
+            base_url=f"http://127.0.0.1:{port}", api_key="secret-1", max_retries=0
+        ) as other:
+            asked: Any = [{"role": "user", "content": "Hello"}]
+            message = other.messages.create(model="claude-any", max_tokens=9, messages=asked)
+            (said,) = message.content
+            assert said.type == "text" and said.text.startswith("Hello") and message.model == "demo"
+            counted = other.messages.count_tokens(model="demo", messages=asked).input_tokens
+            usage = message.usage
+            assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
         with openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="secret-1", max_retries=0
         ) as client:

@@ -105,6 +105,12 @@ class ScriptedEngine:
         self.captured: list[SamplingConfig | None] = []  # each time that nobody waited
         self.captures = SimpleNamespace(begin=lambda sampling=None: self.captured.append(sampling))
 
+    def encode(self, request: GenerationRequest, context: int) -> list[int]:
+        """A token a character; refuses what does not fit, as engines do."""
+        text = "".join(message.content for message in request.messages)
+        assert len(text) < context
+        return [1] * len(text)
+
     def info(self) -> Any:
         return SimpleNamespace(name="scripted", context=64)
 
