@@ -21,7 +21,7 @@ from localmoe.chat.marked_calls import KIMI_MARKS
 from localmoe.chat.parameter_rules import PLAIN_NAME
 from localmoe.chat.reasoning import CLOSE, OPEN, opens_reasoning
 from localmoe.chat.thought_marks import thought_marks
-from localmoe.chat.tool_formats import template_text
+from localmoe.chat.tool_formats import format_of, template_text
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
 
@@ -76,7 +76,8 @@ def calls_grammar(
     if rules is None:
         return None
     opened = bool(thoughts) and opens_reasoning(tokenizer, prompt)
-    return f"{_around_thoughts(thoughts, begins, opened)}{rules}"
+    calls_inside = format_of(notation).ends_thoughts
+    return f"{_around_thoughts(thoughts, begins, opened, calls_inside)}{rules}"
 
 
 def _marks(notation: str, template: str) -> tuple[str, ...]:
@@ -181,19 +182,22 @@ def _but(tokens: Collection[int]) -> str:
     return f"<[^{','.join(map(str, sorted(tokens)))}]>"
 
 
-def _around_thoughts(thoughts: Sequence[int], begins: Sequence[int], opened: bool) -> str:
+def _around_thoughts(thoughts: Sequence[int], begins: Sequence[int], opened: bool, calls_inside: bool) -> str:
     """Rules of the whole answer: thoughts may name the marks of calls, and call nothing. No two rules take
     one token in one place, as llguidance would follow one of them alone.
 
     Args:
         thoughts: tokens of their marks, or none. begins: of a call. opened: the answer begins with thoughts.
+        calls_inside: a call ends thoughts, whose mark they cannot name.
     """
     if not thoughts:
         return f"start: (free | call)*\nfree: {_but(begins)}\n"
     opening, closing = (f"<[{token}]>" for token in thoughts)
-    rules = f"free: {_but([*begins, *thoughts[:1]])}\nhidden: {_but(thoughts[1:])}*\n"
-    answer = f"(free | call | {opening} hidden {closing})* ({opening} hidden)?"  # it may end in thoughts
-    start = f"hidden ({closing} rest)?" if opened else "rest"
+    named = begins if calls_inside else ()
+    rules = f"free: {_but([*begins, *thoughts[:1]])}\nhidden: {_but([*thoughts[1:], *named])}*\n"
+    end = f"({closing} | call)" if calls_inside else closing
+    answer = f"(free | call | {opening} hidden {end})* ({opening} hidden)?"  # it may end in thoughts
+    start = f"hidden ({end} rest)?" if opened else "rest"
     return f"start: {start}\nrest: {answer}\n{rules}"
 
 

@@ -3,6 +3,7 @@ decided by `localmoe.chat.reasoning`; this says the same, piece by piece."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from localmoe.chat.reasoning import CLOSE, OPEN
@@ -21,7 +22,9 @@ class ThoughtStream:
     Text is held back only while it may be the beginning of a tag, or white space that a tag would strip.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, endings: Sequence[str] = ()) -> None:
+        """endings: marks with which an answer begins that its thoughts were not ended for."""
+        self._endings = tuple(endings)
         self._held = ""
         self._state = "start"  # start: a tag may come; inside: thoughts; answer: the rest is the answer
         self._blocks = 0  # opening tags seen
@@ -63,12 +66,17 @@ class ThoughtStream:
 
     def _inside(self) -> str:
         thought, closed, rest = self._held.partition(CLOSE)
+        begun = [at for mark in self._endings if (at := thought.find(mark)) >= 0]
+        if begun:
+            text, self._held, self._state = thought[: min(begun)], self._held[min(begun) :], "answer"
+            return self._thought(text.rstrip())
         if closed:
             text = self._thought(thought.rstrip())
             self._held, self._state = rest, "start"
             self._thought_ended, self._thought_begun = self._thought_ended or self._thought_begun, False
             return text
-        sure = thought[: len(thought) - held_back(thought, CLOSE)].rstrip()
+        unsure = max(held_back(thought, mark) for mark in (CLOSE, *self._endings))
+        sure = thought[: len(thought) - unsure].rstrip()
         self._held = self._held[len(sure) :]
         return self._thought(sure)
 

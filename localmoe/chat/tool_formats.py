@@ -30,12 +30,14 @@ class ToolFormat:
         read: the calls of a block, or ValueError.
         sign: what only templates with this notation have in them.
         marks: further special tokens in a block.
+        ends_thoughts: a model calls without ending its thoughts; the mark that a block begins with does then.
     """
 
     frames: tuple[tuple[str, str], ...]
     read: Callable[[str, Texts], list[ToolCall]]
     sign: str
     marks: tuple[str, ...] = ()
+    ends_thoughts: bool = False
 
     def special(self) -> set[str]:
         """Tokens that have to be in the text, though they are special."""
@@ -239,7 +241,7 @@ FORMATS: dict[str, ToolFormat] = {
         (("<|tool_call_start|>", "<|tool_call_end|>"),), _read_python, "<|tool_call_start|>"
     ),
     "kimi": ToolFormat(
-        ((SECTION, SECTION_END), (BEGIN, END)), _read_kimi, SECTION, (ARGUMENTS,)
+        ((SECTION, SECTION_END), (BEGIN, END)), _read_kimi, SECTION, (ARGUMENTS,), ends_thoughts=True
     ),
     "gemma": ToolFormat((("<|tool_call>", "<tool_call|>"),), _read_gemma, "<|tool_call>", ('<|"|>',)),
     "mistral": ToolFormat((("[TOOL_CALLS]", ""),), _read_mistral, "[TOOL_CALLS]", ("[ARGS]", "[CALL_ID]")),

@@ -65,18 +65,21 @@ class _Reader:
 
     def __init__(self, stops: tuple[str, ...], tools: Sequence[Tool], *, split_thoughts: bool) -> None:
         self._cutter, self._tools = StopCutter(stops), tools
-        self._thoughts = ThoughtStream() if split_thoughts else None
+        self._split_thoughts, self._thoughts = split_thoughts, ThoughtStream()
         self._tool_stream: ToolStream | None = None
         self._forced, self._called = False, 0
 
     def read(self, event: StreamEvent) -> Delta:
         """What one step added, up to a stop string."""
         if event.tool_format:
-            self._tool_stream = ToolStream(format_of(event.tool_format), self._tools)
+            form = format_of(event.tool_format)
+            self._tool_stream = ToolStream(form, self._tools)
+            if form.ends_thoughts:
+                self._thoughts = ThoughtStream([opening for opening, _ in form.frames])
             self._forced = event.tool_format == FORCED  # its text is a call that was cut: no stop ends it
         pieces, cutter = event.pieces or (event.text,), None if self._forced else self._cutter
         thoughts, text, calls, behind = "", "", list[ToolCall](), len(pieces)
-        if event.opens_reasoning and self._thoughts is not None:
+        if event.opens_reasoning:
             self._thoughts.add(OPEN)
         for piece in pieces:
             behind -= 1
@@ -101,7 +104,7 @@ class _Reader:
     def _apart(self, text: str, finish: FinishReason | None) -> tuple[Parts, Found]:
         """Thoughts and answer; and the answer as text and calls. finish: of the last text."""
         parts = Parts("", text)
-        if self._thoughts is not None:
+        if self._split_thoughts:
             parts = self._thoughts.add(text)
             if finish is not None:
                 rest = self._thoughts.finish()

@@ -97,6 +97,25 @@ def test_calls_of_kimi_are_those_of_the_tools(text: str, expected: str | None) -
         assert len(calls_in("kimi", text)) == text.count("<|tool_call_end|>")
 
 
+KIMI_THINKING = marked("<think>" + "".join(KIMI_MARKS), *KIMI_MARKS, "<think>", "</think>", special=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"<think>Use it.</think>I look.{OSLO}", None),
+        (f"<think>Use it.{OSLO}", None),
+        (f"<think>Use it.<|tool_calls_section_begin|>{OSLO}<|tool_calls_section_end|>", None),
+        ("<think>Use it.<|tool_call_begin|>x", "<think>Use it.<|tool_call_begin|>"),
+        ("<think>Use it.", None),
+    ],
+)
+def test_a_call_of_kimis_may_end_its_thoughts_and_is_held_then_too(text: str, expected: str | None) -> None:
+    assert accepted(KIMI_THINKING, text) == (expected or f"{text}.")
+    begun = text.removeprefix("<think>")
+    assert accepted(KIMI_THINKING, begun, "hi<think>") == ((expected or f"{text}.").removeprefix("<think>"))
+
+
 GEMMA = marked(
     "<|tool_call>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", special=True
 )

@@ -173,6 +173,26 @@ def test_results_go_back_with_the_names_of_what_was_called_and_the_thoughts_befo
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 400])
+@pytest.mark.parametrize("closing", ["", "</think>"])
+def test_a_call_of_kimis_ends_thoughts_that_were_not(closing: str, size: int) -> None:
+    """It writes so at times."""
+    call = (
+        f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{json.dumps({'city': 'Paris'})}"
+    )
+    text = f"<think>Use <|tool </b> {closing}"
+    text += f"<|tool_calls_section_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [event(piece, tool_format="" if at else "kimi") for at, piece in enumerate(pieces)]
+    events.append(event("", "stop"))
+    tool = Tool("weather", json.dumps(WEATHER["function"]))
+    deltas = list(write_deltas(events, (), split_thoughts=True, tools=(tool,)))
+    assert "".join(delta.thoughts for delta in deltas) == "Use <|tool </b>"
+    (found,) = [call for delta in deltas for call in delta.calls]
+    assert json.loads(found.arguments) == {"city": "Paris"} and deltas[-1].finish == "tool_calls"
+    assert "".join(delta.text for delta in deltas) == ""
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 400])
 def test_a_call_before_a_stop_string_comes_whatever_pieces_the_text_comes_in(size: int) -> None:
     """A step that keeps drafts brings both at once."""
     text = f"I look.\n{CALL}\nObservation: none {CALL}"
