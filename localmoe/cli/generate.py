@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,19 +42,38 @@ def run_generate(args: argparse.Namespace) -> None:
     with engine:
         if args.timeline is not None:
             engine.live.record_timeline(_TIMELINE_STEPS)
-        sampling, refused = loaded_sampling(args, engine), 0
-        for prompt, request in zip(prompts, requests, strict=True):
-            try:
-                _print(args, engine, prompt, replace(request, sampling=sampling), titled=len(prompts) > 1)
-            except (ConfigError, ContextLengthError) as error:  # of this prompt; the others may be fine
-                if args.prompts is None:
-                    raise
-                refused += 1
-                note(f"localmoe: Prompt {prompt.id!r}: {error}")
-        if args.timeline is not None:
-            write_trace(args.timeline, engine.live.timeline(), f"localmoe {engine.info().name}")
+        sampling = loaded_sampling(args, engine)
+        asked = [replace(request, sampling=sampling) for request in requests]
+        try:
+            refused = _answer_all(args, engine, prompts, asked)
+        except BaseException:  # Ctrl+C too
+            if engine.live.timeline():
+                _write_timeline(args, engine)
+            raise
+        _write_timeline(args, engine)
     if refused:
         raise ConfigError(f"{refused} of {len(prompts)} prompts could not be answered: see above.")
+
+
+def _write_timeline(args: argparse.Namespace, engine: Engine) -> None:
+    if args.timeline is not None:
+        write_trace(args.timeline, engine.live.timeline(), f"localmoe {engine.info().name}")
+
+
+def _answer_all(
+    args: argparse.Namespace, engine: Engine, prompts: Sequence[Prompt], requests: Sequence[GenerationRequest]
+) -> int:
+    """How many of several prompts could not be answered."""
+    refused = 0
+    for prompt, request in zip(prompts, requests, strict=True):
+        try:
+            _print(args, engine, prompt, request, titled=len(prompts) > 1)
+        except (ConfigError, ContextLengthError) as error:  # of this prompt; the others may be fine
+            if args.prompts is None:
+                raise
+            refused += 1
+            note(f"localmoe: Prompt {prompt.id!r}: {error}")
+    return refused
 
 
 def _request(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from localmoe.cli.load_options import engine_config
 from localmoe.cli.output import ProgressBars, note, print_json
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError, ContextLengthError
 from localmoe.core.output_file import check_output
-from localmoe.core.prompts import BUNDLED_PROMPTS, read_prompts
+from localmoe.core.prompts import BUNDLED_PROMPTS, Prompt, read_prompts
 from localmoe.core.routing_trace import TRACE, RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
@@ -34,16 +35,14 @@ def run_trace(args: argparse.Namespace) -> None:
         note(f"Recording {len(requests)} prompts ...")
         recorder = RoutingRecorder(engine.footprint.num_layers)
         engine.record_routing(recorder)
-        refused = 0
-        for prompt, request in zip(prompts, requests, strict=True):
-            engine.reset()  # a prefix that is reused from the prompt before would not be routed again
-            recorder.begin()
-            try:
-                for _ in engine.stream(request):
-                    pass
-            except (ConfigError, ContextLengthError) as error:  # of this prompt; hours of others are kept
-                refused += 1
-                note(f"localmoe: Prompt {prompt.id!r}: {error}")
+        try:
+            refused = _record(engine, recorder, prompts, requests)
+        except BaseException:  # Ctrl+C after hours, too
+            if recorder.num_tokens:
+                trace = recorder.trace(engine.info().name, engine.footprint.num_experts)
+                trace.write(args.out)
+                note(f"{len(trace.experts)} tokens had been recorded: {args.out}")
+            raise
         refusal = f"{refused} of {len(prompts)} prompts could not be recorded: see above."
         if refused == len(prompts):
             raise ConfigError(refusal)
@@ -52,6 +51,26 @@ def run_trace(args: argparse.Namespace) -> None:
     _report(args, trace)
     if refused:
         raise ConfigError(refusal)
+
+
+def _record(
+    engine: Engine,
+    recorder: RoutingRecorder,
+    prompts: Sequence[Prompt],
+    requests: Sequence[GenerationRequest],
+) -> int:
+    """How many prompts could not be used."""
+    refused = 0
+    for prompt, request in zip(prompts, requests, strict=True):
+        engine.reset()  # a prefix that is reused from the prompt before would not be routed again
+        recorder.begin()
+        try:
+            for _ in engine.stream(request):
+                pass
+        except (ConfigError, ContextLengthError) as error:  # of this prompt; hours of others are kept
+            refused += 1
+            note(f"localmoe: Prompt {prompt.id!r}: {error}")
+    return refused
 
 
 def _report(args: argparse.Namespace, trace: RoutingTrace) -> None:

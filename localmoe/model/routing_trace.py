@@ -31,8 +31,9 @@ class RoutingRecorder:
         self._layers[layer].append(index.cpu().numpy().astype(np.int16))
 
     def trace(self, model: str, num_experts: int) -> RoutingTrace:
-        """All that was recorded."""
+        """All that was recorded, of a pass that was interrupted nothing."""
         assert self._starts and self.num_tokens, "nothing was recorded"
-        experts = np.stack([np.concatenate(layer) for layer in self._layers], axis=1)
+        whole = self.num_tokens
+        experts = np.stack([np.concatenate(layer)[:whole] for layer in self._layers], axis=1)
         starts = [start for start in self._starts if start < len(experts)]
         return RoutingTrace(model, num_experts, experts, np.array(starts, np.int64))

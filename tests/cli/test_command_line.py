@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from safetensors.torch import save_file
 
 from localmoe.cli.main import main
 from localmoe.core.config import USUAL_CONTEXT
+from localmoe.engine import Engine
 from localmoe.prefetch.registry import POLICIES
 
 STATS_KEYS = {
@@ -109,6 +114,24 @@ def test_generate_prints_one_json_object_a_prompt_and_nothing_else(
     steps = [event["name"] for event in events if event.get("cat") == "steps"]
     assert len(steps) == 2 + sum(answer["stats"]["steps"] for answer in answers)
     assert steps.count("prompt") == 2 and "hello" not in json.dumps(events)
+
+
+def test_what_ran_until_ctrl_c_is_on_the_timeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stream = tmp_path / "trace.json", Engine.stream
+
+    def interrupted(self: Engine, *given: Any, **more: Any) -> Iterator[Any]:
+        with closing(stream(self, *given, **more)) as events:
+            yield from islice(events, 4)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "stream", interrupted)
+    argv = ("generate", "demo", "--prompt", "hello", "--draft-length", "0", "--device", "cpu")
+    code, _, err = run(capsys, *argv, "--timeline", str(path))
+    assert code == 130 and "Traceback" not in err
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [one["name"] for one in events if one.get("cat") == "steps"][:2] == ["prompt", "step 1"]
 
 
 def test_raw_prompts_are_not_wrapped_in_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:

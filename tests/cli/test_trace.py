@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from support.shapes import tiny_shape
 
 from localmoe.cli.main import main
@@ -16,6 +18,7 @@ from localmoe.core.routing_trace import RoutingTrace
 from localmoe.core.types import Message
 from localmoe.engine import Engine
 from localmoe.engine import engine as engine_module
+from localmoe.model.routing_trace import RoutingRecorder
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -47,6 +50,31 @@ def test_every_token_that_the_target_reads_is_recorded_prompt_by_prompt(recorded
             stats = list(engine.stream(request))[-1].stats
             starts.append(starts[-1] + stats.prompt_tokens + stats.new_tokens - 1)
     assert trace.starts.tolist() == starts[:-1] and len(trace.experts) == starts[-1]
+
+
+def test_what_was_recorded_until_ctrl_c_is_kept(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a pass of the second prompt."""
+    path, argv = tmp_path / "part.npz", ("trace", "demo", "--limit", "3", "--max-new-tokens", "6")
+    whole, record, layers = RoutingTrace.read(recorded), RoutingRecorder.record, []
+
+    def interrupted(self: RoutingRecorder, layer: int, index: torch.Tensor) -> None:
+        layers.append(layer)
+        record(self, layer, index)
+        if self.num_tokens > whole.starts[1] + 3 and layer == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RoutingRecorder, "record", interrupted)
+    code, out, err = run(capsys, *argv, "--device", "cpu", "--out", str(path))
+    part = RoutingTrace.read(path)
+    kept = len(part.experts)
+    assert code == 130 and out == "" and f"{kept} tokens had been recorded: {path}" in err
+    assert whole.starts[1] < kept < whole.starts[2] and part.starts.tolist() == whole.starts[:2].tolist()
+    assert np.array_equal(part.experts, whole.experts[:kept])
+    monkeypatch.setattr(RoutingRecorder, "record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert run(capsys, *argv, "--device", "cpu", "--out", str(tmp_path / "none.npz"))[0] == 130
+    assert not (tmp_path / "none.npz").exists(), "nothing was recorded"
 
 
 def test_what_was_recorded_is_said_with_the_share_that_repeats(
