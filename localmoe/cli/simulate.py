@@ -193,9 +193,10 @@ def _print(
         )
     print(f"predicted: {args.synthetic}, gate accuracy {args.gate_accuracy:g}, {args.answers} answers")
     print_table(None, COLUMNS, [_cells(row) for row in rows])
-    if not args.layer_by_layer:
-        names = [name for name in POLICIES if decides_within_passes(name)]
-        print(f"Whole passes: of {', '.join(names)} only the cache is left: they decide within a pass.")
+    shown = {row["policy"] for row in rows}
+    names = [name for name in POLICIES if name in shown and decides_within_passes(name)]
+    if names and not args.layer_by_layer:
+        print(f"Whole passes: of {', '.join(names)} only the cache is left: decided within a pass.")
 
 
 def _cells(row: dict[str, str | int | float | None]) -> tuple[str, ...]:

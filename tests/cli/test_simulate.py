@@ -166,3 +166,17 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(
 def test_a_trace_of_another_shape_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "--trace", str(trace), "--shape", "olmoe-1b-7b", *MACHINE)
     assert code == 1 and "6 MoE layers of 16 experts" in err
+
+
+@pytest.mark.parametrize(
+    ("policies", "left"), [(["on-demand"], ""), (["adapmoe", "moe-speq"], "of adapmoe only the cache")]
+)
+def test_what_whole_passes_leave_of_a_policy_is_said_of_those_that_are_shown(
+    policies: list[str], left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [word for name in policies for word in ("--policy", name)]
+    code, out, _ = run(
+        capsys, "--shape", "olmoe-1b-7b", "--routing", "sticky:0.5", "--card", "rtx-4060", "--answers", "1",
+        "--draft-lengths", "0", *argv,
+    )  # fmt: skip
+    assert code == 0 and ("Whole passes" in out) == bool(left) and left in out
