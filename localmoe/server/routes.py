@@ -1,5 +1,5 @@
-"""The routes: models, health, OpenAI's chat and text completions, and Anthropic's messages. Hands orders to
-the desk and decides nothing about them."""
+"""The routes: models, health, OpenAI's chat and text completions and responses, and Anthropic's messages. Hands
+orders to the desk and decides nothing about them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ from localmoe.server.guard import OPEN_PATH, AddressGuard, KeyGuard
 from localmoe.server.messages_form import MessagesForm
 from localmoe.server.messages_requests import messages_order
 from localmoe.server.messages_schema import MessagesRequest
+from localmoe.server.responses_form import responses_form
+from localmoe.server.responses_requests import responses_order
+from localmoe.server.responses_schema import ResponsesRequest
 from localmoe.server.settings import MAX_BODY_BYTES, ServerSettings
 
 _READ = ["GET", "HEAD"]  # HEAD is what health checks ask
@@ -74,6 +77,12 @@ def make_app(
         body = parse(CompletionRequest, await _body(request))
         form = completions_form("text", model.name, usage_asked=usage_asked(body))
         return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), form)
+
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        body = parse(ResponsesRequest, await _body(request))
+        order = responses_order(body, model.name, settings)
+        return AnswerResponse(desk, order, responses_form(body, order.generation.sampling, model.name))
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request) -> Response:
@@ -159,7 +168,7 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     text = (
         f"There is no {request.method} {request.url.path} here: this server has GET /v1/models, GET /health, "
-        "POST /v1/chat/completions, POST /v1/completions and POST /v1/messages."
+        "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses and POST /v1/messages."
     )
     answer = error_response(ApiError(error.status_code, text, code="not_found"), request.url.path)
     answer.headers.update(error.headers or {})  # Allow, of 405
