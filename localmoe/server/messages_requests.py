@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from localmoe.core.config import GenerationRequest, Thinking
 from localmoe.core.tools import Tool, ToolCall
@@ -23,6 +22,7 @@ from localmoe.server.order import (
     EFFORTS,
     Order,
     no_such_model,
+    one_system,
     order_of,
     tool_of,
     unsupported,
@@ -95,19 +95,19 @@ def _thinking(body: MessagesRequest, usual: Thinking) -> Thinking:
 
 def _messages(body: MessagesRequest) -> tuple[Message, ...]:
     """Turns as templates take them: results of calls are messages of their own, before what the user says in
-    the same turn; neighbours of one role are one message; and what the system says later on, which many a
-    template refuses, stands in the user's place."""
-    found = [Message("system", body.system)] if body.system else []
+    the same turn; and neighbours of one role are one message."""
+    said = [Message("system", body.system)] if body.system else []
     called: dict[str, str] = {}  # names of tools by the ids of calls
     for place, field in enumerate(body.messages):
         for message in _turn(field, place, called):
-            if message.role == "system" and found and found[-1].role != "system":
-                message = replace(message, role="user")
             called |= {call.id: call.name for call in message.tool_calls}
-            if found and found[-1].role == message.role != "tool":
-                found[-1] = _joined(found[-1], message)
-            else:
-                found.append(message)
+            said.append(message)
+    found: list[Message] = []
+    for message in one_system(said):
+        if found and found[-1].role == message.role != "tool":
+            found[-1] = _joined(found[-1], message)
+        else:
+            found.append(message)
     if found[-1].role == "system":
         raise ApiError(
             400, "The field 'messages' has no question: give a message of the user's.", param="messages"

@@ -4,12 +4,13 @@ JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from localmoe.core.config import GenerationRequest, SamplingConfig, Thinking
 from localmoe.core.errors import ConfigError
 from localmoe.core.tools import Tool
+from localmoe.core.types import Message
 from localmoe.server.errors import ApiError
 from localmoe.server.fields import AnyRequest
 
@@ -77,6 +78,24 @@ def no_such_model(asked: str, model: str) -> ApiError:
         404, f"There is no model '{asked}' here: the one that is loaded is '{model}'.", param="model",
         code="model_not_found",
     )  # fmt: skip
+
+
+def one_system(messages: Iterable[Message]) -> Iterator[Message]:
+    """What the system says at the beginning is one message, and later on it stands in the user's place: many
+    a template refuses anything else."""
+    first: Message | None = None
+    begun = False
+    for message in messages:
+        if message.role == "system" and not begun:
+            said = [message.content] if first is None else [first.content, message.content]
+            first = replace(message, content="\n\n".join(filter(None, said)))
+            continue
+        if first is not None and not begun:
+            yield first
+        begun = True
+        yield replace(message, role="user") if message.role == "system" else message
+    if first is not None and not begun:
+        yield first
 
 
 def tool_of(definition: Mapping[str, object]) -> Tool:

@@ -4,7 +4,7 @@ store. Parses no JSON."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.tools import Tool, ToolCall
@@ -14,6 +14,7 @@ from localmoe.server.order import (
     EFFORTS,
     Order,
     no_such_model,
+    one_system,
     order_of,
     schema_text,
     tool_of,
@@ -51,9 +52,10 @@ def responses_order(body: ResponsesRequest, model: str, settings: ServerSettings
     schema = _schema(body)
     if schema is not None and tools:
         raise unsupported("text.format", "not with tools: leave one of both out, or choose no tool")
+    instructed = [Message("system", body.instructions)] if body.instructions else []
     effort = None if body.reasoning is None else body.reasoning.effort
     generation = GenerationRequest(
-        messages=_instructed(messages, body.instructions), tools=tools, json_schema=schema,
+        messages=tuple(one_system([*instructed, *messages])), tools=tools, json_schema=schema,
         thinking=settings.thinking if effort is None else EFFORTS[effort],
         must_call=_must_call(body.tool_choice, tools),
     )  # fmt: skip
@@ -88,16 +90,6 @@ def _schema(body: ResponsesRequest) -> str | None:
     """What the answer has to be JSON of."""
     form: Mapping[str, object] = (body.text.format if body.text is not None else None) or {}
     return schema_text(form.get("type", "text"), form.get("schema"), "text.format", _SCHEMA_FORM)
-
-
-def _instructed(messages: tuple[Message, ...], instructions: str | None) -> tuple[Message, ...]:
-    """Instructions come first, as one with a system message there: templates take but one."""
-    if not instructions:
-        return messages
-    if messages[0].role == "system":
-        first = replace(messages[0], content=_joined([instructions, messages[0].content]))
-        return (first, *messages[1:])
-    return (Message("system", instructions), *messages)
 
 
 def _messages(items: Sequence[Item]) -> tuple[Message, ...]:

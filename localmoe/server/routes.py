@@ -1,4 +1,4 @@
-"""The routes: models, health, OpenAI's chat and text completions and responses, and Anthropic's messages. Hands
+"""The routes: models, health, OpenAI's chat and text completions and responses, Anthropic's messages. Hands
 orders to the desk and decides nothing about them."""
 
 from __future__ import annotations

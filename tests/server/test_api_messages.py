@@ -285,7 +285,7 @@ def test_what_the_system_says_first_is_one_message_and_later_the_users(
     ]  # fmt: skip
     ask(client, messages=messages, system="a")
     assert told(engine).messages == (
-        Message("system", "a\nb"), Message("user", "hello"), Message("assistant", "c"),
+        Message("system", "a\n\nb"), Message("user", "hello"), Message("assistant", "c"),
         Message("user", "d\ne"),
     )  # fmt: skip
 

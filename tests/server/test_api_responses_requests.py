@@ -108,12 +108,12 @@ def test_items_are_messages_of_those_who_say_them(
     [
         ("hello", [Message("system", "Be kind."), USER]),
         ([says("developer", "Be brief."), says("system", "Both."), says("user", "hello")],
-         [Message("system", "Be kind.\n\nBe brief."), Message("system", "Both."), USER]),
+         [Message("system", "Be kind.\n\nBe brief.\n\nBoth."), USER]),
         ([says("user", "hello"), says("system", "Now."), says("user", "hello")],
-         [Message("system", "Be kind."), USER, Message("system", "Now."), USER]),
+         [Message("system", "Be kind."), USER, Message("user", "Now."), USER]),
     ],
 )  # fmt: skip
-def test_instructions_come_first_and_with_a_system_message_there_as_one(
+def test_instructions_come_first_and_with_what_the_system_says_there_as_one_and_later_as_the_users(
     items: Any, messages: list[Message], client: openai.OpenAI, engine: ScriptedEngine
 ) -> None:
     assert asked(client, engine, items, instructions="Be kind.").messages == tuple(messages)
