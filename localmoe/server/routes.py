@@ -25,10 +25,12 @@ from localmoe.server.completions_schema import ChatRequest, CompletionRequest
 from localmoe.server.desk import AnswerDesk
 from localmoe.server.errors import MESSAGES_PATH, ApiError, as_api_error, error_response
 from localmoe.server.fields import parse
+from localmoe.server.forms import Form
 from localmoe.server.guard import OPEN_PATH, AddressGuard, KeyGuard
 from localmoe.server.messages_form import MessagesForm
 from localmoe.server.messages_requests import messages_order
 from localmoe.server.messages_schema import MessagesRequest
+from localmoe.server.order import Order
 from localmoe.server.responses_form import responses_form
 from localmoe.server.responses_requests import responses_order
 from localmoe.server.responses_schema import ResponsesRequest
@@ -66,33 +68,11 @@ def make_app(
     app = FastAPI(title="localmoe", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_reports(app, desk, model)
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        body = parse(ChatRequest, await _body(request))
-        form = completions_form("chat", model.name, usage_asked=usage_asked(body))
-        return AnswerResponse(desk, chat_order(body, model.name, settings), form)
-
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        body = parse(CompletionRequest, await _body(request))
-        form = completions_form("text", model.name, usage_asked=usage_asked(body))
-        return AnswerResponse(desk, completion_order(body, model.name, settings.sampling), form)
-
-    @app.post("/v1/responses")
-    async def respond(request: Request) -> Response:
-        body = parse(ResponsesRequest, await _body(request))
-        order = responses_order(body, model.name, settings)
-        return AnswerResponse(desk, order, responses_form(body, order.generation.sampling, model.name))
-
-    @app.post(MESSAGES_PATH)
-    async def messages(request: Request) -> Response:
-        body = parse(MessagesRequest, await _body(request))
-        return AnswerResponse(desk, messages_order(body, model.name, settings), MessagesForm(model.name))
+    _add_answers(app, desk, model.name, settings)
 
     @app.post(f"{MESSAGES_PATH}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
-        body = parse(MessagesRequest, await _body(request))
-        order = messages_order(body, model.name, settings)
+        order = messages_order(parse(MessagesRequest, await _body(request)), model.name, settings)
         return {"input_tokens": await asyncio.to_thread(count, order.generation)}
 
     app.add_exception_handler(LocalMoeError, _refuse)
@@ -110,6 +90,42 @@ def make_app(
         )
     app.add_middleware(AddressGuard, hosts=hosts, origins=settings.cors)
     return app
+
+
+def _add_answers(app: FastAPI, desk: AnswerDesk, model: str, settings: ServerSettings) -> None:
+    """A route for each API."""
+
+    def chat(body: bytes) -> tuple[Order, Form]:
+        asked = parse(ChatRequest, body)
+        form = completions_form("chat", model, usage_asked=usage_asked(asked))
+        return chat_order(asked, model, settings), form
+
+    def text(body: bytes) -> tuple[Order, Form]:
+        asked = parse(CompletionRequest, body)
+        form = completions_form("text", model, usage_asked=usage_asked(asked))
+        return completion_order(asked, model, settings.sampling), form
+
+    def response(body: bytes) -> tuple[Order, Form]:
+        asked = parse(ResponsesRequest, body)
+        order = responses_order(asked, model, settings)
+        return order, responses_form(asked, order.generation.sampling, model)
+
+    def message(body: bytes) -> tuple[Order, Form]:
+        return messages_order(parse(MessagesRequest, body), model, settings), MessagesForm(model)
+
+    readers = {
+        "/v1/chat/completions": chat, "/v1/completions": text, "/v1/responses": response,
+        MESSAGES_PATH: message,
+    }  # fmt: skip
+
+    def add(path: str, read: Callable[[bytes], tuple[Order, Form]]) -> None:
+        @app.post(path)
+        async def answer(request: Request) -> Response:
+            order, form = read(await _body(request))
+            return AnswerResponse(desk, order, form)
+
+    for path, read in readers.items():
+        add(path, read)
 
 
 def _add_reports(app: FastAPI, desk: AnswerDesk, model: ServedModel) -> None:
