@@ -152,6 +152,7 @@ CHAT = {
     "{done} of {total}": "{done} / {total}",
     "about {time} left": "约剩 {time}",
     "Loading weights": "加载权重",
+    "Loading the MTP layer": "加载 MTP 层",
     "Keep experts on the disk and load": "将专家存放于磁盘并加载",
     "Writing the experts' file": "正在写入专家文件",
     "Loading the draft": "加载草稿",

@@ -15,7 +15,7 @@ from localmoe.core.config import EngineConfig
 from localmoe.core.errors import NoMtpLayerError, UnsupportedModelError
 from localmoe.core.model_facts import MtpSizes
 from localmoe.core.plan_types import MemoryPlan
-from localmoe.core.types import ModelFootprint, ProgressCallback
+from localmoe.core.types import ModelFootprint, Progress, ProgressCallback
 from localmoe.engine.draft_layers import fused
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE, HostExpertSource
 from localmoe.engine.model_source import ModelSource
@@ -135,7 +135,12 @@ def load_mtp(
         DraftError: a weight is not finite. LoadCancelledError: `cancel` was set.
     """
     made, device = shape.made, compute.device
-    store = source.load_mtp(made, device, progress=progress, cancel=cancel)
+
+    def tell(report: Progress) -> None:
+        if progress is not None:
+            progress(replace(report, stage="Loading the MTP layer"))
+
+    store = source.load_mtp(made, device, progress=tell, cancel=cancel)
     try:
         rounded = (_packed if compute.whole_passes else _matrices)(made, store, device)
     finally:

@@ -17,7 +17,7 @@ from localmoe.cli.main import main
 from localmoe.core.config import EngineConfig, SamplingConfig
 from localmoe.core.errors import BudgetError, CheckpointError, DraftError, DraftingRefusedError
 from localmoe.core.synthetic import SyntheticSettings
-from localmoe.core.types import Message
+from localmoe.core.types import Message, Progress
 from localmoe.engine import Engine, plan_model
 from localmoe.model.shapes import find_shape
 
@@ -84,6 +84,18 @@ def test_models_without_one_and_those_that_cannot_roll_back_are_refused(tmp_path
     config = EngineConfig(drafter="mtp", draft_length=0, vram_budget_bytes=ROOMY)
     with Engine.load(str(plain), config) as engine:  # nothing is to be drafted
         assert engine.info().draft.startswith("off")
+
+
+def test_loading_tells_of_the_layer_apart_from_the_model(tmp_path: Path) -> None:
+    folder = str(mtp_model(tmp_path / "m", "glm4_moe"))
+    told: list[Progress] = []
+    with Engine.load(folder, EngineConfig(device="cpu", drafter="mtp"), progress=told.append):
+        pass
+    stages = list(dict.fromkeys(report.stage for report in told))
+    assert stages == ["Loading the MTP layer", "Loading weights"]
+    for stage in stages:  # each bar fills once
+        done = [report.done for report in told if report.stage == stage]
+        assert done == sorted(done) and done[-1] == told[[r.stage for r in told].index(stage)].total
 
 
 def test_a_damaged_layer_is_named_and_leaves_nothing(tmp_path: Path) -> None:
