@@ -188,10 +188,10 @@ SETTINGS = {
     "the model itself, in low bits": "模型自身（低位版本）",
     "its MTP layer, where it has one": "模型的 MTP 层（若有）",
     "An MTP layer, which some models are published with (Qwen3.5, GLM 4.7, ...), takes some 0.5 GiB, a small "
-    "part of what a draft in low bits takes. Automatic: that layer on a GPU, if the model has one and the "
-    "draft length is automatic too, else the model itself.": (
+    "part of what a draft in low bits takes. Automatic: that layer on a GPU, if the model has one, "
+    "else the model itself.": (
         "有些模型（Qwen3.5、GLM 4.7 等）发布时带有 MTP 层，它约占 0.5 GiB，只是低位草稿的一小部分。"
-        "自动：在 GPU 上，若模型有该层且草稿长度也是自动，则由该层起草，否则由模型自身起草。"
+        "自动：在 GPU 上，若模型有该层，则由该层起草，否则由模型自身起草。"
     ),
     "its MTP layer": "模型的 MTP 层",
     "this model has no MTP layer that can draft": "此模型没有可用于起草的 MTP 层",

@@ -117,7 +117,7 @@ def create_load_form() -> LoadForm:
             _DRAFTERS, value="auto", label="Drafted by", elem_id="lm-drafter",
             info="An MTP layer, which some models are published with (Qwen3.5, GLM 4.7, ...), takes some 0.5 "
             "GiB, a small part of what a draft in low bits takes. Automatic: that layer on a GPU, if the "
-            "model has one and the draft length is automatic too, else the model itself.",
+            "model has one, else the model itself.",
         )  # fmt: skip
         draft_bits = gr.Radio(
             [(f"{bits} bits", f"{bits}") for bits in ALLOWED_DRAFT_BITS], value="4",

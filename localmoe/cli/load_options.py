@@ -87,7 +87,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "--drafter", choices=["auto", "self", "prompt-lookup", "mtp"], default=DEFAULTS.drafter,
         help="who proposes: the model in INT4 (self), a look into the text so far, or the model's own layer "
         "for it (multi-token prediction, mtp), where its files have one; auto: that layer on a GPU, where "
-        "there is one and the draft length is auto, else self",
+        "there is one, else self",
     )  # fmt: skip
     parser.add_argument(
         "--draft-model", metavar="MODEL", help="a smaller model with the same tokenizer proposes"

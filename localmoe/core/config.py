@@ -79,7 +79,7 @@ class EngineConfig:
             compute experts in place; None: as many as PyTorch has.
         drafter: who proposes tokens: the model's own low-bit draft ("self"), a look into the text so far, the
             layer that it was trained with to predict one token more (MTP), or another, smaller model. "auto":
-            that layer where it has one, a GPU's steps run whole and the length is "auto", else the first.
+            that layer where it has one and a GPU's steps run whole, else the first.
         draft_model: that other model; it shares the tokenizer.
         draft_dir: a draft to use instead of the default place.
         draft_bits: of the draft in the default place, which is built by rounding where there is none.

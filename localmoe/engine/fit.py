@@ -15,6 +15,7 @@ from localmoe.core.draft_config import DraftForm
 from localmoe.core.errors import BudgetError, LocalMoeError
 from localmoe.core.model_facts import BudgetRange, Fit, ModelFacts
 from localmoe.core.plan_types import MemoryPlan
+from localmoe.core.types import ModelFootprint
 from localmoe.core.units import format_bytes
 from localmoe.engine.device_support import why_no_kernels
 from localmoe.engine.drafts import DRAFT_BITS, GROUP_SIZE
@@ -71,14 +72,14 @@ def fit_model(
         if compute.whole_passes or compute.in_place:
             facts = replace(facts, footprint=facts.footprint.in_codes(packing=config.pack_experts))
         divide = partial(
-            divide_memory, config=config, compute=compute, stored_bytes=facts.weight_bytes, hardware=hardware,
+            divide_memory, compute=compute, stored_bytes=facts.weight_bytes, hardware=hardware,
             has_draft=facts.has_draft,
         )  # fmt: skip
-        plan = divide(facts.footprint)
+        found: tuple[ModelFootprint, MemoryPlan] | None = None
         if facts.mtp is not None and may_draft_unasked(config, whole_passes=compute.whole_passes):
-            found = drafting_unasked(facts.footprint, plan, facts.mtp, compute, divide)
-            if found is not None:
-                facts, plan = replace(facts, footprint=found[0]), found[1]
+            found = drafting_unasked(facts.footprint, config, facts.mtp, compute, divide)
+        footprint, plan = found or (facts.footprint, divide(facts.footprint, config=config))
+        facts = replace(facts, footprint=footprint)
     except BudgetError as error:
         return Fit(
             False, str(error), device, budget_bytes=error.budget_bytes, better_context=error.context,

@@ -5,9 +5,8 @@ takes, and the layer itself, its experts rounded to low bits. Drafts nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -93,30 +92,39 @@ def with_mtp(footprint: ModelFootprint, sizes: MtpSizes, compute: ComputeSetting
 
 
 def may_draft_unasked(config: EngineConfig, *, whole_passes: bool) -> bool:
-    """Whether the layer may draft though nobody asked for it: all is left to the engine, and in whole steps
-    it costs next to nothing while it is of no use. Experts have the memory then that a draft of all layers
-    would take."""
+    """Whether the layer may draft though nobody asked for it: who drafts is left to the engine, and in whole
+    steps it costs next to nothing while it is of no use. Experts have the memory then that a draft of all
+    layers would take."""
     as_usual = config.draft_dir is None and config.draft_bits == DRAFT_BITS
-    return whole_passes and config.drafter == "auto" and config.draft_length == "auto" and as_usual
+    return whole_passes and config.drafter == "auto" and config.draft_length != 0 and as_usual
+
+
+class Divide(Protocol):
+    """Makes the plan of a footprint under a config."""
+
+    def __call__(self, footprint: ModelFootprint, *, config: EngineConfig) -> MemoryPlan:
+        """Raises BudgetError: it does not fit."""
 
 
 def drafting_unasked(
     footprint: ModelFootprint,
-    plan: MemoryPlan,
+    config: EngineConfig,
     sizes: MtpSizes,
     compute: ComputeSettings,
-    divide: Callable[[ModelFootprint], MemoryPlan],
+    divide: Divide,
 ) -> tuple[ModelFootprint, MemoryPlan] | None:
-    """The same with the layer; None if experts would lose too many slots by it.
+    """The footprint with the layer, and its plan; None if there is no room for it, or, where nobody said that
+    tokens are to be drafted, experts would lose too many slots by it.
 
-    Args:
-        plan: with the draft of all layers that there is room for, or with none.
-        divide: makes the plan of a footprint.
+    Raises:
+        BudgetError: nothing fits.
     """
+    left_to_us = replace(config, draft_length="auto")  # no draft of all layers has to fit
+    without = divide(footprint, config=left_to_us)
     with_layer = with_mtp(footprint, sizes, compute)
-    found = divide(with_layer)
-    worth_it = found.drafting and found.num_slots >= (1 - _SLOT_SHARE) * plan.num_slots
-    return (with_layer, found) if worth_it else None
+    found = divide(with_layer, config=left_to_us)
+    enough = config.draft_length != "auto" or found.num_slots >= (1 - _SLOT_SHARE) * without.num_slots
+    return (with_layer, found) if found.drafting and enough else None
 
 
 def load_mtp(

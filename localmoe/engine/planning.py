@@ -156,16 +156,16 @@ def _prepare(source: ModelSource, config: EngineConfig) -> PreparedModel:
         footprint = with_draft_model(footprint, draft_model, compute)
     synthetic = source.simulation(footprint)
     divide = partial(
-        divide_memory, config=config, compute=compute, stored_bytes=source.stored_dtype.itemsize,
+        divide_memory, compute=compute, stored_bytes=source.stored_dtype.itemsize,
         has_draft=source.has_draft(),
     )  # fmt: skip
-    plan = divide(footprint)
+    found: tuple[ModelFootprint, MemoryPlan] | None = None
     if source.has_mtp() and may_draft_unasked(config, whole_passes=compute.whole_passes):
         with suppress(NoMtpLayerError):
             layer = read_mtp(source, skeleton, compute)
-            found = drafting_unasked(footprint, plan, mtp_sizes(layer.made), compute, divide)
-            if found is not None:
-                (footprint, plan), draft_model = found, layer
+            found = drafting_unasked(footprint, config, mtp_sizes(layer.made), compute, divide)
+            draft_model = draft_model if found is None else layer
+    footprint, plan = found or (footprint, divide(footprint, config=config))
     return PreparedModel(
         source, skeleton, footprint, compute, plan, synthetic, draft_model, linears, may_be_in_place
     )

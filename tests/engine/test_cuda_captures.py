@@ -35,8 +35,9 @@ def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
 
 def load(name: str, slots_gib: int = 20, *, strict: bool = True, length: int | Literal["auto"] = 4) -> Engine:
     config = EngineConfig(
-        device="cuda", vram_budget_bytes=slots_gib * GIB, context=2048, strict=strict, draft_length=length
-    )
+        device="cuda", vram_budget_bytes=slots_gib * GIB, context=2048, strict=strict, draft_length=length,
+        drafter="auto" if length == "auto" else "self",
+    )  # fmt: skip
     return Engine.load_shape(shallow(name, 3), config, SyntheticSettings())
 
 

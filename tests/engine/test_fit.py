@@ -157,8 +157,9 @@ def test_an_mtp_layer_drafts_in_the_place_of_all_layers_in_low_bits_where_all_is
     assert whole.plan is not None and layer.plan is not None
     assert layer.plan.draft_bytes < whole.plan.draft_bytes / 10
     assert layer.plan.num_slots > whole.plan.num_slots
+    assert fit_model(facts, COMPUTER, RATES, EngineConfig(draft_length=4)).by_mtp
     for config in (
-        EngineConfig(draft_length=4), EngineConfig(draft_bits=8), EngineConfig(draft_length=0),
+        EngineConfig(draft_bits=8), EngineConfig(draft_length=0),
         EngineConfig(strict=True, drafter="self"),
     ):  # fmt: skip
         assert not fit_model(facts, COMPUTER, RATES, config).by_mtp

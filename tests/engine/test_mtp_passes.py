@@ -136,11 +136,30 @@ def test_it_drafts_unasked_where_experts_keep_their_slots(
     roomy, asked = as_on_a_gpu(folder, monkeypatch), as_on_a_gpu(folder, monkeypatch, drafter="self")
     assert asked.plan.drafting and asked.draft_model is None, "there is room for the model in INT4"
     assert isinstance(roomy.draft_model, MtpShape) and roomy.plan.draft_bytes < asked.plan.draft_bytes / 10
-    for own in ({"draft_length": 3}, {"draft_bits": 8}, {"drafter": "self"}):  # all are of the latter
+    for own in ({"draft_bits": 8}, {"drafter": "self"}):  # both are of the latter
         assert as_on_a_gpu(folder, monkeypatch, **own).draft_model is None
     assert not prepare(90, drafter="self").plan.drafting
     with pytest.raises(BudgetError):
-        prepare(90, draft_length=3)
+        prepare(90, drafter="self", draft_length=3)
+
+
+def test_it_drafts_as_many_tokens_as_are_asked_for_where_there_is_room_for_it_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp_drafts, "PREFILL_CHUNK", 1)
+    folder = mtp_model(tmp_path / "m", "glm4_moe", dtype=torch.bfloat16, num_hidden_layers=40)
+    roomy = as_on_a_gpu(folder, monkeypatch, draft_length=3)
+    assert isinstance(roomy.draft_model, MtpShape) and roomy.plan.drafting
+    plan = as_on_a_gpu(folder, monkeypatch, draft_length=0).plan
+    without = plan.total_bytes - plan.slot_bytes * plan.num_slots  # slots apart
+    for slots, has_room in ((20, True), (1, False)):
+        budget = without + slots * plan.slot_bytes
+        if has_room:
+            few = as_on_a_gpu(folder, monkeypatch, budget, draft_length=3)
+            assert isinstance(few.draft_model, MtpShape) and few.plan.num_slots < 0.75 * slots
+        else:
+            with pytest.raises(BudgetError):
+                as_on_a_gpu(folder, monkeypatch, budget, draft_length=3)
 
 
 @pytest.mark.slow
