@@ -63,6 +63,10 @@ def test_left_to_the_engine_it_drafts_also_where_all_layers_in_int4_would_fit(
         answer = ask(engine, LONG, 40)
         assert answer.stats.accepted > 0
         plain = ask(engine, LONG, 40, draft_length=0)
+    with Engine.load(folder, replace(config, draft_length=3)) as engine:
+        assert engine.info().drafter == "mtp" and engine.config.draft_length == 3
+        asked = ask(engine, LONG, 40)
+        assert asked.stats.accepted > 0 and asked.tokens == plain.tokens
     with Engine.load(folder, replace(config, drafter="self")) as engine:
         assert engine.info().drafter == "self" and engine._loaded.draft is not None
         whole = ask(engine, LONG, 40)
