@@ -108,7 +108,7 @@ def _messages(body: MessagesRequest) -> tuple[Message, ...]:
             found[-1] = _joined(found[-1], message)
         else:
             found.append(message)
-    if found[-1].role == "system":
+    if not found or found[-1].role == "system":
         raise ApiError(
             400, "The field 'messages' has no question: give a message of the user's.", param="messages"
         )

@@ -326,6 +326,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "b", "input": {}}]}]},
          "needs a text as its 'id'"),
         ({"messages": [{"role": "system", "content": "a"}]}, "The field 'messages' has no question"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "The field 'messages' has no question"),
         ({"messages": HELLO, "system": 7}, "The field 'system' cannot be used"),
         ({"messages": HELLO, "tools": [{"name": "a"}]}, "The field 'tools.0.input_schema' cannot be used"),
         ({"messages": HELLO, "tools": [{"name": "a b", "input_schema": {}}]}, "a tool needs a name without"),
