@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from localmoe.chat.call_values import is_tool_name
 from localmoe.server.fields import (
     AnyRequest,
     Arguments,
@@ -17,6 +16,7 @@ from localmoe.server.fields import (
     ToolName,
     refused,
     text_of_parts,
+    tool_name,
 )
 
 
@@ -42,9 +42,7 @@ def _choice(value: object) -> object:
 def _function(value: object) -> object:
     if not isinstance(value, dict):
         raise refused('it has to be {"name": "...", "description": "...", "parameters": {...}}')
-    name = value.get("name")
-    if not isinstance(name, str) or not is_tool_name(name):
-        raise refused("a tool needs a name without spaces and <, >, {, }")
+    tool_name(value.get("name"))
     if not isinstance(value.get("parameters") or {}, dict):
         raise refused("its parameters have to be a JSON schema")
     return value

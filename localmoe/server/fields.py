@@ -42,7 +42,12 @@ def text_of_parts(value: object, kinds: Sequence[str] = ("text",)) -> object:
     return "\n".join(texts)
 
 
-def _name(value: object) -> object:
+def tool_name(value: object) -> str:
+    """The name of a tool, if it is one.
+
+    Raises:
+        PydanticCustomError: it is none.
+    """
     if not isinstance(value, str) or not is_tool_name(value):
         raise refused("a tool needs a name without spaces and <, >, {, }")
     return value
@@ -74,7 +79,7 @@ def _draft_length(value: object) -> object:
     raise refused('it has to be a number of tokens, or "auto"')
 
 
-ToolName = Annotated[str, BeforeValidator(_name)]
+ToolName = Annotated[str, BeforeValidator(tool_name)]
 Arguments = Annotated[str, BeforeValidator(_arguments)]  # JSON of an object
 Stops = Annotated[tuple[str, ...], BeforeValidator(_stops)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -10,9 +10,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from localmoe.chat.call_values import is_tool_name
 from localmoe.core.tools import ToolCall
-from localmoe.server.fields import AnyRequest, Effort, Lenient, Stops, refused, text_of_parts
+from localmoe.server.fields import (
+    AnyRequest,
+    Effort,
+    Lenient,
+    Stops,
+    ToolName,
+    refused,
+    text_of_parts,
+    tool_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,7 @@ def _document(block: dict[str, object]) -> str:
 
 
 def _call(block: dict[str, object]) -> ToolCall:
-    name, given = _text(block, "name"), block.get("input")
-    if not is_tool_name(name):
-        raise refused("a tool needs a name without spaces and <, >, {, }")
+    name, given = tool_name(block.get("name")), block.get("input")
     if not isinstance(given, dict):
         raise refused("a call's 'input' has to be an object")
     return ToolCall(name, json.dumps(given, ensure_ascii=False), _text(block, "id"))
@@ -110,12 +116,6 @@ def _tools(value: object) -> object:
     return [tool for tool in value if not isinstance(tool, dict) or tool.get("type") in (None, "custom")]
 
 
-def _tool_name(value: object) -> object:
-    if not isinstance(value, str) or not is_tool_name(value):
-        raise refused("a tool needs a name without spaces and <, >, {, }")
-    return value
-
-
 class MessageField(Lenient):
     """One message; content: as it says, block by block."""
 
@@ -126,7 +126,7 @@ class MessageField(Lenient):
 class OfferedTool(Lenient):
     """A tool that is offered."""
 
-    name: Annotated[str, BeforeValidator(_tool_name)]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, object]
 
