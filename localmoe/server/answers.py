@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,8 @@ from localmoe.server.desk import AnswerDesk
 from localmoe.server.errors import as_api_error, error_response
 from localmoe.server.forms import Form
 from localmoe.server.order import Order
+
+QUIET_S = 15.0  # of a stream: clients give up one that has said nothing for minutes, not even its status
 
 
 async def deltas_of(desk: AnswerDesk, order: Order) -> AsyncGenerator[Delta]:
@@ -44,7 +46,8 @@ async def deltas_of(desk: AnswerDesk, order: Order) -> AsyncGenerator[Delta]:
 
 
 class AnswerResponse(Response):
-    """Answers an order; an error before the first text is an HTTP status, a later one an event."""
+    """Answers an order. Of a whole answer an error is an HTTP status; of a stream it is one before the first
+    text, as long as that comes soon, and else an event."""
 
     def __init__(self, desk: AnswerDesk, order: Order, form: Form) -> None:
         super().__init__()
@@ -65,35 +68,71 @@ class AnswerResponse(Response):
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(deltas_of(self._desk, self._order)) as deltas:
+            if self._order.streamed:
+                await self._stream(deltas, scope, receive, send)
+                return
             try:
-                first = await anext(deltas)
-                if not self._order.streamed:
-                    whole = self._form.whole([first, *[delta async for delta in deltas]])
+                whole = self._form.whole([delta async for delta in deltas])
             except Exception as error:
                 await error_response(as_api_error(error), scope["path"])(scope, receive, send)
                 return
-            if self._order.streamed:
-                await self._stream(first, deltas, send)
-            else:
-                await JSONResponse(whole)(scope, receive, send)
+            await JSONResponse(whole)(scope, receive, send)
 
-    async def _stream(self, first: Delta, deltas: AsyncGenerator[Delta], send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _write(send, self._form.opening(first) + self._form.piece(first))
-        last = first
+    async def _stream(
+        self, deltas: AsyncGenerator[Delta], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        events, last = _Events(send), None
         try:
-            async for last in deltas:
-                await _write(send, self._form.piece(last))
+            while last is None or last.finish is None:
+                delta = await _next(deltas, events.keep_open)
+                opening = self._form.opening(delta) if last is None else b""
+                await events.write(opening + self._form.piece(delta))
+                last = delta
             end = self._form.closing(last)
         except Exception as error:
+            if not events.begun:
+                await error_response(as_api_error(error), scope["path"])(scope, receive, send)
+                return
             end = self._form.failure(as_api_error(error))
-        await _write(send, end, more=False)
+        await events.write(end, more=False)
 
 
-async def _write(send: Send, data: bytes, *, more: bool = True) -> None:
-    if data or not more:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+class _Events:
+    """A stream of events.
+
+    Attributes:
+        begun: its status is sent.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def keep_open(self) -> None:
+        """A comment, which clients skip."""
+        await self.write(b": waiting\n\n")
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")
+            ]  # fmt: skip
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def _next(deltas: AsyncGenerator[Delta], while_quiet: Callable[[], Awaitable[None]]) -> Delta:
+    """The next delta; `while_quiet` is called again and again until it is there."""
+    coming = asyncio.ensure_future(anext(deltas))
+    try:
+        while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
+            await while_quiet()
+        return coming.result()
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:

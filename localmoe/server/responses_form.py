@@ -38,10 +38,7 @@ class ResponsesForm:
 
     def opening(self, first: Delta) -> bytes:
         """The response, of which nothing is there yet, twice as clients expect it."""
-        response = self._response("in_progress", [])
-        return self._sent(
-            [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
-        )
+        return self._sent(self._begun())
 
     def piece(self, delta: Delta) -> bytes:
         """Events of the items that go on, end and begin."""
@@ -59,7 +56,12 @@ class ResponsesForm:
         response = self._response(
             "failed", self._output.items, error={"code": "server_error", "message": str(error)}
         )
-        return self._sent([{"type": "response.failed", "response": response}])
+        begun = [] if self._num_events else self._begun()
+        return self._sent([*begun, {"type": "response.failed", "response": response}])
+
+    def _begun(self) -> list[Json]:
+        response = self._response("in_progress", [])
+        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
     def _ended(self, output: Output, last: Delta) -> Json:
         status = _status(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.core.tools import ToolCall
 from localmoe.core.types import Message
+from localmoe.server import answers
 from localmoe.server.deltas import Delta
 from localmoe.server.errors import ApiError
 from localmoe.server.messages_form import MessagesForm
@@ -376,6 +378,17 @@ def test_errors_have_anthropics_form_wherever_they_come_from(engine: ScriptedEng
         assert SECRET not in refusal(post(PATH, json=failed, headers=ours), 500, "api_error")
         chat = post("/v1/messagesX", json=body, headers=ours).json()
         assert set(chat["error"]) == {"message", "type", "param", "code"}, "others have OpenAI's"
+
+
+def test_the_client_waits_for_a_stream_that_is_kept_open(
+    client: anthropic.Anthropic, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "QUIET_S", 0.02)
+    engine.open.clear()
+    gate = threading.Timer(0.3, engine.open.set)
+    gate.start()
+    assert blocks(ask(client, "a|b", streamed=True)) == [{"type": "text", "text": "ab"}]
+    gate.join()
 
 
 def test_what_fails_after_the_first_text_is_an_event(client: anthropic.Anthropic) -> None:

@@ -13,6 +13,7 @@ from api_rig import CHAT, DEFAULTS, Api, ScriptedEngine, event, refusal, running
 
 from localmoe.core.config import GenerationRequest, SamplingConfig
 from localmoe.core.types import Message
+from localmoe.server import answers
 from localmoe.server.settings import ServerSettings
 
 
@@ -136,6 +137,29 @@ def test_a_client_that_goes_away_stops_its_answer_or_leaves_the_row(
         got += third.recv(4096)
     third.close()
     assert engine.asked == ["first", "third"]
+
+
+def test_a_stream_that_has_to_wait_is_kept_open_and_then_goes_on(
+    api: Api, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients give up what has said nothing for minutes; whoever reads events skips comments."""
+    monkeypatch.setattr(answers, "QUIET_S", 0.03)
+    engine.open.clear()
+    first = api.begin(messages=says("first|answer"), stream=True)
+    wait_for(lambda: api.desk.counts() == (1, 0))
+    others = [api.begin(messages=says(text), stream=True) for text in ("second", "MEMORY")]
+    got = [b"", b"", b""]
+    for number, sock in enumerate((first, *others)):
+        while got[number].count(b": waiting\n\n") < 2:
+            got[number] += sock.recv(4096)
+        assert got[number].startswith(b"HTTP/1.1 200 OK") and b"data:" not in got[number]
+    engine.open.set()
+    for number, sock in enumerate((first, *others)):
+        while b"data: [DONE]" not in got[number]:
+            got[number] += sock.recv(4096)
+        sock.close()
+    assert b'"content":"first"' in got[0] and b'"content":"second"' in got[1]
+    assert b"The GPU's memory ran out: give less." in got[2], "its status was sent already"
 
 
 @pytest.mark.parametrize(

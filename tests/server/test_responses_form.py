@@ -107,7 +107,10 @@ def test_events_add_up_to_the_whole_answer(steps: list[Delta], last: Delta) -> N
 def test_an_answer_that_fails_has_what_was_written_of_it(steps: list[Delta]) -> None:
     streaming = form()
     begun = b"".join(map(streaming.piece, steps))
-    (failed,) = events_of(streaming.failure(ApiError(500, "It failed.")))
+    *others, failed = events_of(streaming.failure(ApiError(500, "It failed.")))
+    assert [found["type"] for found in others] == (
+        [] if begun else ["response.created", "response.in_progress"]
+    )
     items = replayed(events_of(begun))
     if items and items[-1]["status"] == "in_progress":
         items[-1]["status"] = "incomplete"
