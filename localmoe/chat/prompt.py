@@ -287,8 +287,8 @@ def _too_long(
     number = f"{'' if counted else 'more than '}{num_tokens}"
     return ContextLengthError(
         f"The prompt has {number} tokens, but the context holds {context} and the answer needs room too: "
-        f"{remedy}."
-    )
+        f"{remedy}.", num_tokens=num_tokens, context=context,
+    )  # fmt: skip
 
 
 def _plain_dialogue(messages: Sequence[Message]) -> str:

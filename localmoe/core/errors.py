@@ -82,7 +82,11 @@ class DraftingRefusedError(LocalMoeError):
 
 
 class ContextLengthError(LocalMoeError):
-    """The prompt does not fit the context."""
+    """The prompt, of so many tokens at least, does not fit the context."""
+
+    def __init__(self, text: str, *, num_tokens: int, context: int) -> None:
+        super().__init__(text)
+        self.num_tokens, self.context = num_tokens, context
 
 
 class ConfigError(LocalMoeError):

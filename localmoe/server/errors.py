@@ -30,7 +30,8 @@ _FOR_NOW = (BudgetError, EngineBusyError, EngineClosedError)
 
 
 class ApiError(LocalMoeError):
-    """What a client is told. param: the field at fault; retry_after_s: when asking again makes sense."""
+    """What a client is told. param: the field at fault; retry_after_s: when asking again makes sense;
+    too_long: tokens of a prompt, and of the context that does not hold them."""
 
     def __init__(
         self,
@@ -40,10 +41,11 @@ class ApiError(LocalMoeError):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        too_long: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(text)
         self.status, self.param, self.code = status, param, code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.too_long = retry_after_s, too_long
 
     def body(self) -> dict[str, object]:
         """OpenAI's error object."""
@@ -52,9 +54,14 @@ class ApiError(LocalMoeError):
         return {"error": error}
 
     def message_body(self) -> dict[str, object]:
-        """Anthropic's error object."""
+        """Anthropic's error object. Of a prompt that is too long it ends with the words of Anthropic's own
+        server, by which clients know that they have to shorten the conversation."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+        message = str(self)
+        if self.too_long is not None:
+            tokens, most = self.too_long
+            message += f" prompt is too long: {tokens} tokens > {most} maximum"
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def error_response(error: ApiError, path: str) -> JSONResponse:
@@ -74,7 +81,8 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), code="context_length_exceeded")
+        too_long = error.num_tokens, error.context
+        return ApiError(400, str(error), code="context_length_exceeded", too_long=too_long)
     if isinstance(error, _OF_REQUEST):
         return ApiError(400, str(error))
     if isinstance(error, LocalMoeError):

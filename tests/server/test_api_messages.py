@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from localmoe.core.config import GenerationRequest
-from localmoe.core.errors import TransferError
+from localmoe.core.errors import ContextLengthError, TransferError
 from localmoe.core.stats import GenerationCounters
 from localmoe.core.stream import StreamEvent
 from localmoe.core.tools import ToolCall
@@ -43,6 +43,7 @@ def script(request: GenerationRequest) -> Iterator[StreamEvent]:
     """What the last message says, texts between bars, one a step; a word in capitals fails."""
     failures: dict[str, Exception] = {
         "TRANSFER": TransferError("A copy failed: try again."), "BUG": RuntimeError(SECRET),
+        "LONG": ContextLengthError("It is long: shorten it.", num_tokens=70, context=64),
     }  # fmt: skip
     pieces = request.messages[-1].content.split("|")
     form = "forced" if request.must_call else "json" if request.tools else ""
@@ -296,6 +297,15 @@ def test_tokens_of_a_prompt_are_counted_also_where_they_do_not_fit(client: anthr
     text = "x" * 5_000  # the context holds 64
     counted = client.messages.count_tokens(model="scripted", messages=[{"role": "user", "content": text}])
     assert counted.input_tokens == len(text)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_of_a_prompt_that_is_too_long_clients_know_that_they_have_to_shorten_it(
+    streamed: bool, client: anthropic.Anthropic
+) -> None:
+    words = r"It is long: shorten it\. prompt is too long: 70 tokens > 64 maximum"
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        ask(client, "LONG", streamed=streamed)
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
