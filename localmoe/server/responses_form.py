@@ -53,9 +53,8 @@ class ResponsesForm:
     def failure(self, error: ApiError) -> bytes:
         """The response with what was written of it, and the error."""
         self._output.close("incomplete")  # without its events: an item that failed is not done
-        response = self._response(
-            "failed", self._output.items, error={"code": "server_error", "message": str(error)}
-        )
+        code = "server_error" if error.too_long is None else error.code  # which clients know
+        response = self._response("failed", self._output.items, error={"code": code, "message": str(error)})
         begun = [] if self._num_events else self._begun()
         return self._sent([*begun, {"type": "response.failed", "response": response}])
 

@@ -111,6 +111,9 @@ def test_an_answer_that_fails_has_what_was_written_of_it(steps: list[Delta]) -> 
     assert [found["type"] for found in others] == (
         [] if begun else ["response.created", "response.in_progress"]
     )
+    assert failed["response"]["error"] == {"code": "server_error", "message": "It failed."}
+    long = ApiError(400, "It is long.", code="context_length_exceeded", too_long=(9, 8))
+    assert events_of(form().failure(long))[-1]["response"]["error"]["code"] == "context_length_exceeded"
     items = replayed(events_of(begun))
     if items and items[-1]["status"] == "in_progress":
         items[-1]["status"] = "incomplete"
