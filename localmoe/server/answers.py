@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -82,57 +82,62 @@ class AnswerResponse(Response):
         self, deltas: AsyncGenerator[Delta], scope: Scope, receive: Receive, send: Send
     ) -> None:
         events, last = _Events(send), None
+        keeping = asyncio.create_task(events.keep_open())
         try:
-            while last is None or last.finish is None:
-                delta = await _next(deltas, events.keep_open)
+            async for delta in deltas:
                 opening = self._form.opening(delta) if last is None else b""
                 await events.write(opening + self._form.piece(delta))
                 last = delta
-            end = self._form.closing(last)
+            assert last is not None, "an answer has a last delta"
+            await events.write(self._form.closing(last), more=False)
         except Exception as error:
-            if not events.begun:
+            if events.leave_to_others():
                 await error_response(as_api_error(error), scope["path"])(scope, receive, send)
-                return
-            end = self._form.failure(as_api_error(error))
-        await events.write(end, more=False)
+            else:
+                await events.write(self._form.failure(as_api_error(error)), more=False)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
 
 class _Events:
-    """A stream of events.
-
-    Attributes:
-        begun: its status is sent.
-    """
+    """A stream of events, whose status is sent with what is written first."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.begun = False
+        self._lock = asyncio.Lock()  # two write
+        self._begun = self._over = False
+        self._quiet = True  # since `keep_open` looked last
 
     async def keep_open(self) -> None:
-        """A comment, which clients skip."""
-        await self.write(b": waiting\n\n")
+        """Until it is cancelled: write comments, which clients skip, while nothing else is written."""
+        while True:
+            await asyncio.sleep(QUIET_S)
+            async with self._lock:
+                if self._quiet and not self._over:
+                    await self._put(b": waiting\n\n", more=True)
+                self._quiet = True
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
+        """Events, the last ones if there are no more."""
+        async with self._lock:
+            self._quiet, self._over = False, not more
+            await self._put(data, more=more)
+
+    def leave_to_others(self) -> bool:
+        """Whether nothing was written; then nothing will be."""
+        self._over = self._over or not self._begun
+        return not self._begun
+
+    async def _put(self, data: bytes, *, more: bool) -> None:
+        if not self._begun:
+            self._begun = True
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")
             ]  # fmt: skip
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if data or not more:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-async def _next(deltas: AsyncGenerator[Delta], while_quiet: Callable[[], Awaitable[None]]) -> Delta:
-    """The next delta; `while_quiet` is called again and again until it is there."""
-    coming = asyncio.ensure_future(anext(deltas))
-    try:
-        while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
-            await while_quiet()
-        return coming.result()
-    finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:
