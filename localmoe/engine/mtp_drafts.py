@@ -120,11 +120,12 @@ def drafting_unasked(
         BudgetError: nothing fits.
     """
     left_to_us = replace(config, draft_length="auto")  # no draft of all layers has to fit
-    without = divide(footprint, config=left_to_us)
     with_layer = with_mtp(footprint, sizes, compute)
     found = divide(with_layer, config=left_to_us)
-    enough = config.draft_length != "auto" or found.num_slots >= (1 - _SLOT_SHARE) * without.num_slots
-    return (with_layer, found) if found.drafting and enough else None
+    if found.drafting and config.draft_length == "auto":
+        least = (1 - _SLOT_SHARE) * divide(footprint, config=config).num_slots
+        return (with_layer, found) if found.num_slots >= least else None
+    return (with_layer, found) if found.drafting else None
 
 
 def load_mtp(
