@@ -96,12 +96,16 @@ def event(
 class ScriptedEngine:
     """Answers with what `script` yields for a request; notes who was asked, and how it was left."""
 
-    def __init__(self, script: Callable[[GenerationRequest], Iterator[StreamEvent]]) -> None:
+    def __init__(
+        self, script: Callable[[GenerationRequest], Iterator[StreamEvent]], *, opened: bool = False
+    ) -> None:
         self.script = script
         self.asked: list[str] = []
         self.last: GenerationRequest | None = None
         self.left: list[str] = []
-        self.open = threading.Event()  # what `gated` scripts wait for
+        self.open = threading.Event()  # what each step waits for
+        if opened:
+            self.open.set()
         self.captured: list[SamplingConfig | None] = []  # each time that nobody waited
         self.captures = SimpleNamespace(begin=lambda sampling=None: self.captured.append(sampling))
 

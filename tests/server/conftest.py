@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 from api_rig import DEFAULTS, SECRET, Api, ScriptedEngine, event, running, wait_for
 
@@ -37,6 +38,14 @@ def engine() -> ScriptedEngine:
 def server(engine: ScriptedEngine) -> Iterator[Api]:
     with running(engine, ServerSettings(max_waiting=2, sampling=DEFAULTS)) as api:
         yield api
+
+
+@pytest.fixture
+def client(server: Api) -> Iterator[openai.OpenAI]:
+    """OpenAI's own; all answers are over once it is closed."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-", max_retries=0) as made:
+        yield made
+    wait_for(lambda: server.desk.counts() == (0, 0))
 
 
 @pytest.fixture

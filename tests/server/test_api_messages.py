@@ -56,15 +56,7 @@ def script(request: GenerationRequest) -> Iterator[StreamEvent]:
 
 @pytest.fixture(scope="module")
 def engine() -> ScriptedEngine:
-    made = ScriptedEngine(script)
-    made.open.set()
-    return made
-
-
-@pytest.fixture(scope="module")
-def server(engine: ScriptedEngine) -> Iterator[Api]:
-    with running(engine) as api:
-        yield api
+    return ScriptedEngine(script, opened=True)
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from api_rig import DEFAULTS, SECRET, Api, ScriptedEngine, event, running
+from api_rig import DEFAULTS, SECRET, Api, ScriptedEngine, event
 from openai.types.responses import Response, ResponseStreamEvent
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import BudgetError
 from localmoe.core.stream import StreamEvent
 from localmoe.server import answers
-from localmoe.server.settings import ServerSettings
 
 WEATHER: Any = {
     "type": "function", "name": "weather", "description": "What it is like.", "strict": True,
@@ -42,21 +41,7 @@ def script(request: GenerationRequest) -> Iterator[StreamEvent]:
 
 @pytest.fixture(scope="module")
 def engine() -> ScriptedEngine:
-    made = ScriptedEngine(script)
-    made.open.set()
-    return made
-
-
-@pytest.fixture(scope="module")
-def server(engine: ScriptedEngine) -> Iterator[Api]:
-    with running(engine, ServerSettings(sampling=DEFAULTS)) as api:
-        yield api
-
-
-@pytest.fixture
-def client(server: Api) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-", max_retries=0) as made:
-        yield made
+    return ScriptedEngine(script, opened=True)
 
 
 def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:

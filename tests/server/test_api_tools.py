@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from api_rig import Api, ScriptedEngine, event, running
+from api_rig import ScriptedEngine, event
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.stream import StreamEvent
@@ -37,21 +37,7 @@ def script(request: GenerationRequest) -> Iterator[StreamEvent]:
 
 @pytest.fixture(scope="module")
 def engine() -> ScriptedEngine:
-    made = ScriptedEngine(script)
-    made.open.set()
-    return made
-
-
-@pytest.fixture(scope="module")
-def server(engine: ScriptedEngine) -> Iterator[Api]:
-    with running(engine) as api:
-        yield api
-
-
-@pytest.fixture
-def client(server: Api) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="-", max_retries=0) as made:
-        yield made
+    return ScriptedEngine(script, opened=True)
 
 
 def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
