@@ -1,4 +1,4 @@
-"""The commands of the README are accepted as they are written."""
+"""The commands of the README, and of the page of its figures, are accepted as they are written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 
 from localmoe.cli.arguments import parse_arguments
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 PLACES = {"MODEL": "demo", "REPO": "owner/name", "NAME": "qwen3-30b-a3b"}
 
 
 def commands() -> list[str]:
     """In blocks, up to what is said beside them, and in spans that name what they work on."""
-    text = README.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     lines = re.findall(r"^ {4}localmoe (.+?)(?: {2,}.*)?$", text, re.MULTILINE)
     return [*lines, *re.findall(r"`localmoe ([^`]+ [^`]+)`", text)]
 
