@@ -114,15 +114,32 @@ def _identical(run: Run) -> str:
 
 
 def _targets(results: Results, sections: list[tuple[Table, Run | None, Section]]) -> list[str]:
-    """By the runs' numbers in the list of machines."""
-    lines = ["| table | run | to reach | reached |", "|---|---|---|---|"]
+    """A row a goal, a column a run; what no run decides in lines of its own."""
+    alone, goals = [], dict[tuple[str, str], dict[int, str]]()
     for table, run, section in sections:
-        where = "-" if run is None else str(1 + next(i for i, r in enumerate(results.runs) if r is run))
-        lines += [
-            f"| {table.source} | {where} | {_cell(target.text)} | {'yes' if target.met else '**no**'} |"
-            for target in section.targets
-        ]
-    return ["\n".join(lines)]
+        for target in section.targets:
+            if run is None:
+                alone.append(
+                    f"{table.source}: {target.text} ({'reached' if target.met else '**not reached**'})."
+                )
+                continue
+            number = 1 + next(i for i, r in enumerate(results.runs) if r is run)
+            figure = _cell(target.figure)
+            goals.setdefault((table.source, target.goal), {})[number] = (
+                figure if target.met else f"**{figure}**"
+            )
+    if not goals:
+        return alone
+    numbers = sorted({number for found in goals.values() for number in found})
+    lines = [
+        "| table | to reach | " + " | ".join(f"run {number}" for number in numbers) + " |",
+        "|---|---|" + "---:|" * len(numbers),
+        *(
+            f"| {source} | {_cell(goal)} | " + " | ".join(found.get(number, "-") for number in numbers) + " |"
+            for (source, goal), found in goals.items()
+        ),
+    ]
+    return [*alone, "By run, as numbered above; what does not reach it is bold.", "\n".join(lines)]
 
 
 def _shown(table: Table, run: Run | None, section: Section, charts: dict[str, str]) -> list[str]:

@@ -36,10 +36,16 @@ Chart = Bars | Lines
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something to reach, and whether these figures do."""
+    """Something to reach, and whether a run's figure does. The goal is worded alike for all runs."""
 
-    text: str
+    goal: str
+    figure: str
     met: bool
+
+    @property
+    def text(self) -> str:
+        """Both in a line."""
+        return f"{self.goal}: {self.figure}"
 
 
 @dataclass(slots=True)

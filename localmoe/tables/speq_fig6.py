@@ -46,7 +46,13 @@ def _section(run: Run) -> Section | None:
                 tuple((name, tuple(100 * s for s in shares)) for name, shares in lines),
             )
         ],
-        [Target(f"same experts: {percent(same)}, the paper {percent(paper_same)}", same >= paper_same)],
+        [
+            Target(
+                f"the same experts as often as the paper's {percent(paper_same)}",
+                percent(same),
+                same >= paper_same,
+            )
+        ],
     )
     if same < paper_same:
         section.reasons.append(

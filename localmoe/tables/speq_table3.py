@@ -98,8 +98,8 @@ def _judge(section: Section, subject: Subject, level: Level, found: list[Summary
     coverage, title, figures = max(ran, key=lambda entry: entry[0])
     paper = PAPER[level][-1][1]
     for kind, share in (("present when asked for", value(figures, "hit_rate")), ("covered", coverage)):
-        text = f"{title}, {level} budget: {percent(share, 2)} {kind}, the paper {points(paper)}"
-        section.targets.append(Target(text, share is not None and 100 * share >= paper))
+        goal = f"{level} budget: {points(paper)} {kind}, as the paper's"
+        section.targets.append(Target(goal, percent(share, 2), share is not None and 100 * share >= paper))
     whole = title == METHODS[-1].title
     section.reasons += [f"{level}: {text}" for text in why_not_covered(figures, paper, subject, whole=whole)]
 

@@ -56,7 +56,11 @@ def _section(run: Run) -> Section | None:
     if speeds[1] is not None:
         lost = 1 - speeds[1] / full
         section.targets.append(
-            Target(f"async prefetch is worth {percent(lost)} of the speed, the paper 5.0 %", lost > 0.05)
+            Target(
+                "asynchronous prefetch is worth more than the paper's 5.0 % of the speed",
+                percent(lost),
+                lost > 0.05,
+            )
         )
         if lost <= 0.05:
             section.reasons.append(_why_little(run, lost))

@@ -70,6 +70,16 @@ def test_a_page_names_machines_targets_refusals_and_people_s_notes(tmp_path: Pat
     )
     assert "all settings gave the same tokens" in text and "acceptance is simulated" in text
     assert "Not run: Needs 9 GB." in text and text.count("A person's note.") == 1
+    goals = text[text.index("## What was to be reached") :].split("\n## ")[0]
+    assert "| table | to reach | run 1 | run 2 |" in goals
+    assert re.search(
+        r"^\| MoE-SpeQ, figure 13 \| high memory: 2.34 x .+ \| \*\*2.00 x\*\* \| \*\*2.00 x\*\* \|$",
+        goals,
+        re.M,
+    )
+    assert re.search(r"^\| MoE-SpeQ, table 4 \| asynchronous .+ \| [^|]+ \| - \|$", goals, re.M), (
+        "of what was run"
+    )
     linked = {tmp_path / name for name in re.findall(r"\]\((charts/[^)]+)\)", text)}
     assert linked == set(written[1:]) and all(path.stat().st_size for path in linked)
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
