@@ -1,5 +1,5 @@
-"""The predictions of docs/performance.md: tokens a second of consumer cards that were not here, by the simulator, from
-published rates; nothing is loaded or measured.
+"""The predictions of docs/performance.md: tokens a second of consumer cards that were not here, by the
+simulator, from published rates; nothing is loaded or measured.
 
     python benchmarks/predictions.py [--cpu 45e9] [--routing sticky:0.66] [--acceptance 0.9] [--tokens 192]
         [--ram 22 --disk 3.5e9]

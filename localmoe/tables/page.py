@@ -99,7 +99,7 @@ def _machines(results: Results) -> list[str]:
         )
     entries = [figures for run in results.runs for figures in run.cells.values()]
     refused = sorted({str(figures["refused"]) for figures in entries if "refused" in figures})
-    return ["\n".join(lines), *(f"Not run: {text}" for text in refused)]
+    return ["\n".join(lines), *([f"Not run: {' '.join(refused)}"] if refused else [])]
 
 
 def _identical(run: Run) -> str:

@@ -35,7 +35,8 @@ class SimulatedBench:
         self._synthetic = synthetic
         source = RandomSource(find_shape(shape), synthetic)
         skeleton = source.skeleton(source.stored_dtype)
-        footprint = self._footprint = measure_footprint(shape, source.stored_dtype, skeleton, None, "cuda")
+        found = measure_footprint(shape, source.stored_dtype, skeleton, None, "cuda")
+        footprint = self._footprint = found.in_codes().in_whole_passes()  # as a GPU runs it
         self.memory: dict[str, int] = {}
         self.subject = Subject(
             name=shape,
@@ -51,7 +52,7 @@ class SimulatedBench:
             num_layers=footprint.num_layers,
             num_experts=footprint.num_experts,
             experts_per_token=footprint.experts_per_token,
-            slot_bytes=footprint.expert_params * _COMPUTE_BYTES,
+            slot_bytes=footprint.slot_bytes(_COMPUTE_BYTES),
             draft_bytes=footprint.total_experts * footprint.draft_expert_bytes,
             datasets=(RANDOM_TOKENS,),
             prompts=amount.prompts,
@@ -67,7 +68,8 @@ class SimulatedBench:
         """Replay the same answers on the cell's policy."""
         assert isinstance(cell.draft_length, int), "can_run comes first"
         footprint = self._footprint
-        shared = footprint.shared_bytes - _COMPUTE_BYTES * footprint.embedding_params  # which lie in host RAM
+        in_ram = _COMPUTE_BYTES * footprint.embedding_params
+        shared = footprint.shared_bytes - in_ram - footprint.packed_away_bytes
         draft = self.subject.draft_bytes if cell.draft_length else 0
         needed = shared + draft + cell.num_slots * self.subject.slot_bytes
         if needed > self._card.budget_bytes:
