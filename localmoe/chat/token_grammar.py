@@ -28,13 +28,18 @@ _KEPT = 4  # grammars: each turn of an agent has the same tools
 
 
 class Vocabulary:
-    """A tokenizer's tokens as grammars need them, looked at when the first one is made (some 0.1 to 1 s)."""
+    """A tokenizer's tokens as grammars need them, looked at when the first one is made (some 0.1 to 2 s), or
+    before."""
 
     def __init__(self, tokenizer: Any, end_tokens: Collection[int]) -> None:
         """end_tokens: which end an answer, allowed where the grammar is satisfied, and only there."""
         self._tokenizer, self._end_tokens = tokenizer, frozenset(end_tokens)
         self._made: LLTokenizer | None = None
         self._kept: dict[str, LLMatcher] = {}  # where no answer has begun, the last used one last
+
+    def prepare(self) -> None:
+        """Look at them now. Raises ConfigError: see `grammar`."""
+        self._tokens()
 
     def grammar(self, lark: str, begins: int) -> AnswerGrammar:
         """Of an answer that begins behind `begins` tokens. To compile one takes 5 to 200 ms where there are
@@ -62,17 +67,20 @@ class Vocabulary:
 
     def _tokens(self) -> LLTokenizer:
         if self._made is None:
-            if not isinstance(self._tokenizer, transformers.PreTrainedTokenizerFast):
-                raise _no_schema(f"its tokenizer is of the kind {type(self._tokenizer).__name__}")
-            # some configs name -1 beside others, or a row that only pads the vocabulary
-            ends = sorted(self._end_tokens.intersection(self._tokenizer.get_vocab().values()))
-            if not ends:
-                raise _no_schema("it names no token that ends an answer")
-            try:
-                self._made = llguidance.hf.from_tokenizer(self._tokenizer, eos_token=ends)
-            except ValueError as error:
-                raise _no_schema(f"its tokenizer is of a kind that is not known, {error}") from None
+            self._made = self._make()
         return self._made
+
+    def _make(self) -> LLTokenizer:
+        if not isinstance(self._tokenizer, transformers.PreTrainedTokenizerFast):
+            raise _no_schema(f"its tokenizer is of the kind {type(self._tokenizer).__name__}")
+        # some configs name -1 beside others, or a row that only pads the vocabulary
+        ends = sorted(self._end_tokens.intersection(self._tokenizer.get_vocab().values()))
+        if not ends:
+            raise _no_schema("it names no token that ends an answer")
+        try:
+            return llguidance.hf.from_tokenizer(self._tokenizer, eos_token=ends)
+        except ValueError as error:
+            raise _no_schema(f"its tokenizer is of a kind that is not known, {error}") from None
 
 
 class AnswerGrammar:

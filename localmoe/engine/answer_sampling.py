@@ -4,7 +4,9 @@ of tools that it calls. Takes no step."""
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from localmoe.chat.answer_schema import answer_grammar, call_rules, schema_rules
@@ -28,7 +30,14 @@ class AnswerSampling:
 
     def __init__(self, encoder: Encoder, end_tokens: Collection[int]) -> None:
         self._encoder, self._end_tokens = encoder, end_tokens
+        self._making = threading.Lock()
         self._vocabulary: Vocabulary | None = None
+
+    def prepare(self) -> None:
+        """Look at the tokenizer's tokens, so that the first answer with a schema or tools need not wait for
+        that (some 0.1 to 2 s). A tokenizer that grammars cannot use is told of there."""
+        with suppress(ConfigError):
+            self._looked_at()
 
     def sampler(self, request: GenerationRequest, prompt: Sequence[int]) -> TokenSampler:
         """For the answer to this prompt.
@@ -46,11 +55,16 @@ class AnswerSampling:
         return TokenSampler(request.sampling, self._grammar(lark, prompt))
 
     def _grammar(self, lark: str, prompt: Sequence[int]) -> AnswerGrammar:
-        if self._vocabulary is None:
-            from localmoe.chat.token_grammar import Vocabulary
+        return self._looked_at().grammar(lark, len(prompt))
 
-            self._vocabulary = Vocabulary(self._encoder.tokenizer, self._end_tokens)
-        return self._vocabulary.grammar(lark, len(prompt))
+    def _looked_at(self) -> Vocabulary:
+        with self._making:
+            if self._vocabulary is None:
+                from localmoe.chat.token_grammar import Vocabulary
+
+                self._vocabulary = Vocabulary(self._encoder.tokenizer, self._end_tokens)
+            self._vocabulary.prepare()
+            return self._vocabulary
 
     def _of_calls(self, request: GenerationRequest, prompt: Sequence[int]) -> Grammar | None:
         """Of an answer that may call tools; None: its calls are as the model writes them."""

@@ -57,8 +57,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._encoder = encoder
         # of a text by itself, and a request's prompt; any thread may ask
         self.count_tokens, self.encode = encoder.count, encoder.encode
-        self._busy = threading.Lock()
-        self._turns = Turns()
+        self._busy, self._turns = threading.Lock(), Turns()
         self._policy = config.policy
         self._budget = BudgetKeeper(config, lambda: self._loaded, self._held_bytes, self._new_slots)
         self.takes_budget = self._budget.takes  # whether `resize` would, see there
@@ -68,6 +67,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._session = new_session(parts, config)
         self._end_tokens = parts.prepared.source.end_tokens(encoder)
         self._sampling = AnswerSampling(encoder, self._end_tokens)
+        self.prepare_grammars = self._sampling.prepare  # of schemas and tools; any thread may
         self._answers = 0  # since load or reset
         self.live = LiveView(lambda: self._loaded)  # what others may see of it at any time
         log_loaded(self.info(), self.plan, self.footprint)

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from localmoe.core.config import GenerationRequest
 from localmoe.core.errors import ConfigError
+from localmoe.core.threads import begin_thread
 from localmoe.engine import Engine
 from localmoe.server.address import is_loopback, own_hosts, port_taken
 from localmoe.server.desk import AnswerDesk
@@ -72,6 +73,7 @@ def make_server(
     info = engine.info()
     host, port = sock.getsockname()[:2]
     engine.captures.begin(settings.sampling)
+    begin_thread("grammars", engine.prepare_grammars)  # agents ask with tools at once
     desk = AnswerDesk(engine, settings.max_waiting, engine.captures.begin)
     model = ServedModel(info.name, info.context, int(time.time()))
     hosts = own_hosts(host, port) if is_loopback(sock) else None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llguidance.hf
 import pytest
 import torch
 import transformers
@@ -118,6 +121,41 @@ def test_a_tool_that_has_to_be_called_is_called_with_arguments_of_its_schema(tmp
             call = json.loads(answer.text)
             assert call["name"] in names and is_fox(json.dumps(call["arguments"]))
             assert answer.events[0].tool_format == "forced"
+
+
+def test_the_tokenizer_is_looked_at_once_and_ahead_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, looked = llguidance.hf.from_tokenizer, []
+
+    def from_tokenizer(*args: Any, **more: Any) -> Any:
+        looked.append(threading.current_thread())
+        time.sleep(0.05)  # while another one asks
+        return made(*args, **more)
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", from_tokenizer)
+    with load_with_slots("demo", 32) as engine:
+        assert not looked, "few answers have schemas"
+        threads = [threading.Thread(target=engine.prepare_grammars) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert ask(engine, ASKED, 3, json_schema=SCHEMA).tokens
+        for thread in threads:
+            thread.join()
+    assert len(looked) == 1 and looked[0] in threads
+
+
+def test_a_tokenizer_that_grammars_cannot_use_is_told_of_where_one_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: Any, **more: Any) -> Any:
+        raise ValueError("no such kind")
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", refuse)
+    with load_with_slots("demo", 32) as engine:
+        engine.prepare_grammars()
+        with pytest.raises(ConfigError, match="of a kind that is not known, no such kind"):
+            ask(engine, ASKED, 3, json_schema=SCHEMA)
 
 
 @pytest.mark.parametrize("schema", ['{"type": "nonsense"}', '{"type": "string", "pattern": "(?<=a)b"}'])

@@ -108,6 +108,8 @@ class ScriptedEngine:
             self.open.set()
         self.captured: list[SamplingConfig | None] = []  # each time that nobody waited
         self.captures = SimpleNamespace(begin=lambda sampling=None: self.captured.append(sampling))
+        self.prepared = threading.Event()
+        self.prepare_grammars = self.prepared.set
 
     def encode(self, request: GenerationRequest, context: int) -> list[int]:
         """A token a character; refuses what does not fit, as engines do."""

@@ -104,6 +104,7 @@ def test_the_engine_prepares_for_what_comes_once_it_is_served_and_whenever_nobod
     engine = ScriptedEngine(lambda request: iter([event("done", "stop")]))
     with running(engine, ServerSettings(sampling=DEFAULTS)) as api:
         assert engine.captured == [DEFAULTS]
+        assert engine.prepared.wait(10), "no agent waits for its tokenizer to be looked at"
         threads = [threading.Thread(target=api.post) for _ in range(2)]
         threads[0].start()
         wait_for(lambda: api.desk.counts() == (1, 0))
